@@ -1,0 +1,293 @@
+/* kt.h - the whole public C API of libkt, the CPU side of kt.
+ *
+ * The Python binding reads this file: plain C declarations, integer #defines and enums only.
+ *
+ * Three ideas carry the library.
+ *  1. A *pool* is a pinned team of threads plus one row of kernels (an ISA), chosen when it is made.
+ *  2. A *weight* is packed once, in one layout that every row reads; a number format is data (kt_format).
+ *  3. A *program* is a list of operations over fixed buffers, recorded once and replayed by one call
+ *     per step: one token (decode) or many (prefill). Nothing is allocated while it runs.
+ *
+ * Conventions: functions that can fail return KT_OK or a negative KT_ERR_*; the handle's _error()
+ * gives one sentence with the offending values, valid until the next call on that handle. create
+ * functions return NULL on failure and write the sentence to `error`. _free(NULL) is fine. The library
+ * never prints, aborts or exits, and holds no mutable global state. Memory the caller passes by
+ * pointer stays the caller's and must outlive the handle it was recorded into.
+ * Not thread-safe per handle; two programs may share a pool, but not run at the same time.
+ */
+#ifndef KT_H
+#define KT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef KT_API
+#define KT_API __attribute__((visibility("default")))
+#endif
+
+#define KT_API_VERSION 1
+#define KT_PAGE_TOKENS 64   /* tokens of one KV page; also where attention partials are cut */
+#define KT_PANEL_ROWS 16    /* output rows of one weight panel: one zmm of int32, one AMX tile */
+
+enum kt_result {
+    KT_OK = 0,
+    KT_ERR_SHAPE = -1,      /* sizes do not fit each other or the format */
+    KT_ERR_RANGE = -2,      /* an index or count lies outside its bounds */
+    KT_ERR_MEMORY = -3,     /* the system gave no memory */
+    KT_ERR_VALUE = -4,      /* NaN or Inf where a finite number is needed */
+    KT_ERR_IO = -5          /* a read failed or came up short */
+};
+
+/* ---- ISA rows ------------------------------------------------------------------------------- */
+
+typedef struct kt_isa_info {
+    const char *name;       /* "avx512bf16", "avx512", "avx2", "portable" */
+    int32_t usable;         /* 1: this CPU has all it needs and the OS saves its registers */
+    char missing[80];       /* what is missing, space separated CPU feature names; "" if usable */
+} kt_isa_info;
+
+/* Fill out[0..min(capacity, n)) with the rows built into this library, best first; return n. */
+KT_API int32_t kt_isa_rows(kt_isa_info *out, int32_t capacity);
+
+/* Cache sizes as CPUID reports them, bytes; 0 = unknown. level 1 (data), 2 or 3. */
+KT_API size_t kt_cache_bytes(int32_t level);
+
+/* ---- pool ----------------------------------------------------------------------------------- */
+
+typedef struct kt_pool kt_pool;
+
+typedef struct kt_pool_options {
+    const char *isa;        /* row to use, or NULL for the best usable one */
+    int32_t n_threads;      /* the caller's thread is one of them; >= 1 */
+    const int32_t *cpus;    /* [n_threads] OS numbers to pin to, or NULL: not pinned */
+    int32_t spin_us;        /* how long an idle worker spins before it sleeps */
+} kt_pool_options;
+
+KT_API kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t error_size);
+KT_API void kt_pool_free(kt_pool *pool);
+KT_API const char *kt_pool_error(const kt_pool *pool);
+KT_API const char *kt_pool_isa(const kt_pool *pool);
+KT_API int32_t kt_pool_threads(const kt_pool *pool);
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+typedef struct kt_arena kt_arena;
+
+/* `size` zeroed bytes, 64-byte aligned at least, on huge pages where the system gives them. */
+KT_API kt_arena *kt_arena_create(size_t size, char *error, size_t error_size);
+KT_API void kt_arena_free(kt_arena *arena);
+KT_API void *kt_arena_data(kt_arena *arena);
+
+/* dst[0..size) = the file's bytes from `offset`; parallel pread. KT_ERR_IO if the file is shorter. */
+KT_API int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void *dst);
+
+/* ---- number formats and packed weights -------------------------------------------------------
+ *
+ * A weight matrix [n, k] (n outputs, k inputs) is padded with zeros to n' (multiple of 16) and k'
+ * (multiple of `step`) and cut into panels of 16 rows. One panel, contiguous, 64-byte aligned:
+ *
+ *     codes    [k'/step][step/g][16][g]     scales  [groups][16], then padding to 64 bytes
+ *
+ *   bits 16: bf16 values,                     g = 2, step = 32, no scales (group 0, KT_SCALE_NONE)
+ *   bits  8: signed codes in -127..127,       g = 4, step = 64
+ *   bits  4: indices 0..15 into codebook,     g = 4, step = 64; the line i (of 8) of a step holds in
+ *            byte [r][j] the index of column 4i+j in its low and of column 32+4i+j in its high nibble
+ *
+ * value = code (or codebook[code]) * scale; one scale per row and per `group` columns, ascending;
+ * group 0 = one scale for the whole row. groups = group ? k' / group : 1; group divides k' after k'
+ * is rounded up to a multiple of max(step, group).
+ * bits 32: f32 values, g = 1, step = 16: for what must stay exact.
+ */
+enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3 };
+
+typedef struct kt_format {
+    int32_t bits;           /* 4, 8, 16 or 32 */
+    int32_t group;          /* columns per scale: 0 (whole row), 32, 64 or 128 */
+    int32_t scale;          /* enum kt_scale_type */
+    int8_t codebook[16];    /* 4 bits only: ascending; linear int4 is -8..7 */
+} kt_format;
+
+/* `count` packed matrices of one shape, one behind the other. */
+typedef struct kt_weight {
+    kt_format format;
+    int64_t n, k, count;
+    const void *data;
+} kt_weight;
+
+/* Bytes of one packed matrix; 0 if the format or the shape is not valid. */
+KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
+
+enum kt_dtype { KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3 };
+
+/* dst[n][k] f32 = src[n][k] of `dtype`, row major. For KT_F8_E4M3, block_scale [ceil(n/128)][ceil(k/128)]
+ * multiplies (checkpoints call it weight_scale_inv); NULL for the other types.
+ * KT_ERR_VALUE if any result is NaN or Inf. */
+KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k,
+                     const float *block_scale, float *dst);
+
+typedef struct kt_pack_error {
+    double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
+    double sum_sq;          /* sum of source^2 */
+} kt_pack_error;
+
+/* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
+ * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
+ * else it is added to. The bytes do not depend on the row, the threads or the machine. */
+KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
+                   int64_t panel_step, void *dst, kt_pack_error *error);
+
+/* dst[n][k] f32 = matrix `index` of w, decoded. */
+KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
+
+/* Random codes and scales, values of rms about 1/sqrt(k), for benchmarks without a checkpoint. */
+KT_API int kt_fill_random(kt_pool *pool, const kt_weight *w, uint64_t seed);
+
+/* ---- program ---------------------------------------------------------------------------------
+ *
+ * Buffers hold f32 rows, one per token of the step (domain KT_ROWS_TOKENS) or one per wanted output
+ * (KT_ROWS_OUTPUTS). A view is a range of columns of a buffer. Each recording function appends one
+ * operation and checks its arguments; operations run in the order they were recorded. T below is the
+ * number of rows of the step in the operation's domain.
+ */
+typedef struct kt_program kt_program;
+
+enum kt_domain { KT_ROWS_TOKENS = 0, KT_ROWS_OUTPUTS = 1 };
+
+typedef struct kt_program_options {
+    int64_t max_tokens;     /* rows of token buffers */
+    int64_t max_outputs;    /* rows of output buffers */
+    int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
+} kt_program_options;
+
+typedef struct kt_view {
+    int32_t buffer;
+    int32_t column;
+    int32_t width;
+} kt_view;
+
+KT_API kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, char *error,
+                                     size_t error_size);
+KT_API void kt_program_free(kt_program *program);
+KT_API const char *kt_program_error(const kt_program *program);
+
+/* A new buffer of `width` columns; its number (>= 0) or KT_ERR_*. */
+KT_API int32_t kt_program_buffer(kt_program *program, int64_t width, int32_t domain);
+/* Where a buffer lies, and its row stride in floats. Valid from kt_program_finish on. */
+KT_API float *kt_program_data(kt_program *program, int32_t buffer, int64_t *stride);
+/* All operations are recorded: reserve buffers and scratch. Bytes reserved in *size if not NULL. */
+KT_API int kt_program_finish(kt_program *program, size_t *size);
+
+/* out[t] = table[ids[t]];  table [vocab][out.width] bf16, row major */
+KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *table, int64_t vocab);
+
+/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32.
+ * out may equal in. */
+KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
+                           const float *gain, float eps);
+
+/* out = in * W^T (+ bias);  W one matrix [out.width, in.width];  bias [out.width] f32 or NULL.
+ * precise: f32 activations whatever the format (the router). */
+KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
+                             const float *bias, int32_t precise);
+
+/* A rotation table: cos and sin of position * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
+ * Returns its number or KT_ERR_*. */
+KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale);
+/* Rotate in place columns [first, first + dim) of each run of head_width columns.
+ * interleaved 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2). */
+KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_t head_width, int64_t first,
+                           int32_t interleaved);
+
+/* Causal attention over the paged cache; the step's own K and V are appended first.
+ * A page holds for this layer, from layer_offset: K [kv_heads][64][head_dim], V [kv_heads][64][head_dim],
+ * bf16 (f32 when exact). q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
+typedef struct kt_gqa {
+    int32_t heads, kv_heads, head_dim;
+    float scale;            /* of the scores, usually 1/sqrt(head_dim) */
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+} kt_gqa;
+KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
+                          const kt_gqa *shape);
+
+/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact).
+ * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
+ * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
+ * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). */
+typedef struct kt_mla {
+    int32_t heads, nope, rope, v, lora;
+    float scale;
+    size_t layer_offset;
+    kt_weight uk_in, uk_out, uv;
+} kt_mla;
+KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
+
+enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1 };
+enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
+
+/* Choose top_k experts per token from logits [T][experts]. score = softmax or sigmoid of the logits;
+ * chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
+ * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
+ * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order. */
+typedef struct kt_router {
+    int32_t experts, top_k, n_group, topk_group;
+    int32_t score, group_score, normalize;
+    float scale;
+    const float *bias;      /* [experts] or NULL */
+} kt_router;
+/* Returns the number of the routing (ids [T][top_k] int32, gate [T][top_k] f32) or KT_ERR_*. */
+KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
+KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, const float **gate);
+
+/* out[t] = sum over k, in slot order, of gate[t][k] * down[id] * swiglu(gate_up[id] * in[t]).
+ * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
+ * down [H, I]. Negative ids: the slot runs elsewhere and is skipped. */
+KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int32_t routing,
+                              const kt_weight *gate_up, const kt_weight *down);
+
+/* out [I] = silu(gate) * up;  in [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
+ * alternate, as the packed gate_up matrix gives them. */
+KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in);
+
+KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
+
+/* Output rows: out[i] = in[first_output + i] */
+KT_API int kt_program_select(kt_program *program, kt_view out, kt_view in);
+
+/* Everything that changes from step to step. */
+typedef struct kt_step {
+    int64_t n_tokens;       /* 1..max_tokens */
+    int64_t start;          /* position of the first token */
+    int64_t first_output;   /* tokens first_output..n_tokens-1 give outputs; n_tokens: none */
+    const int32_t *ids;     /* [n_tokens] */
+    const int32_t *pages;   /* [n_pages] cache page of each run of 64 positions */
+    int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
+    void *cache;            /* [cache_pages][page_bytes] */
+    int64_t cache_pages;
+    size_t page_bytes;
+} kt_step;
+
+/* Run all operations for one step. */
+KT_API int kt_program_run(kt_program *program, const kt_step *step);
+
+/* Nanoseconds spent in each operation since the program was made, in recording order (added up over
+ * steps). Writes at most `capacity` and returns the number of operations. */
+KT_API int32_t kt_program_profile(const kt_program *program, int64_t *nanoseconds, int32_t capacity);
+
+/* ---- ceilings --------------------------------------------------------------------------------- */
+
+enum kt_ceiling { KT_CEILING_READ = 0, KT_CEILING_INT8 = 1, KT_CEILING_BF16 = 2 };
+
+/* The best this pool reaches in a plain loop, per second: bytes read from data[0..size) (READ; several
+ * passes, all threads, disjoint parts), or operations (multiply and add count as two) from registers
+ * (INT8, BF16; data unused). Runs for about `seconds`. */
+KT_API int kt_ceiling(kt_pool *pool, int32_t kind, const void *data, size_t size, double seconds,
+                      double *rate);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

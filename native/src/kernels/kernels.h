@@ -1,0 +1,94 @@
+/* kernels.h - the contract between the drivers (plain C, written once) and the kernels (one body per
+ * lane width, compiled once per ISA row).
+ *
+ * A driver decides who does which panel of which matrix for which tokens; a kernel does it. Kernels
+ * know no threads, allocate nothing and check nothing. For integer formats each output is the same
+ * sequence of float operations in every row, at every token count: groups in ascending k,
+ * acc = fma((float)int32_sum, weight_scale, acc), then acc * x_scale; so rows, thread counts and the
+ * choice between them never change a bit.
+ */
+#ifndef KT_KERNELS_H
+#define KT_KERNELS_H
+
+#include "kt.h"
+
+/* Activation rows as the integer products read them: one scale per token. */
+typedef struct act8 {
+    int8_t *q;              /* [rows][stride], -127..127, zero from k to k' */
+    float *scale;           /* [rows]; amax / 127, 0 for a zero row */
+    int32_t *sum;           /* [rows][stride/32]: sum of q over each 32 columns */
+    int64_t stride;         /* k' : multiple of 128 */
+} act8;
+
+/* y[y_row(t)][r] = sum over k of W[r][k] * x[x_row(t)][k] for panels [first_panel, last_panel) of one
+ * matrix and t in [0, n_tokens). x_row(t) = x_rows ? x_rows[t] : t, likewise y. */
+typedef struct product {
+    const kt_format *format;
+    int64_t n, k;               /* of the matrix, unpadded: rows >= n are computed but not stored */
+    const uint8_t *w;           /* panel 0 */
+    size_t panel_bytes;
+    int64_t first_panel, last_panel;
+    int64_t n_tokens;
+    const act8 *x8;             /* product_int8 */
+    const uint16_t *xh;         /* product_bf16: bf16 rows, zero from k to k' */
+    const float *xf;            /* product_f32: f32 rows; may be read only up to k */
+    int64_t x_stride;           /* elements, of xh or xf */
+    const int32_t *x_rows;
+    float *y;
+    int64_t y_stride;
+    const int32_t *y_rows;
+    const float *bias;          /* [n] or NULL, added last */
+    void *scratch;              /* this thread's, product_scratch_bytes() */
+} product;
+
+/* One block of queries against the keys of one page, flash style: updates running maximum, sum and
+ * weighted values. Query i sees keys [0, limit[i]). K and V may be the same memory (MLA's latent). */
+typedef struct page_attention {
+    int32_t kv_f32;             /* 1: cache holds f32; 0: bf16 */
+    int64_t n_queries, dk, dv;
+    const float *q;             /* [n_queries][q_stride] */
+    int64_t q_stride;
+    const void *k, *v;          /* key j at k + j * k_stride elements */
+    int64_t k_stride, v_stride;
+    const int32_t *limit;       /* [n_queries], 0..64 */
+    float scale;
+    float *max, *sum;           /* [n_queries], start -INF and 0 */
+    float *acc;                 /* [n_queries][acc_stride], start 0; divide by sum at the end */
+    int64_t acc_stride;
+} page_attention;
+
+typedef struct kt_kernels {
+    const char *name;
+    size_t (*product_scratch_bytes)(const kt_format *format, int64_t k);
+    void (*product_int8)(const product *p);     /* 4- and 8-bit weights, int8 activations */
+    void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */
+    void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router */
+    /* q, scale and sum of row `row` from x[0..k) */
+    void (*quantize)(const float *x, int64_t k, const act8 *out, int64_t row);
+    void (*to_bf16)(const float *x, int64_t k, int64_t k_padded, uint16_t *out);   /* round to nearest even */
+    void (*from_bf16)(const uint16_t *x, int64_t k, float *out);
+    void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
+    /* cos, sin [dim/2]; x points at the first rotated column */
+    void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
+    void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
+    void (*add)(const float *a, const float *b, int64_t n, float *out);
+    void (*add_scaled)(const float *x, float weight, int64_t n, float *acc);   /* acc = fma(weight, x, acc) */
+    void (*attend_page)(const page_attention *a);
+    /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
+     * error) and error[1] (sum of squares). Same bytes in every row of the table. */
+    void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, int64_t row,
+                         uint8_t *dst, double error[2]);
+    /* Plain loops for the ceilings; return something that depends on all work done. */
+    uint64_t (*read_bytes)(const void *data, size_t size);
+    uint64_t (*int8_ops)(uint64_t rounds, uint64_t *operations);
+    uint64_t (*bf16_ops)(uint64_t rounds, uint64_t *operations);
+} kt_kernels;
+
+/* The rows built into this library, best first, NULL at the end, and what each needs of the CPU. */
+typedef struct kt_row {
+    const kt_kernels *kernels;
+    uint64_t needs;             /* KT_CPU_* bits, cpu.h */
+} kt_row;
+extern const kt_row kt_rows[];
+
+#endif
