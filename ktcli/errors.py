@@ -1,0 +1,114 @@
+"""What can go wrong, said to the person who can act on it.
+
+Library code raises these and never prints. A message is one sentence with the offending values; `hint`
+is what to do next, a command where there is one. `ktcli.main` turns them into text and an exit code.
+
+    KtError                 1
+    ├── UsageError          2   the command line or a request does not make sense
+    ├── NotFound            3   a model, file or name does not exist
+    ├── NotEnoughMemory     4   the plan needs more bytes than the machine has free
+    ├── NotEnoughDisk       4
+    ├── BadCheckpoint       5   a model's files are damaged, hostile or of an unknown kind
+    │   └── BadPack         5   a converted model's files are
+    ├── HubError            6   a download failed
+    ├── Busy                7   another process holds the lock
+    ├── ContextFull         8   the conversation does not fit the context
+    └── NativeError         9   the native library is missing or refused
+"""
+
+from __future__ import annotations
+
+
+def gib(size_bytes: int | float) -> str:
+    """A size for people: '3.2 GiB', '17 MiB', '512 B'."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
+
+
+class KtError(Exception):
+    """Base of every error that kt reports in one sentence.
+
+    Args:
+        message: one sentence, with the offending values.
+        hint: what to do next; shown on its own line.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(KtError):
+    """The command line or a request does not make sense."""
+
+    exit_code = 2
+
+
+class NotFound(KtError):
+    """A model, file or name does not exist."""
+
+    exit_code = 3
+
+
+class NotEnoughMemory(KtError):
+    """The plan needs more bytes than the machine has free."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, need: int, have: int, *, hint: str = "") -> None:
+        super().__init__(
+            f"{what} needs {gib(need)} of memory, only {gib(have)} is free",
+            hint=hint or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
+        )
+
+
+class NotEnoughDisk(KtError):
+    """A write needs more bytes than the disk has free."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, need: int, have: int, where: str) -> None:
+        super().__init__(
+            f"{what} needs {gib(need)} on disk, only {gib(have)} is free in {where}",
+            hint="free some space (kt list shows sizes, kt rm NAME removes a model) and run the command again",
+        )
+
+
+class BadCheckpoint(KtError):
+    """A model's files are damaged, hostile or of an unknown kind."""
+
+    exit_code = 5
+
+
+class BadPack(BadCheckpoint):
+    """A converted model's files are damaged."""
+
+
+class HubError(KtError):
+    """A download failed."""
+
+    exit_code = 6
+
+
+class Busy(KtError):
+    """Another process holds the lock."""
+
+    exit_code = 7
+
+
+class ContextFull(KtError):
+    """The conversation does not fit the context."""
+
+    exit_code = 8
+
+
+class NativeError(KtError):
+    """The native library is missing or refused an argument."""
+
+    exit_code = 9

@@ -1,0 +1,106 @@
+"""What a forward is made of: the operations every backend offers.
+
+A family's forward is written once, over this protocol. The native backend records the calls into a
+program that C replays; a torch backend executes them. `Value` is whatever a backend passes between
+operations (a view of a program buffer, a torch tensor); the forward only hands it on.
+
+Shapes: T rows of the step (or its outputs after `select`), widths as the tensors give them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from ktcli.layers.tensors import Tensor
+
+Value = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding.
+
+    Attributes:
+        dim: rotated columns per head, even.
+        inv_freq: radians per position of each pair, length dim/2.
+        scale: factor on cos and sin (YaRN's attention factor).
+        interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
+    """
+
+    dim: int
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+    interleaved: bool = False
+
+
+class Score(IntEnum):
+    """Router scores; values of `kt_score`."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+
+
+class GroupScore(IntEnum):
+    """How a group of experts is scored; values of `kt_group_score`."""
+
+    MAX = 0
+    TOP2 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token are chosen; see kt_program_route for the exact rule."""
+
+    experts: int
+    top_k: int
+    score: Score = Score.SOFTMAX
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: GroupScore = GroupScore.MAX
+    normalize: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GqaShape:
+    """Grouped-query attention of one layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class MlaShape:
+    """Multi-head latent attention of one layer: widths per head, and of the latent."""
+
+    heads: int
+    nope: int
+    rope: int
+    v: int
+    lora: int
+    scale: float
+
+
+class Backend(Protocol):
+    """The operations of a forward. `layer` numbers the cached layers from 0."""
+
+    def embed(self, table: Tensor) -> Value: ...
+    def norm(self, x: Value, gain: Tensor, eps: float, *, head_width: int | None = None) -> Value: ...
+    def linear(
+        self, x: Value, weight: Tensor, *, bias: Tensor | None = None, precise: bool = False
+    ) -> Value: ...
+    def split(self, x: Value, *widths: int) -> tuple[Value, ...]: ...
+    def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value: ...
+    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value: ...
+    def mla(
+        self, q: Value, latent: Value, weights: tuple[Tensor, Tensor, Tensor], shape: MlaShape, *, layer: int
+    ) -> Value: ...
+    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value: ...
+    def experts(self, x: Value, routed: Value, gate_up: Tensor, down: Tensor) -> Value: ...
+    def swiglu(self, x: Value, width: int) -> Value: ...
+    def add(self, a: Value, b: Value) -> Value: ...
+    def select(self, x: Value) -> Value: ...
