@@ -1,0 +1,70 @@
+# The commands of a source tree. Everything they install goes into $(VENV); a stamp file there says
+# what is already done, so that a second run starts at once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BENCH  ?= qwen3-30b-a3b --layers 8
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
+NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
+# An editable install keeps the library beside the sources: where it is gone, the stamp lies.
+LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
+
+.PHONY: help chat test bench lint native clean lost
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+chat: $(VENV)/.kt-chat ## install kt into .venv and talk to the built-in model
+	@$(BIN)/kt chat
+
+test: $(VENV)/.kt-test ## everything CI runs: C tests under sanitizers, Python tests
+	@$(BIN)/python -m pytest
+
+bench: $(VENV)/.kt-chat ## measure this machine on random weights: make bench BENCH="NAME --layers N"
+	@$(BIN)/kt bench prefill $(BENCH)
+	@$(BIN)/kt bench decode $(BENCH)
+
+lint: $(VENV)/.kt-test ## ruff and mypy
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+# MAKEFLAGS is emptied because cmake may start a make of its own, which has its own job count. The lock
+# is for two builds at once; where flock is missing there is nothing to lose but that.
+native: $(if $(wildcard $(BIN)/python),,$(VENV)/.kt-test) ## rebuild the library after editing C
+	@mkdir -p build
+	@MAKEFLAGS= $(if $(shell command -v flock),flock build/.lock) sh -ec '\
+	    $(CMAKE) -S native -B build/native -D KT_INPLACE=ON \
+	        -D Python_EXECUTABLE="$(abspath $(BIN)/python)" >build/native.log || { cat build/native.log; exit 1; }; \
+	    $(CMAKE) --build build/native --parallel'
+
+clean: ## remove what was built, and .venv
+	rm -rf .venv build dist ktcli/libkt.so ktcli/_native.py .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- the private environment --------------------------------------------------------------------
+
+$(VENV)/.kt-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "kt needs Python 3.10 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	    { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+	    { echo "kt needs a C compiler; on Debian and Ubuntu: apt install gcc libc6-dev"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) </dev/null
+	@touch $@
+
+# Python files are read from the source tree, so only these are reasons to install again.
+$(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
+	@echo "Installing kt into $(VENV) (only when something changed) ..."
+	@if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; $(PIP) -e ".$$extra" </dev/null
+	@touch $@
+
+$(VENV)/.kt-test: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
+	@echo "Installing kt and its test tools into $(VENV) (only when something changed) ..."
+	@$(PIP) -e '.[test]' </dev/null
+	@touch $@
