@@ -1,0 +1,42 @@
+/* pool.h - what the drivers see of the pool: run a task on the whole team, wait for one another inside
+ * it, share out work by a counter.
+ *
+ * Inside a task every thread goes through the same sequence of barriers and loops; the counters belong
+ * to the team and are zero when a task starts, after a barrier, and after pool_next_loop. So nobody
+ * ever resets one by hand:
+ *
+ *     static void task(void *arg, int thread, int threads) {
+ *         for (int64_t i; (i = pool_take(pool, thread, 1)) < n;)
+ *             work(i);
+ *         pool_barrier(pool, thread);             // all i are done
+ *         for (int64_t j; (j = pool_take(pool, thread, 4)) < m;)
+ *             more(j, min(j + 4, m));             // runs of 4
+ *     }                                           // pool_run returns when all threads are here
+ */
+#ifndef KT_POOL_H
+#define KT_POOL_H
+
+#include "kernels/kernels.h"
+
+#define POOL_LOOPS 32   /* loops between two barriers */
+
+typedef void pool_task(void *arg, int thread, int threads);
+
+/* Run task on all threads of the team, the caller's being number 0; returns when all are done. Not
+ * from inside a task, and by one caller at a time. */
+void pool_run(kt_pool *pool, pool_task *task, void *arg);
+
+/* Inside a task: returns when all threads of the team have arrived. What they wrote before is seen. */
+void pool_barrier(kt_pool *pool, int thread);
+
+/* Inside a task: the first index of the next `run` indices of the current loop, ascending from 0.
+ * The caller compares it with the loop's end; every thread of the loop asks for the same `run`. */
+int64_t pool_take(kt_pool *pool, int thread, int64_t run);
+
+/* Inside a task: start another loop without waiting; at most POOL_LOOPS - 1 times between barriers. */
+void pool_next_loop(kt_pool *pool, int thread);
+
+const kt_kernels *pool_kernels(const kt_pool *pool);
+void pool_set_error(kt_pool *pool, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
