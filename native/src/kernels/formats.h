@@ -1,0 +1,167 @@
+/* formats.h - number formats: where each byte of a packed panel lies, and how a panel is encoded.
+ *
+ * This comment is the specification of the encoder; the Python oracle and every ISA row follow it to
+ * the byte. All arithmetic is IEEE f32, round to nearest even, one rounding per operation written
+ * below (no fused multiply-add), subnormals kept. Layout and decoding are specified in kt.h; here is
+ * what kt.h leaves open:
+ *
+ *   decoded value = (float)code * scale, or (float)codebook[index] * scale: one f32 multiplication
+ *   bf16 scale    the upper half of an f32;  e8m0 scale b: 2^(b-127), except that b = 0 means 0
+ *   bf16(x)       rounds x to nearest even; NaN becomes the quiet NaN 0x7fc0 with x's sign
+ *   columns k..k' and rows n..16*panels are encoded as if the source were 0 there
+ *   bytes of a panel after its last scale are 0
+ *
+ * ENCODING, bits 32 and 16: the value itself, or bf16(value).
+ *
+ * ENCODING, bits 8. For each row and group x[0..g) (g = k' when group is 0):
+ *   1. amax = max |x[j]|.  If amax < 2^-60: scale 0 (all bytes of the scale 0), all codes 0. Done.
+ *   2. s = amax / 127.  scale f32: as it is.  bf16: s = bf16(s).  e8m0: s = the least power of two >= s.
+ *   3. inv = 1 / s;  code[j] = clamp(rint(x[j] * inv), -127, 127);  rint rounds halves to even.
+ *
+ * ENCODING, bits 4. With cb[16] the codebook as floats. For each row and group x[0..g):
+ *   nearest(v) = how many i of 0..14 have v > (cb[i] + cb[i+1]) / 2      (ties go to the lower index)
+ *   1. hi = max x[j], lo = min x[j]; m = hi if hi >= -lo, else lo.
+ *      If |m| < 2^-60: scale 0, every index nearest(0). Done.
+ *   2. Try candidate scales s in the order below. A candidate is skipped if its divisor or s is 0.
+ *      For each: inv = 1 / s;  i[j] = nearest(x[j] * inv);  e[j] = x[j] - cb[i[j]] * s.
+ *   3. Exact candidates (scale f32 and bf16): s = round(m / cb[i]) for i = 0, 1, ... 15, where round is
+ *      the identity or bf16(). The first one with every e[j] == 0 is taken. Done.
+ *   4. Searched candidates:
+ *        scale f32 and bf16: for j = 26, 27, ... 48:  s = round(m / (cb[0] * (j / 32))), then
+ *                                                     s = round(m / (cb[15] * (j / 32)))
+ *        scale e8m0: with p = floor(log2 |m|), L = floor(log2 max(|cb[0]|, |cb[15]|)):
+ *                    s = 2^p, 2^(p-1), ... 2^(p-L), those with exponents in -126..127
+ *      error(s) = total of 16 partial sums, q[c] = q[c] + e[j] * e[j] for j = c, c+16, c+32, ... from 0;
+ *      total: q[c] += q[c+8] for c < 8, then q[c] += q[c+4] for c < 4, q[c] += q[c+2] for c < 2,
+ *      q[0] + q[1].  The candidate with the least error wins, the first of equals. A NaN or infinite
+ *      error never wins; if nothing wins, the group is encoded as in step 1.
+ *
+ * So values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
+ * under 2^-60): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has
+ * error 0. m / cb[0] is negative for positive m: scales carry a sign, which gives int4 its -8 on either
+ * side. The grid of 23 factors reaches within 0.5 % of the error of a search ten times as fine, on
+ * Gaussian, heavy-tailed and outlier weights (relative error at g64: 9.05 against 9.00 % on Gaussian).
+ */
+#ifndef KT_FORMATS_H
+#define KT_FORMATS_H
+
+#include <assert.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kt.h"
+
+#define SEARCH_FIRST 26     /* factors j / 32 of the scale search, see above */
+#define SEARCH_LAST 48
+#define GROUP_TINY 0x1p-60f /* a group below this encodes as zero: its squared errors would underflow */
+
+/* Sizes of one panel of a matrix with k columns. */
+typedef struct layout {
+    int64_t step, g;        /* columns of one step, and columns of one code line */
+    int64_t k_padded;       /* k' */
+    int64_t group, groups;  /* columns per scale (k' if the format says 0), scales per row */
+    size_t step_bytes;      /* codes of one step, 16 rows */
+    size_t scale_offset;    /* where the scales of a panel begin = bytes of its codes */
+    size_t panel_bytes;
+} layout;
+
+static inline int64_t round_up(int64_t value, int64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static inline size_t scale_bytes(int32_t scale)
+{
+    return scale == KT_SCALE_F32 ? 4 : scale == KT_SCALE_BF16 ? 2 : scale == KT_SCALE_E8M0 ? 1 : 0;
+}
+
+static inline int format_is_valid(const kt_format *f)
+{
+    if (f->bits == 16 || f->bits == 32)
+        return f->scale == KT_SCALE_NONE && f->group == 0;
+    if (f->bits != 4 && f->bits != 8)
+        return 0;
+    for (int i = 0; f->bits == 4 && i < 15; i++)
+        if (f->codebook[i] > f->codebook[i + 1])
+            return 0;
+    return scale_bytes(f->scale) && (f->group == 0 || f->group == 32 || f->group == 64 || f->group == 128);
+}
+
+/* The layout of a valid format. */
+static inline layout layout_of(const kt_format *f, int64_t k)
+{
+    layout l;
+    l.g = f->bits == 32 ? 1 : f->bits == 16 ? 2 : 4;
+    l.step = 16 * l.g;
+    l.k_padded = round_up(k, f->group > l.step ? f->group : l.step);
+    l.group = f->group ? f->group : l.k_padded;
+    l.groups = l.k_padded / l.group;
+    l.step_bytes = (size_t)(KT_PANEL_ROWS * l.step * f->bits / 8);
+    l.scale_offset = (size_t)(l.k_padded / l.step) * l.step_bytes;
+    size_t scales = (size_t)l.groups * KT_PANEL_ROWS * scale_bytes(f->scale);
+    l.panel_bytes = (l.scale_offset + scales + 63) / 64 * 64;
+    return l;
+}
+
+static inline uint32_t bits_of_float(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+
+static inline float float_of_bits(uint32_t u)
+{
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+static inline float float_of_bf16(uint16_t h)
+{
+    return float_of_bits((uint32_t)h << 16);
+}
+
+static inline uint16_t bf16_of_float(float x)
+{
+    uint32_t u = bits_of_float(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16 & 0x8000u) | 0x7fc0u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+/* Scale number `index` (group * 16 + row) of the scales at `at`. */
+static inline float scale_load(int32_t scale, const uint8_t *at, int64_t index)
+{
+    uint16_t half;
+    float single;
+    switch (scale) {
+    case KT_SCALE_F32:
+        memcpy(&single, at + 4 * index, 4);
+        return single;
+    case KT_SCALE_BF16:
+        memcpy(&half, at + 2 * index, 2);
+        return float_of_bf16(half);
+    case KT_SCALE_E8M0:
+        return float_of_bits((uint32_t)at[index] << 23);
+    default:
+        return 1.0f;
+    }
+}
+
+/* Store a scale that was already rounded to its type. */
+static inline void scale_store(int32_t scale, float s, uint8_t *at, int64_t index)
+{
+    uint32_t u = bits_of_float(s);
+    uint16_t half = (uint16_t)(u >> 16);
+    if (scale == KT_SCALE_F32)
+        memcpy(at + 4 * index, &u, 4);
+    else if (scale == KT_SCALE_BF16)
+        memcpy(at + 2 * index, &half, 2);
+    else if (scale == KT_SCALE_E8M0)
+        at[index] = (uint8_t)(u >> 23);
+}
+
+#endif
