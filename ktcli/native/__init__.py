@@ -1,0 +1,42 @@
+"""The binding of libkt: the only folder that knows pointers.
+
+It checks dtype, contiguity and alignment, keeps buffers alive while C holds their address, and turns
+result codes into errors. Declarations come from `native/include/kt.h` (compiled into `ktcli/_native.py`).
+Handles free themselves when the last reference goes.
+"""
+
+from ktcli.native.library import (
+    PAGE_TOKENS,
+    PANEL_ROWS,
+    Arena,
+    Ceiling,
+    DType,
+    Format,
+    IsaRow,
+    Scale,
+    Weight,
+    cache_bytes,
+    isa_rows,
+    packed_bytes,
+)
+from ktcli.native.pool import Pool
+from ktcli.native.program import Program, Step, View
+
+__all__ = [
+    "PAGE_TOKENS",
+    "PANEL_ROWS",
+    "Arena",
+    "Ceiling",
+    "DType",
+    "Format",
+    "IsaRow",
+    "Pool",
+    "Program",
+    "Scale",
+    "Step",
+    "View",
+    "Weight",
+    "cache_bytes",
+    "isa_rows",
+    "packed_bytes",
+]

@@ -1,0 +1,180 @@
+"""libkt itself: opened once, its enums, number formats as data, and memory for weights."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import NativeError, NotEnoughMemory
+
+PAGE_TOKENS = 64
+PANEL_ROWS = 16
+ERROR_BYTES = 400
+
+
+class Scale(IntEnum):
+    """How a format stores its scales; values of `kt_scale_type`."""
+
+    NONE = 0
+    F32 = 1
+    BF16 = 2
+    E8M0 = 3
+
+
+class DType(IntEnum):
+    """Element types of checkpoint tensors; values of `kt_dtype`."""
+
+    F32 = 0
+    BF16 = 1
+    F16 = 2
+    F8_E4M3 = 3
+
+
+class Ceiling(IntEnum):
+    """What `Pool.ceiling` measures; values of `kt_ceiling`."""
+
+    READ = 0
+    INT8 = 1
+    BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One number format of packed weights, as data; see kt.h for the layout.
+
+    Attributes:
+        bits: 4, 8, 16 or 32 per code.
+        group: columns per scale; 0 = one scale per row.
+        codebook: 16 ascending values in -127..127 for 4 bits, else empty.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    scale: Scale = Scale.NONE
+    codebook: tuple[int, ...] = ()
+
+
+@cache
+def library() -> tuple[Any, Any]:
+    """(ffi, lib), opened on first use."""
+    try:
+        from ktcli._native import ffi
+    except ImportError as error:
+        raise NativeError(
+            "the native library is not built: ktcli/_native.py is missing",
+            hint="install kt with: pip install .   (or run: make native)",
+        ) from error
+    path = Path(__file__).parent.with_name("libkt.so")
+    override = os.environ.get("KT_LIBRARY")
+    try:
+        lib = ffi.dlopen(override or str(_installed(path)))
+    except OSError as error:
+        raise NativeError(
+            f"the native library cannot be loaded: {error}",
+            hint="kt needs Linux on x86-64; install it again with: pip install .",
+        ) from error
+    return ffi, lib
+
+
+def _installed(beside: Path) -> Path:
+    """libkt.so beside this file, or beside the generated module (editable installs keep it there)."""
+    import ktcli._native as generated
+
+    module = Path(generated.__file__ or beside).with_name("libkt.so")
+    return beside if beside.exists() else module
+
+
+@dataclass(frozen=True, slots=True)
+class IsaRow:
+    """One row of kernels built into the library. `missing` names CPU features, empty if usable."""
+
+    name: str
+    usable: bool
+    missing: str
+
+
+def isa_rows() -> tuple[IsaRow, ...]:
+    """The rows built into the library, best first."""
+    ffi, lib = library()
+    rows = ffi.new("kt_isa_info[16]")
+    n = lib.kt_isa_rows(rows, 16)
+    return tuple(
+        IsaRow(
+            ffi.string(rows[i].name).decode(), bool(rows[i].usable), ffi.string(rows[i].missing).decode()
+        )
+        for i in range(n)
+    )
+
+
+def cache_bytes(level: int) -> int:
+    """Size of the data cache of this level, 0 if unknown."""
+    return int(library()[1].kt_cache_bytes(level))
+
+
+@cache
+def c_format(fmt: Format) -> Any:
+    ffi, _ = library()
+    codebook = list(fmt.codebook) or [0] * 16
+    return ffi.new("kt_format *", (fmt.bits, fmt.group, int(fmt.scale), codebook))
+
+
+def packed_bytes(fmt: Format, n: int, k: int) -> int:
+    """Bytes of one packed matrix [n, k].
+
+    Raises:
+        NativeError: the format cannot hold this shape.
+    """
+    size = int(library()[1].kt_packed_bytes(c_format(fmt), n, k))
+    if size == 0:
+        raise NativeError(f"format {fmt.name} cannot hold a matrix of {n} x {k}")
+    return size
+
+
+class Arena:
+    """Zeroed memory on huge pages where the system gives them.
+
+    Attributes:
+        bytes: the memory as a uint8 array; valid while the arena lives.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        ffi, lib = library()
+        error = ffi.new(f"char[{ERROR_BYTES}]")
+        handle = lib.kt_arena_create(max(size_bytes, 64), error, ERROR_BYTES)
+        if handle == ffi.NULL:
+            raise NotEnoughMemory("an arena", size_bytes, 0, hint=ffi.string(error).decode())
+        self._handle = ffi.gc(handle, lib.kt_arena_free, size_bytes)
+        self.address = int(ffi.cast("uintptr_t", lib.kt_arena_data(handle)))
+        self.size_bytes = size_bytes
+        buffer = ffi.buffer(lib.kt_arena_data(handle), max(size_bytes, 64))
+        self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive."""
+
+    format: Format
+    n: int
+    k: int
+    count: int
+    address: int
+    owner: object
+
+    @property
+    def size_bytes(self) -> int:
+        return packed_bytes(self.format, self.n, self.k) * self.count
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise NativeError(what) unless the condition holds."""
+    if not condition:
+        raise NativeError(what)

@@ -1,0 +1,250 @@
+"""A recorded program: operations over fixed buffers, replayed by one C call per step.
+
+Recording happens once at load; every argument is checked there. A step passes what changes (ids,
+positions, pages) in one struct, allocated once and reused, so that a decode step costs one call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import KtError, NativeError, NotEnoughMemory
+from ktcli.native.library import ERROR_BYTES, PAGE_TOKENS, Arena, Weight, library, require
+from ktcli.native.pool import Pool
+
+F32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Columns [column, column + width) of a program buffer."""
+
+    buffer: int
+    column: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What changes from step to step.
+
+    Attributes:
+        ids: [T] int32 token ids.
+        start: position of the first.
+        pages: int32 cache page of each run of 64 positions.
+        first_output: rows from here on give outputs; T: none.
+    """
+
+    ids: NDArray[np.int32]
+    start: int
+    pages: NDArray[np.int32]
+    first_output: int
+
+
+class Program:
+    """Records operations, then runs them. See kt.h for what each operation computes.
+
+    Args:
+        max_tokens: rows of a step, at most.
+        max_outputs: output rows of a step, at most.
+        exact: f32 activations and f32 KV cache instead of the fast path.
+    """
+
+    def __init__(self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool) -> None:
+        self._ffi, self._lib = library()
+        ffi = self._ffi
+        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, int(exact)))
+        error = ffi.new(f"char[{ERROR_BYTES}]")
+        handle = self._lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
+        if handle == ffi.NULL:
+            raise NativeError(ffi.string(error).decode())
+        self._handle = ffi.gc(handle, self._lib.kt_program_free)
+        self.pool = pool
+        self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
+        self.labels: list[str] = []
+        self._keep: list[Any] = []
+        self._step = ffi.new("kt_step *")
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def buffer(self, width: int, *, outputs: bool = False) -> View:
+        """A new buffer; one row per token, or per wanted output."""
+        number = self._check(self._lib.kt_program_buffer(self._handle, width, int(outputs)))
+        return View(number, 0, width)
+
+    def embed(self, out: View, table: NDArray[np.uint16]) -> None:
+        """`table` [vocab, width] bf16 bits."""
+        require(table.dtype == np.uint16 and table.shape[1] == out.width, "embedding table does not fit")
+        pointer = self._borrow("uint16_t[]", table)
+        self._record("embed", self._lib.kt_program_embed, self._view(out), pointer, table.shape[0])
+
+    def norm(self, out: View, x: View, gain: F32Array, eps: float) -> None:
+        """RMSNorm of each run of len(gain) columns."""
+        pointer = self._borrow("float[]", gain)
+        self._record(
+            "norm", self._lib.kt_program_norm, self._view(out), self._view(x), gain.size, pointer, eps
+        )
+
+    def linear(self, out: View, x: View, weight: Weight, bias: F32Array | None, precise: bool) -> None:
+        bias_pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
+        self._record(
+            "linear",
+            self._lib.kt_program_linear,
+            self._view(out),
+            self._view(x),
+            self._weight(weight),
+            bias_pointer,
+            int(precise),
+        )
+
+    def rope_table(self, inv_freq: F32Array, scale: float) -> int:
+        """A rotation table; returns its number."""
+        pointer = self._borrow("float[]", inv_freq)
+        return self._check(
+            self._lib.kt_program_rope_table(self._handle, 2 * inv_freq.size, pointer, scale)
+        )
+
+    def rope(self, x: View, table: int, head_width: int, first: int, interleaved: bool) -> None:
+        self._record(
+            "rope", self._lib.kt_program_rope, self._view(x), table, head_width, first, int(interleaved)
+        )
+
+    def gqa(self, out: View, q: View, k: View, v: View, shape: tuple[int, int, int, float, int]) -> None:
+        """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page."""
+        views = (self._view(view) for view in (out, q, k, v))
+        self._record("gqa", self._lib.kt_program_gqa, *views, self._ffi.new("kt_gqa *", shape))
+
+    def mla(
+        self,
+        out: View,
+        q: View,
+        latent: View,
+        shape: tuple[int, int, int, int, int, float, int],
+        weights: tuple[Weight, Weight, Weight],
+    ) -> None:
+        """`shape`: heads, nope, rope, v, lora, score scale, layer offset; `weights`: uk_in, uk_out, uv."""
+        packed = tuple(self._weight(weight)[0] for weight in weights)
+        struct = self._ffi.new("kt_mla *", shape + packed)
+        self._record("mla", self._lib.kt_program_mla, *map(self._view, (out, q, latent)), struct)
+
+    def route(
+        self, logits: View, rule: tuple[int, int, int, int, int, int, int, float], bias: F32Array | None
+    ) -> int:
+        """`rule`: experts, top_k, n_group, topk_group, score, group_score, normalize, scale.
+
+        Returns the routing's number.
+        """
+        pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
+        router = self._ffi.new("kt_router *", (*rule, pointer))
+        self.labels.append("route")
+        return self._check(self._lib.kt_program_route(self._handle, self._view(logits), router))
+
+    def experts(self, out: View, x: View, routing: int, gate_up: Weight, down: Weight) -> None:
+        weights = self._weight(gate_up), self._weight(down)
+        self._record("experts", self._lib.kt_program_experts, self._view(out), self._view(x), routing, *weights)
+
+    def swiglu(self, out: View, x: View) -> None:
+        self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x))
+
+    def add(self, out: View, a: View, b: View) -> None:
+        self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
+
+    def select(self, out: View, x: View) -> None:
+        """Copy the rows that are wanted as outputs."""
+        self._record("select", self._lib.kt_program_select, self._view(out), self._view(x))
+
+    def finish(self) -> int:
+        """Reserve buffers and scratch; returns their bytes."""
+        size = self._ffi.new("size_t *")
+        result = self._lib.kt_program_finish(self._handle, size)
+        if result == self._lib.KT_ERR_MEMORY:
+            raise NotEnoughMemory("the program's buffers", int(size[0]), 0)
+        self._check(result)
+        return int(size[0])
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def attach(self, cache: Arena, page_bytes: int) -> None:
+        """Use `cache` as the page pool of the following steps."""
+        self._cache = cache
+        self._step.cache = self._ffi.cast("void *", cache.address)
+        self._step.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
+        self._step.page_bytes = page_bytes
+
+    def run(self, step: Step) -> None:
+        """Run every operation for one step.
+
+        Raises:
+            KtError: an id or page out of range; nothing was computed.
+        """
+        ids, pages = step.ids, step.pages
+        require(ids.dtype == np.int32 and pages.dtype == np.int32, "ids and pages are int32")
+        needed = -(-(step.start + ids.size) // PAGE_TOKENS)
+        require(pages.size >= needed, f"{pages.size} pages for {needed}")
+        c = self._step
+        c.n_tokens, c.start, c.first_output = ids.size, step.start, step.first_output
+        ids_pointer = self._ffi.from_buffer("int32_t[]", ids)
+        pages_pointer = self._ffi.from_buffer("int32_t[]", pages)
+        c.ids, c.pages, c.n_pages = ids_pointer, pages_pointer, pages.size
+        result = self._lib.kt_program_run(self._handle, c)
+        if result < 0:
+            raise KtError(self._error())
+
+    def rows(self, view: View, n: int) -> F32Array:
+        """The first `n` rows of a view, in place: valid until the next run."""
+        stride = self._ffi.new("int64_t *")
+        pointer = self._lib.kt_program_data(self._handle, view.buffer, stride)
+        require(pointer != self._ffi.NULL and 0 < n <= max(self.max_tokens, self.max_outputs), "no such rows")
+        width = int(stride[0])
+        flat = np.frombuffer(self._ffi.buffer(pointer, n * width * 4), dtype=np.float32)
+        return flat.reshape(n, width)[:, view.column : view.column + view.width]
+
+    def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
+        """(ids, gate) [n, top_k] of the last run."""
+        gate = self._ffi.new("const float **")
+        ids = self._lib.kt_program_routing(self._handle, number, gate)
+        require(ids != self._ffi.NULL, "no such routing")
+        shape = (n, top_k)
+        return (
+            np.frombuffer(self._ffi.buffer(ids, n * top_k * 4), dtype=np.int32).reshape(shape),
+            np.frombuffer(self._ffi.buffer(gate[0], n * top_k * 4), dtype=np.float32).reshape(shape),
+        )
+
+    def profile(self) -> list[tuple[str, int]]:
+        """(operation, nanoseconds so far) in recording order."""
+        times = self._ffi.new("int64_t[]", len(self.labels))
+        n = self._lib.kt_program_profile(self._handle, times, len(self.labels))
+        return list(zip(self.labels[:n], times[0:n], strict=False))
+
+    # -- helpers -----------------------------------------------------------------------------------
+
+    def _record(self, label: str, function: Any, *args: Any) -> None:
+        self.labels.append(label)
+        self._check(function(self._handle, *args))
+
+    def _view(self, view: View) -> Any:
+        return self._ffi.new("kt_view *", (view.buffer, view.column, view.width))[0]
+
+    def _weight(self, weight: Weight) -> Any:
+        self._keep.append(weight)
+        return self.pool.c_weight(weight)
+
+    def _borrow(self, ctype: str, array: NDArray[Any]) -> Any:
+        """The array's address, the array kept alive as long as the program."""
+        require(array.flags.c_contiguous, "array is not contiguous")
+        pointer = self._ffi.from_buffer(ctype, array)
+        self._keep.append(pointer)
+        return pointer
+
+    def _check(self, result: int) -> int:
+        if result < 0:
+            raise NativeError(self._error())
+        return result
+
+    def _error(self) -> str:
+        text: bytes = self._ffi.string(self._lib.kt_program_error(self._handle))
+        return text.decode()
