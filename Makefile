@@ -33,11 +33,11 @@ lint: $(VENV)/.kt-test ## ruff and mypy
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-# MAKEFLAGS is emptied because cmake may start a make of its own, which has its own job count. The lock
+# MAKEFLAGS: cmake starts a make of its own, which must not inherit this one. The lock
 # is for two builds at once; where flock is missing there is nothing to lose but that.
 native: $(if $(wildcard $(BIN)/python),,$(VENV)/.kt-test) ## rebuild the library after editing C
 	@mkdir -p build
-	@MAKEFLAGS= $(if $(shell command -v flock),flock build/.lock) sh -ec '\
+	@MAKEFLAGS=--no-print-directory $(if $(shell command -v flock),flock build/.lock) sh -ec '\
 	    $(CMAKE) -S native -B build/native -D KT_INPLACE=ON \
 	        -D Python_EXECUTABLE="$(abspath $(BIN)/python)" >build/native.log || { cat build/native.log; exit 1; }; \
 	    $(CMAKE) --build build/native --parallel'

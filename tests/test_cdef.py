@@ -1,0 +1,74 @@
+"""The reader of kt.h: what it drops, what it keeps, and that it refuses what it cannot follow."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+NATIVE = Path(__file__).resolve().parent.parent / "native"
+
+
+def load_cdef() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cdef", NATIVE / "cdef.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+cdef = load_cdef()
+
+HEADER = r"""
+/* A comment with a # and
+ * #define KT_NOT 1 inside. */
+#ifndef KT_H
+#define KT_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#else
+typedef int kt_plain;
+#endif
+#define KT_API __attribute__((visibility("default")))
+#define KT_COUNT 0x10u
+#define KT_BOTH (KT_COUNT | (1u << 3)) // 24
+#define KT_MINUS -1
+#define KT_SQUARE(x) ((x) * (x))
+static_assert(sizeof(int) == 4, "int (\"four\") bytes)");
+typedef struct kt_x kt_x;
+struct kt_point { int32_t x; } __attribute__((aligned(4)));
+KT_API int kt_do(kt_x *x, const uint16_t *restrict ids,
+                 size_t n);
+#ifdef __cplusplus
+}
+#endif
+#endif
+"""
+
+
+def test_header_becomes_declarations():
+    assert cdef.declarations(HEADER).split("\n") == [
+        "typedef int kt_plain;",
+        "#define KT_COUNT 16",
+        "#define KT_BOTH 24",
+        "#define KT_MINUS -1",
+        "typedef struct kt_x kt_x;",
+        "struct kt_point { int32_t x; } ;",
+        " int kt_do(kt_x *x, const uint16_t *restrict ids,",
+        "                 size_t n);",
+        "",
+    ]
+
+
+def test_unknown_directive_is_refused():
+    with pytest.raises(SyntaxError, match="#if KT_LEVEL > 2"):
+        cdef.declarations("#if KT_LEVEL > 2\n#endif\n")
+
+
+def test_module_is_written_from_the_real_header(tmp_path: Path):
+    target = tmp_path / "_native.py"
+    cdef.main(NATIVE / "include" / "kt.h", target)
+    namespace: dict[str, object] = {}
+    exec(target.read_text(), namespace)
+    assert namespace["ffi"].sizeof("enum kt_result") == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["_native.py"]

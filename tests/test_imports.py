@@ -1,0 +1,172 @@
+"""The picture of the house stays true: imports go down only, and starting kt loads nothing heavy.
+
+The direction is read from the syntax trees, so an import inside a function or under TYPE_CHECKING
+counts like any other. What a command loads is read from the interpreter itself.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ktcli
+
+PACKAGE = Path(ktcli.__file__).parent
+
+# From the bottom up. A part imports parts of lower levels; inside one level only itself, except on
+# the floor. `output` belongs to the commands.
+LEVELS = [
+    {"__init__", "_native", "config", "errors", "native", "resources"},
+    {"layers"},
+    {"models"},
+    {"weights", "planner"},
+    {"engine"},
+    {"chat", "server"},
+    {"commands", "output"},
+    {"main", "__main__"},
+]
+LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+FLOOR = LEVELS[0]
+
+# These two stand beside: they know only the floor, and only these parts know them.
+BESIDE = {
+    "hardware": {"hardware", "planner", "engine", "chat", "server", "commands", "output", "main"},
+    "store": {"store", "engine", "chat", "server", "commands", "output", "main"},
+}
+# The planner says where bytes go, and the number formats say how many there are.
+SIDEWAYS = {("planner", "weights"), ("commands", "output"), ("output", "commands")}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def part_of(module: str) -> str:
+    """`ktcli.layers.moe` -> `layers`; the package itself -> `__init__`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def is_part(module: str) -> bool:
+    return module == "ktcli" or module.startswith("ktcli.")
+
+
+def imported(module: str, *, at_start: bool = False) -> set[str]:
+    """The modules of the package that `module` names in an import.
+
+    Args:
+        at_start: leave out what only runs later or never (functions, TYPE_CHECKING).
+    """
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            # `from ktcli.layers import moe` names a module, `... import Moe` something in one.
+            names.update(
+                full if (full := f"{base}.{alias.name}") in MODULES else base
+                for alias in node.names
+            )
+        for child in ast.iter_child_nodes(node):
+            later = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
+                isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            )
+            if not (at_start and later):
+                visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
+    return {name for name in names if is_part(name)} - {module}
+
+
+def allowed(importer: str, target: str) -> bool:
+    """Whether a module of part `importer` may import one of part `target`."""
+    if importer == target or target in FLOOR:
+        return True
+    if target in BESIDE:
+        return importer in BESIDE[target]
+    if importer in BESIDE:
+        return False
+    return (importer, target) in SIDEWAYS or LEVEL_OF[target] < LEVEL_OF[importer]
+
+
+def test_every_part_has_its_place():
+    parts = {part_of(module) for module in MODULES}
+    assert parts - set(LEVEL_OF) - set(BESIDE) == set()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_go_down(module: str):
+    upward = sorted(t for t in imported(module) if not allowed(part_of(module), part_of(t)))
+    assert upward == [], f"{module} imports from above or from beside"
+
+
+def test_no_module_needs_itself():
+    needs = {module: imported(module, at_start=True) & set(MODULES) for module in MODULES}
+    done: set[str] = set()
+
+    def follow(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail[trail.index(module) :], module))
+        if module not in done:
+            for target in sorted(needs[module]):
+                follow(target, (*trail, module))
+            done.add(module)
+
+    for module in MODULES:
+        follow(module, ())
+
+
+# --- what a command loads -------------------------------------------------------------------------
+
+HEAVY = {"torch", "transformers", "peft", "cpuinfo", "modelscope", "huggingface_hub", "requests"}
+STARTS = [
+    (["--help"], HEAVY | {"numpy", "tokenizers", "jinja2", "prompt_toolkit", "safetensors"}),
+    (["list"], HEAVY | {"tokenizers", "jinja2", "prompt_toolkit"}),
+    (["doctor"], HEAVY | {"tokenizers", "jinja2", "prompt_toolkit"}),
+]
+
+
+def loaded_by(arguments: list[str], home: Path) -> tuple[set[str], int]:
+    """The top-level modules that `kt ARGUMENTS` imports, and its exit code."""
+    script = "from ktcli.main import run; raise SystemExit(run())"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", script, *arguments],
+        env={**os.environ, "KT_HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # A line reads `import time:  self |  cumulative | name`.
+    names = {
+        line.rpartition("|")[2].strip().partition(".")[0]
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    assert "typer" in names, done.stderr
+    return names, done.returncode
+
+
+@pytest.mark.skipif("ktcli.main" not in MODULES, reason="there is no command line in this tree")
+@pytest.mark.parametrize(("arguments", "unwanted"), STARTS, ids=lambda value: str(value)[:12])
+def test_start_loads_nothing_heavy(arguments: list[str], unwanted: set[str], tmp_path: Path):
+    names, code = loaded_by(arguments, tmp_path)
+    # Exit code 2 of `kt doctor` is a verdict on the machine; everything else must succeed.
+    assert code in ({0, 1, 2} if arguments == ["doctor"] else {0})
+    assert names & unwanted == set()

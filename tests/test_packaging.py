@@ -1,0 +1,108 @@
+"""The package as others get it: sdist, wheel out of the sdist, and this (editable) install.
+
+One wheel is built for the whole file, without network or build isolation, and installed into an
+empty folder; a fresh interpreter then imports it from there.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ktcli.resources import data_path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Runs in the interpreter under test; prints nothing and fails with a traceback.
+PROBE = """
+import sys
+from pathlib import Path
+import ktcli
+from ktcli._native import ffi
+from ktcli.resources import data_path
+home = Path(sys.argv[1])
+assert Path(ktcli.__file__).parent == home, ktcli.__file__
+library = ffi.dlopen(str(data_path("libkt.so")))
+assert data_path("libkt.so").parent == home
+assert library.kt_isa_rows(ffi.NULL, 0) >= 1
+assert list(data_path("profiles", "models").glob("*.toml"))
+assert not any(name in sys.modules for name in ("torch", "numpy"))
+"""
+
+
+def run(*command: object, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sdist")
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", out, ROOT, cwd=ROOT)
+    (archive,) = out.iterdir()
+    return archive
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the unpacked sdist: nothing of this tree can slip in."""
+    work = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work, filter="data")
+    (source,) = work.iterdir()
+    out = work / "out"
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", out, source, cwd=work)
+    (archive,) = out.iterdir()
+    return archive
+
+
+def test_sdist_holds_sources_only(sdist: Path):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "LICENSE", "native/include/kt.h", "native/CMakeLists.txt"} <= names
+    assert not [name for name in names if name.endswith((".so", "_native.py", ".pyc"))]
+
+
+def test_wheel_holds_the_product_only(wheel: Path):
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        library = archive.read("ktcli/libkt.so")
+    assert {"ktcli/_native.py", "ktcli/py.typed", "ktcli/resources.py"} <= set(names)
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"ktcli"}
+    assert not [name for name in names if "/recipe/" in name]
+    assert str(ROOT).encode() not in library
+
+
+def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+    run(*pip, "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)
+    # -S: without it the finder of an editable install would win over the path. What kt depends on
+    # then comes by path too.
+    path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
+    run(sys.executable, "-S", "-c", PROBE, target / "ktcli", cwd=tmp_path, PYTHONPATH=path)
+
+
+def test_this_install_works(tmp_path: Path):
+    home = Path(data_path("__init__.py")).parent
+    run(sys.executable, "-c", PROBE, home, cwd=tmp_path)
+
+
+def test_missing_data_is_named():
+    with pytest.raises(FileNotFoundError, match=r"no-such-file.* install ktcli again"):
+        data_path("profiles", "no-such-file")
