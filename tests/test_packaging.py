@@ -17,6 +17,7 @@ import pytest
 from ktcli.resources import data_path
 
 ROOT = Path(__file__).resolve().parent.parent
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 # Runs in the interpreter under test; prints nothing and fails with a traceback.
 PROBE = """
@@ -59,13 +60,9 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the unpacked sdist: nothing of this tree can slip in."""
-    work = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(work, filter="data")
-    (source,) = work.iterdir()
-    out = work / "out"
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", out, source, cwd=work)
+    """Built from the sdist, which pip unpacks elsewhere: nothing of this tree can slip in."""
+    out = tmp_path_factory.mktemp("wheel")
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", out, sdist, cwd=out)
     (archive,) = out.iterdir()
     return archive
 
@@ -90,8 +87,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
 
 def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     target = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
-    run(*pip, "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)
+    run(*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)
     # -S: without it the finder of an editable install would win over the path. What kt depends on
     # then comes by path too.
     path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
