@@ -1,0 +1,5 @@
+"""`python -m ktcli` is `kt`."""
+
+from ktcli.main import run
+
+run()

@@ -1,0 +1,83 @@
+"""Arguments and options that more than one command has, as named types.
+
+    def plan(model: ModelArg, context: ContextOpt = None, json: JsonOpt = False) -> None:
+
+`--json` and `--quiet` set the mode of `out` while the command line is read; a command need not look
+at them, it only has to declare them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.output import Mode, out
+
+
+def _json(value: bool) -> bool:
+    if value:
+        out.mode = Mode.JSON
+    return value
+
+
+def _quiet(value: bool) -> bool:
+    if value and out.mode is Mode.HUMAN:
+        out.mode = Mode.QUIET
+    return value
+
+
+MODEL_HELP = "Short name (kt list --all), org/repo[@revision], hf:… or ms:…, or a local folder."
+
+ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+OptionalModelArg = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)]
+
+JsonOpt = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON document on stdout.", callback=_json, is_eager=True
+    ),
+]
+QuietOpt = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="Print only results and errors.", callback=_quiet, is_eager=True
+    ),
+]
+YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ThreadsOpt = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, help="CPU threads. Default: one per physical core."),
+]
+ContextOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        "-c",
+        min=1,
+        help="Positions to reserve. Default: what fits, up to the model's.",
+    ),
+]
+ExpertsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--experts",
+        metavar="FORMAT",
+        help="Number format of the routed experts, e.g. int4, int8, bf16.",
+    ),
+]
+DenseOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--dense", metavar="FORMAT", help="Number format of everything dense, e.g. int8, bf16."
+    ),
+]
+MachineOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--machine",
+        metavar="FILE",
+        help="Plan for the machine this file describes, not for this one.",
+    ),
+]

@@ -1,0 +1,128 @@
+"""What the environment says (library folder, forced ISA row, thread count), and the file lock.
+
+Every variable is read when it is asked for, so that a test or a user can change it; a value that
+makes no sense is an error that names the variable, never a silent default.
+
+    KT_HOME      folder of the library; default: $XDG_DATA_HOME/kt, else ~/.local/share/kt
+    KT_ISA       row of kernels to use instead of the best one
+    KT_THREADS   threads to use instead of one per physical core
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ktcli.errors import Busy, KtError, UsageError
+
+
+def home() -> Path:
+    """The library folder, absolute; it need not exist yet.
+
+    Raises:
+        UsageError: KT_HOME names something that is not a folder.
+    """
+    given = os.environ.get("KT_HOME")
+    if given:
+        path = Path(given).expanduser().absolute()
+        variable = "KT_HOME"
+    else:
+        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+        path = Path(base).expanduser().absolute() / "kt"
+        variable = "the library folder"
+    try:
+        wrong = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise UsageError(f"{variable} cannot be read: {path}: {error.strerror}") from error
+    if wrong:
+        raise UsageError(
+            f"{variable} is {path}, which is a file, not a folder",
+            hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
+        )
+    return path
+
+
+def make_folder(path: Path) -> Path:
+    """`path`, created with its parents.
+
+    Raises:
+        KtError: it cannot be created or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KtError(
+            f"cannot create the folder {path}: {error.strerror}",
+            hint="set KT_HOME to a folder you can write, for example: export KT_HOME=~/kt",
+        ) from error
+    return path
+
+
+def forced_isa() -> str | None:
+    """The row that KT_ISA forces, None if unset; the native library checks the name."""
+    return os.environ.get("KT_ISA", "").strip() or None
+
+
+def forced_threads() -> int | None:
+    """The thread count of KT_THREADS, None if unset.
+
+    Raises:
+        UsageError: not a whole number above zero.
+    """
+    text = os.environ.get("KT_THREADS", "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= 4096:
+        raise UsageError(
+            f"KT_THREADS is {text!r}, which is not a whole number from 1 to 4096",
+            hint="unset KT_THREADS to use one thread per physical core",
+        )
+    return int(text)
+
+
+@contextlib.contextmanager
+def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
+
+    Args:
+        path: the lock file, created if needed and left in place.
+        what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
+        wait_s: how long to try before giving up.
+    Raises:
+        Busy: another process holds it; the sentence says which.
+    """
+    make_folder(path.parent)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
+    try:
+        _acquire(fd, what, time.monotonic() + wait_s)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()} {what}\n".encode(), 0)
+        yield
+        os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def _acquire(fd: int, what: str, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                pid, _, doing = (
+                    os.pread(fd, 300, 0).decode("utf-8", "replace").strip().partition(" ")
+                )
+                holder = f"process {pid} ({doing})" if pid else "another process"
+                raise Busy(
+                    f"cannot start {what}: {holder} holds the lock",
+                    hint="wait until it ends, or stop it; nothing it finished is lost",
+                ) from None
+            time.sleep(0.05)

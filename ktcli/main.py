@@ -1,0 +1,237 @@
+"""The program `kt`: which commands there are, and how every way of failing ends.
+
+Commands are rows of one table and are imported only when they run, so that `kt --help` costs
+nothing. A row names a function with typed parameters (its docstring is the help text), or a
+`typer.Typer` for a family of verbs. All errors end here: `KtError` becomes one sentence, a hint and
+its exit code; Ctrl-C ends with 130; a closed pipe ends quietly; anything else is our mistake, said
+in one sentence, with exit code 70 (the traceback appears under KT_DEBUG=1).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ktcli import __version__
+from ktcli.errors import KtError, UsageError
+from ktcli.output import Mode, out
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One command: where its code is, its line in `kt --help`, and the heading it stands under."""
+
+    target: str  # "module:function"
+    summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
+    heading: str = ""
+
+
+# In the order in which somebody new meets them.
+COMMANDS: dict[str, Row] = {
+    "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start"),
+    "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
+    "plan": Row(
+        "ktcli.commands.plan:plan", "Show where a model would go and how fast it would be.", "Start"
+    ),
+    "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
+    "convert": Row(
+        "ktcli.commands.convert:convert", "Convert a checkpoint into fast files.", "Models"
+    ),
+    "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
+    "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),
+    "verify": Row(
+        "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
+    ),
+    "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "bench": Row(
+        "ktcli.commands.bench:app", "Measure speed, without a download if need be.", "Measure"
+    ),
+    "logits": Row("ktcli.commands.logits:logits"),
+    "names": Row("ktcli.commands.names:names"),
+}
+
+EXAMPLES = """\
+Examples:
+  kt chat                          talk to the small built-in model
+  kt doctor                        what this machine can run
+  kt plan qwen3-30b-a3b            will it fit, how fast will it be
+  kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
+"""
+
+
+def load(name: str) -> Any:
+    """The click command of one row."""
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        app = target
+        app.info.context_settings = _CONTEXT
+    else:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
+        app.command(name, context_settings=_CONTEXT)(target)
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+_CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class Commands(TyperGroup):
+    """The table as a group of commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, row in COMMANDS.items() if row.summary]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise UsageError(f"there is no command {name!r}", hint=_nearest(name))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        heading = ""
+        width = max(map(len, COMMANDS)) + 2
+        for name, row in COMMANDS.items():
+            if not row.summary:
+                continue
+            if row.heading != heading:
+                heading = row.heading
+                formatter.write(f"\n{heading}:\n")
+            formatter.write(f"  {name:<{width}}{row.summary}\n")
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(f"\n{EXAMPLES}")
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [n for n, row in COMMANDS.items() if row.summary], n=1)
+    return f"did you mean: kt {near[0]}" if near else "kt --help lists the commands"
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.result({"version": __version__}, f"kt {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=Commands, add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT,
+    invoke_without_command=True,
+)  # fmt: skip
+
+
+@app.callback()
+def kt(
+    ctx: typer.Context,
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Talk to Mixture-of-Experts models far larger than your VRAM, on one machine."""
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    options = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    # Errors in the command line itself come before the option is read.
+    out.mode = Mode.JSON if "--json" in options else Mode.HUMAN
+    try:
+        return _invoke(list(arguments))
+    except KtError as error:
+        return _fail(error)
+    except typer.Exit as done:
+        return done.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("\ninterrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader is gone: keep the interpreter from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except MemoryError:
+        return _fail(
+            KtError("the system has no memory left", hint="kt plan MODEL shows what a model needs")
+        )
+    except Exception as error:
+        return _internal(error)
+
+
+def _invoke(arguments: list[str]) -> int:
+    group = typer.main.get_command(app)
+    # typer brings click under one of two names; the base of its errors is found from a public one.
+    click_error = _base_of(typer.BadParameter, "ClickException")
+    try:
+        with group.make_context("kt", arguments) as context:
+            group.invoke(context)
+            return 0
+    except click_error as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "kt")
+        sentence = str(error.format_message()).rstrip(".")
+        raise UsageError(
+            sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
+        ) from None
+
+
+def _base_of(kind: type, name: str) -> Any:
+    return next(base for base in kind.__mro__ if base.__name__ == name)
+
+
+def _fail(error: KtError) -> int:
+    if os.environ.get("KT_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    out.error(error)
+    return error.exit_code
+
+
+def _internal(error: Exception) -> int:
+    """An exception nobody expected: our mistake, or the system's."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        said = KtError(f"{where}{error.strerror}")
+    else:
+        first = (str(error).splitlines() or [""])[0][:300]
+        said = KtError(
+            f"kt made a mistake ({type(error).__name__}: {first})",
+            hint="run it again with KT_DEBUG=1 for the traceback, and report both",
+        )
+        said.exit_code = EXIT_INTERNAL
+    if os.environ.get("KT_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    out.error(said)
+    return said.exit_code
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    code = main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run()

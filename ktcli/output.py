@@ -1,0 +1,247 @@
+"""The one object that writes to the terminal: it knows the mode and which stream is for what.
+
+Results go to stdout, everything else (notes, warnings, errors, progress) to stderr. There are three
+modes: *human*; *json*, where stdout carries exactly one document; *quiet*, where only results and
+errors are printed. Colour and progress bars appear only on a terminal. Nothing printed here is ever
+read as markup, and control characters in foreign text (file names, repository ids) are made
+visible.
+
+    out.result(document, text)     the answer of a command: a dict for --json, a string for people
+    out.note("converting layer 3") stderr, people only
+    out.warn("...")                stderr, always
+    with out.progress("Pulling", total_bytes) as bar: bar.advance(n)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, TextIO
+
+from ktcli.errors import KtError, UsageError
+
+
+class Mode(Enum):
+    """How much is printed and in which form."""
+
+    HUMAN = "human"
+    JSON = "json"
+    QUIET = "quiet"
+
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def safe(text: object) -> str:
+    """`text` on one line, control characters made visible: for names that come from elsewhere."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in str(text)
+    )
+
+
+def table(
+    rows: Iterable[Sequence[str]], head: Sequence[str] = (), *, right: Sequence[int] = ()
+) -> str:
+    """Aligned columns, two spaces apart, no rules; `right` lists right-aligned columns."""
+    body = [[safe(cell) for cell in row] for row in rows]
+    lines = [list(head), *body] if head else body
+    if not lines:
+        return ""
+    widths = [
+        max(len(line[i]) for line in lines if i < len(line)) for i in range(max(map(len, lines)))
+    ]
+
+    def cell(i: int, text: str) -> str:
+        return text.rjust(widths[i]) if i in right else text.ljust(widths[i])
+
+    return "\n".join(
+        "  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines
+    )
+
+
+class Progress:
+    """A progress bar with rate and time left; does nothing where there is no terminal.
+
+    Used as a context manager; `advance` may be called from other threads.
+    """
+
+    def __init__(self, title: str, total: int | None, unit: str, visible: bool) -> None:
+        self._title, self._total, self._unit, self._visible = title, total, unit, visible
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._visible:
+            self._bar = _rich_bar(self._unit)
+            self._task = self._bar.add_task(safe(self._title), total=self._total)
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, amount: int = 1) -> None:
+        """`amount` more is done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, amount)
+
+    def update(
+        self, *, done: int | None = None, total: int | None = None, title: str | None = None
+    ) -> None:
+        """Set what is known now; None leaves a value as it is."""
+        if self._bar is not None:
+            given = {
+                "completed": done,
+                "total": total,
+                "description": None if title is None else safe(title),
+            }
+            self._bar.update(
+                self._task, **{key: value for key, value in given.items() if value is not None}
+            )
+
+
+def _rich_bar(unit: str) -> Any:
+    """A rich progress bar on stderr; `unit` "B" shows bytes, anything else counts."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    title = TextColumn("{task.description}", markup=False)
+    amounts: list[Any] = (
+        [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+        if unit == "B"
+        else [MofNCompleteColumn()]
+    )
+    columns = [title, BarColumn(None), TaskProgressColumn(), *amounts, TimeRemainingColumn(True)]
+    return Progress(*columns, console=Console(file=sys.stderr), expand=True)
+
+
+class Output:
+    """Writes to the terminal. There is one, `out`; commands use it, library code never does."""
+
+    def __init__(self) -> None:
+        self.mode = Mode.HUMAN
+
+    # --- results: stdout ----------------------------------------------------------------------
+
+    def result(self, document: Any, text: str | Callable[[], str]) -> None:
+        """The answer of a command: `document` with --json, else `text` (or what it returns)."""
+        if self.mode is Mode.JSON:
+            json.dump(document, sys.stdout, indent=2, ensure_ascii=False, default=_plain)
+            sys.stdout.write("\n")
+        else:
+            words = text if isinstance(text, str) else text()
+            if words:
+                sys.stdout.write(words.rstrip("\n") + "\n")
+        sys.stdout.flush()
+
+    def stream(self, text: str) -> None:
+        """A piece of an answer as it comes, exactly as it is; nothing with --json."""
+        if self.mode is not Mode.JSON:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    # --- everything else: stderr --------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """What is happening, for people."""
+        if self.mode is Mode.HUMAN:
+            _say(sys.stderr, text)
+
+    def warn(self, text: str, *, hint: str = "") -> None:
+        """Something the user should know although the command goes on."""
+        _say(sys.stderr, f"{self.style('warning:', 'yellow', sys.stderr)} {text}")
+        if hint:
+            _say(sys.stderr, f"  {hint}")
+
+    def error(self, error: KtError) -> None:
+        """One sentence and what to do next; with --json also a document on stdout."""
+        _say(sys.stderr, f"{self.style('error:', 'red', sys.stderr)} {error}")
+        if error.hint:
+            _say(sys.stderr, f"  {error.hint}")
+        if self.mode is Mode.JSON:
+            kind = type(error).__name__
+            self.result(
+                {
+                    "error": {
+                        "type": kind,
+                        "message": str(error),
+                        "hint": error.hint,
+                        "exit_code": error.exit_code,
+                    }
+                },
+                "",
+            )
+
+    def progress(self, title: str, total: int | None = None, *, unit: str = "B") -> Progress:
+        """A progress bar on stderr: `unit` "B" for bytes, else a word for what is counted."""
+        return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty())
+
+    # --- questions ----------------------------------------------------------------------------
+
+    def confirm(self, question: str, *, flag: str = "--yes") -> bool:
+        """Ask yes or no on the terminal; the default is no.
+
+        Raises:
+            UsageError: there is no terminal to ask on; the sentence names the flag twin.
+        """
+        if self.mode is not Mode.HUMAN or not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(
+                f"{question} There is no terminal to ask on", hint=f"say yes with {flag}"
+            )
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer:
+            _say(sys.stderr, "")
+        return answer.strip().lower() in ("y", "yes")
+
+    # --- colour -------------------------------------------------------------------------------
+
+    def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
+        """`text` in a style, where `stream` (stdout) is a terminal that wants colour."""
+        target = sys.stdout if stream is None else stream
+        wanted = (
+            target.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        return (
+            f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wanted and self.mode is Mode.HUMAN else text
+        )
+
+
+def _say(stream: TextIO, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def _plain(value: object) -> object:
+    """What json cannot write by itself: paths, enums, sets, numpy scalars."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
+
+
+out = Output()
