@@ -86,21 +86,49 @@ class MlaShape:
 
 
 class Backend(Protocol):
-    """The operations of a forward. `layer` numbers the cached layers from 0."""
+    """The operations of a forward. `layer` numbers the cached layers from 0.
 
-    def embed(self, table: Tensor) -> Value: ...
-    def norm(self, x: Value, gain: Tensor, eps: float, *, head_width: int | None = None) -> Value: ...
+    An operation marked "consumes x" may overwrite x: use only its result afterwards.
+    """
+
+    def embed(self, table: Tensor) -> Value:
+        """The step's ids -> [T, hidden]."""
+
+    def norm(
+        self, x: Value, gain: Tensor, eps: float, *, head_width: int | None = None, columns: int | None = None
+    ) -> Value:
+        """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the
+        rest passing through. The last two consume x."""
+
     def linear(
         self, x: Value, weight: Tensor, *, bias: Tensor | None = None, precise: bool = False
-    ) -> Value: ...
-    def split(self, x: Value, *widths: int) -> tuple[Value, ...]: ...
-    def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value: ...
-    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value: ...
+    ) -> Value:
+        """x W^T + bias; `precise` keeps f32 activations whatever the format."""
+
+    def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
+        """Views of consecutive columns."""
+
+    def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value:
+        """Rotate columns [first, first + dim) of each run of `head_width`; consumes x."""
+
+    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value:
+        """Append k and v to the cache, attend causally -> [T, heads * head_dim]."""
+
     def mla(
         self, q: Value, latent: Value, weights: tuple[Tensor, Tensor, Tensor], shape: MlaShape, *, layer: int
-    ) -> Value: ...
-    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value: ...
-    def experts(self, x: Value, routed: Value, gate_up: Tensor, down: Tensor) -> Value: ...
-    def swiglu(self, x: Value, width: int) -> Value: ...
+    ) -> Value:
+        """Append the latent [T, lora + rope], attend -> [T, heads * v]. Weights: uk_in, uk_out, uv."""
+
+    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value:
+        """Choose experts per token -> a routing, for `experts`."""
+
+    def experts(self, x: Value, routed: Value, gate_up: Tensor, down: Tensor) -> Value:
+        """Weighted sum of the chosen experts -> [T, hidden]."""
+
+    def swiglu(self, x: Value, width: int) -> Value:
+        """silu(gate) * up of alternating runs of 16 -> [T, width]."""
+
     def add(self, a: Value, b: Value) -> Value: ...
-    def select(self, x: Value) -> Value: ...
+
+    def select(self, x: Value) -> Value:
+        """The rows that are wanted as outputs -> [outputs, hidden]."""

@@ -7,10 +7,14 @@ the tensors, so that nothing is counted twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from ktcli.layers.backend import Backend, Value
+from ktcli.layers.decoder import Decoder
+from ktcli.layers.mlp import SparseMlp
 from ktcli.layers.tensors import Tensor
+from ktcli.models.config import MAX_VOCAB, Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +22,14 @@ class Spec:
     """The shape of one model.
 
     Attributes:
-        family: name of the family file, e.g. "deepseek_v3".
+        family: name of the family file, e.g. "deepseek".
         hidden: width of the residual stream.
         layers: decoder layers (a multi-token-prediction layer is not one).
         moe_layers: those of them with routed experts.
         vocab: rows of the embedding.
         context: positions the model was made for.
         kv_elements: cached elements per token and layer (GQA: K and V; MLA: latent and rope).
-        attention_ops: multiply-adds x 2 per token, layer and cached position, as decode computes them.
+        attention_ops: operations (a multiply-add is two) per token, layer and cached position at decode.
         experts, top_k, expert_width: of a MoE layer; 0 for a dense model.
     """
 
@@ -54,3 +58,52 @@ class Model(Protocol):
 
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
+
+
+@dataclass(frozen=True)
+class DecoderModel:
+    """A `Model` made of a decoder: all families so far.
+
+    Attributes:
+        context: positions the model was made for.
+    """
+
+    family: str
+    decoder: Decoder
+    context: int
+
+    @cached_property
+    def spec(self) -> Spec:
+        layers = self.decoder.layers
+        sparse = [layer.mlp for layer in layers if isinstance(layer.mlp, SparseMlp)]
+        return Spec(
+            family=self.family,
+            hidden=self.decoder.hidden,
+            layers=len(layers),
+            moe_layers=len(sparse),
+            vocab=self.decoder.vocab,
+            context=self.context,
+            kv_elements=layers[0].attention.kv_elements,
+            attention_ops=layers[0].attention.ops_per_position,
+            experts=sparse[0].routing.experts if sparse else 0,
+            top_k=sparse[0].routing.top_k if sparse else 0,
+            expert_width=sparse[0].width if sparse else 0,
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.decoder.tensors
+
+    def forward(self, b: Backend) -> Value:
+        return self.decoder.forward(b)
+
+
+def read_decoder(f: Fields) -> Decoder:
+    """The parts of a config that every decoder has; layers still empty."""
+    return Decoder(
+        hidden=f.int("hidden_size"),
+        vocab=f.int("vocab_size", high=MAX_VOCAB),
+        eps=f.float("rms_norm_eps", high=1.0, default=1e-6),
+        layers=(),
+        tied=f.bool("tie_word_embeddings", False),
+    )

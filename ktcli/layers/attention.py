@@ -1,0 +1,249 @@
+"""The two attentions: grouped-query (Qwen, Llama …) and multi-head latent (DeepSeek).
+
+Projections that read the same input are stored as one matrix: one quantisation of the input and one
+barrier instead of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.tensors import F32Array, Role, Tensor
+
+
+@dataclass(frozen=True)
+class GroupedQueryAttention:
+    """Attention whose query heads share key/value heads.
+
+    Attributes:
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.3.self_attn".
+        qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
+        bias: on q, k, v and o.
+    """
+
+    layer: int
+    source: str
+    hidden: int
+    shape: GqaShape
+    rope: Rope
+    eps: float
+    qk_norm: bool
+    bias: bool
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        d = self.shape.head_dim
+        return self.shape.heads * d, self.shape.kv_heads * d, self.shape.kv_heads * d
+
+    @cached_property
+    def qkv(self) -> Tensor:
+        pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
+        return _matrix(self, "qkv", pieces, self.hidden)
+
+    @cached_property
+    def o(self) -> Tensor:
+        return _matrix(self, "o", (("o_proj.weight", self.hidden),), self._widths[0])
+
+    @cached_property
+    def qkv_bias(self) -> Tensor | None:
+        pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
+        return _vector(self, "qkv_bias", pieces) if self.bias else None
+
+    @cached_property
+    def o_bias(self) -> Tensor | None:
+        return _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.bias else None
+
+    @cached_property
+    def head_norms(self) -> tuple[Tensor, ...]:
+        d = self.shape.head_dim
+        names = ("q_norm", "k_norm") if self.qk_norm else ()
+        return tuple(_vector(self, name, ((f"{name}.weight", d),)) for name in names)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        optional = (self.qkv_bias, self.o_bias)
+        return (self.qkv, self.o, *self.head_norms, *(t for t in optional if t is not None))
+
+    @property
+    def kv_elements(self) -> int:
+        return 2 * self.shape.kv_heads * self.shape.head_dim
+
+    @property
+    def ops_per_position(self) -> int:
+        """Of one token against one cached position: scores and values, multiply and add."""
+        return 4 * self.shape.heads * self.shape.head_dim
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        d = self.shape.head_dim
+        q, k, v = b.split(b.linear(x, self.qkv, bias=self.qkv_bias), *self._widths)
+        if self.head_norms:
+            q = b.norm(q, self.head_norms[0], self.eps, head_width=d)
+            k = b.norm(k, self.head_norms[1], self.eps, head_width=d)
+        q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer)  # [T, heads * d]
+        return b.linear(mixed, self.o, bias=self.o_bias)
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention over a cached latent (MLA). Source: DeepSeek-V2 report, section 2.1.
+
+    kv_b is split per head into W_UK and W_UV. Decode multiplies q by W_UK ("absorbed"), so that scores
+    and values are taken on the latent itself; prefill expands keys and values from it.
+
+    Attributes:
+        q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
+    """
+
+    layer: int
+    source: str
+    hidden: int
+    q_lora: int
+    shape: MlaShape
+    rope: Rope
+    bias: bool
+
+    # The two inner norms take this epsilon whatever the config says, as the reference does.
+    INNER_EPS = 1e-6
+
+    @property
+    def _q_width(self) -> int:
+        return self.shape.heads * (self.shape.nope + self.shape.rope)
+
+    @property
+    def _latent_width(self) -> int:
+        return self.shape.lora + self.shape.rope
+
+    @property
+    def _a_pieces(self) -> tuple[tuple[str, int], ...]:
+        q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
+        return q, ("kv_a_proj_with_mqa", self._latent_width)
+
+    @cached_property
+    def qkv_a(self) -> Tensor:
+        pieces = tuple((f"{name}.weight", width) for name, width in self._a_pieces)
+        return _matrix(self, "qkv_a", pieces, self.hidden)
+
+    @cached_property
+    def qkv_a_bias(self) -> Tensor | None:
+        """Only with a query latent: the reference gives a direct q projection no bias."""
+        if not (self.bias and self.q_lora):
+            return None
+        return _vector(self, "qkv_a_bias", tuple((f"{name}.bias", width) for name, width in self._a_pieces))
+
+    @cached_property
+    def q_a_norm(self) -> Tensor:
+        return _vector(self, "q_a_norm", (("q_a_layernorm.weight", self.q_lora),))
+
+    @cached_property
+    def q_b(self) -> Tensor:
+        return _matrix(self, "q_b", (("q_b_proj.weight", self._q_width),), self.q_lora)
+
+    @cached_property
+    def kv_a_norm(self) -> Tensor:
+        return _vector(self, "kv_a_norm", (("kv_a_layernorm.weight", self.shape.lora),))
+
+    @cached_property
+    def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
+        s = self.shape
+        cut = {
+            "uk_in": (s.lora, s.nope, partial(_head_rows, s, first=0, count=s.nope, transpose=True)),
+            "uk_out": (s.nope, s.lora, partial(_head_rows, s, first=0, count=s.nope, transpose=False)),
+            "uv": (s.v, s.lora, partial(_head_rows, s, first=s.nope, count=s.v, transpose=False)),
+        }
+        made = tuple(
+            Tensor(
+                f"layers.{self.layer}.attn.{name}",
+                n,
+                k,
+                Role.KEPT,
+                (f"{self.source}.kv_b_proj.weight",),
+                count=s.heads,
+                join=join,
+                source_shapes=((s.heads * (s.nope + s.v), s.lora),),
+                layer=self.layer,
+            )
+            for name, (n, k, join) in cut.items()
+        )
+        return made[0], made[1], made[2]
+
+    @cached_property
+    def o(self) -> Tensor:
+        return _matrix(self, "o", (("o_proj.weight", self.hidden),), self.shape.heads * self.shape.v)
+
+    @cached_property
+    def o_bias(self) -> Tensor | None:
+        return _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.bias else None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        query = (self.q_a_norm, self.q_b) if self.q_lora else ()
+        optional = (self.qkv_a_bias, self.o_bias)
+        return (self.qkv_a, *query, self.kv_a_norm, *self.kv_b, self.o, *(t for t in optional if t is not None))
+
+    @property
+    def kv_elements(self) -> int:
+        return self._latent_width
+
+    @property
+    def ops_per_position(self) -> int:
+        """Of one token against one cached position, absorbed."""
+        return 2 * self.shape.heads * (self._latent_width + self.shape.lora)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        s = self.shape
+        a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
+        q, latent = b.split(a, self.q_lora or self._q_width, self._latent_width)
+        if self.q_lora:
+            q = b.linear(b.norm(q, self.q_a_norm, self.INNER_EPS), self.q_b)
+        q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
+        latent = b.norm(latent, self.kv_a_norm, self.INNER_EPS, columns=s.lora)
+        latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
+        mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer)  # [T, heads * v]
+        return b.linear(mixed, self.o, bias=self.o_bias)
+
+
+Attention = GroupedQueryAttention | LatentAttention
+
+
+def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:
+    """Rows of the named projections, one behind the other."""
+    return Tensor(
+        f"layers.{part.layer}.attn.{name}",
+        sum(rows for _, rows in pieces),
+        k,
+        Role.DENSE,
+        tuple(f"{part.source}.{source}" for source, _ in pieces),
+        source_shapes=tuple((rows, k) for _, rows in pieces),
+        layer=part.layer,
+    )
+
+
+def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> Tensor:
+    return Tensor(
+        f"layers.{part.layer}.attn.{name}",
+        1,
+        sum(length for _, length in pieces),
+        Role.VECTOR,
+        tuple(f"{part.source}.{source}" for source, _ in pieces),
+        source_shapes=tuple((length,) for _, length in pieces),
+        layer=part.layer,
+    )
+
+
+def _head_rows(
+    shape: MlaShape, arrays: Sequence[F32Array], head: int, *, first: int, count: int, transpose: bool
+) -> F32Array:
+    """Rows [first, first + count) of one head of kv_b [heads * (nope + v), lora]."""
+    start = head * (shape.nope + shape.v) + first
+    rows = arrays[0][start : start + count]
+    return np.ascontiguousarray(rows.T if transpose else rows)

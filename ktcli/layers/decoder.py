@@ -1,0 +1,97 @@
+"""The decoder that every family shares: embedding, layers of attention and MLP, norm, head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.layers.attention import Attention
+from ktcli.layers.backend import Backend, Value
+from ktcli.layers.mlp import Mlp
+from ktcli.layers.tensors import Role, Tensor
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Attributes:
+        source: checkpoint prefix, e.g. "model.layers.3".
+    """
+
+    layer: int
+    source: str
+    hidden: int
+    eps: float
+    attention: Attention
+    mlp: Mlp
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        return (
+            self._norm("attn_norm", "input_layernorm"),
+            self._norm("mlp_norm", "post_attention_layernorm"),
+        )
+
+    def _norm(self, name: str, source: str) -> Tensor:
+        return Tensor(
+            f"layers.{self.layer}.{name}",
+            1,
+            self.hidden,
+            Role.VECTOR,
+            (f"{self.source}.{source}.weight",),
+            source_shapes=((self.hidden,),),
+            layer=self.layer,
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.mlp.tensors, *self.attention.tensors, *self.norms)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        x = b.add(x, self.attention.forward(b, b.norm(x, self.norms[0], self.eps)))
+        return b.add(x, self.mlp.forward(b, b.norm(x, self.norms[1], self.eps)))
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The whole stack.
+
+    Attributes:
+        tied: the head is the embedding.
+    """
+
+    hidden: int
+    vocab: int
+    eps: float
+    layers: tuple[DecoderLayer, ...]
+    tied: bool = False
+
+    @cached_property
+    def embedding(self) -> Tensor:
+        return self._outer("embed", self.vocab, Role.TABLE, "model.embed_tokens.weight")
+
+    @cached_property
+    def head(self) -> Tensor:
+        source = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        return self._outer("lm_head", self.vocab, Role.DENSE, source)
+
+    @cached_property
+    def norm(self) -> Tensor:
+        shape = ((self.hidden,),)
+        return Tensor("norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape)
+
+    def _outer(self, name: str, n: int, role: Role, source: str) -> Tensor:
+        return Tensor(name, n, self.hidden, role, (source,), source_shapes=((n, self.hidden),))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
+        return (self.embedding, *inner, self.norm, self.head)
+
+    def forward(self, b: Backend) -> Value:
+        """ids of the step in, logits [outputs, vocab] out."""
+        x = b.embed(self.embedding)  # [T, hidden]
+        for layer in self.layers:
+            x = layer.forward(b, x)
+        return b.linear(b.norm(b.select(x), self.norm, self.eps), self.head)

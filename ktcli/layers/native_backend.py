@@ -1,0 +1,192 @@
+"""The CPU backend: turns a forward into a native program.
+
+The forward is traced once. Each call notes one operation on virtual buffers; `record` then finds the
+last use of every buffer, lets dead ones be reused, and records the operations into a `native.Program`.
+A 60-layer model so needs about as many buffers as one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Routing, Value
+from ktcli.layers.tensors import Tensor
+from ktcli.native import Program, View, Weight
+
+# What the loader put into memory: packed weights, bf16 rows of the embedding, f32 vectors.
+Loaded = Weight | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """A routing, before its operation is recorded."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """One traced call: `views` in the order `record` expects them, `emit(program, views)`."""
+
+    emit: Callable[[Program, tuple[View, ...]], Any]
+    views: tuple[View, ...]
+
+
+class NativeBackend(Backend):
+    """Traces a forward over loaded tensors.
+
+    Args:
+        loaded: tensor name -> what the loader made of it.
+        layer_bytes: bytes of one layer in a KV page.
+    """
+
+    def __init__(self, loaded: Mapping[str, Loaded], layer_bytes: int) -> None:
+        self._loaded = loaded
+        self._layer_bytes = layer_bytes
+        self._operations: list[_Operation] = []
+        self._widths: list[tuple[int, bool]] = []  # of each virtual buffer: (columns, output rows)
+        self._routings: dict[int, int] = {}
+        self._ropes: dict[Rope, int] = {}
+
+    # -- tracing -----------------------------------------------------------------------------------
+
+    def embed(self, table: Tensor) -> Value:
+        rows = self._array(table)
+        out = self._buffer(table.k)
+        self._note(lambda p, v: p.embed(v[0], rows), out)
+        return out
+
+    def norm(
+        self, x: View, gain: Tensor, eps: float, *, head_width: int | None = None, columns: int | None = None
+    ) -> Value:
+        values = self._array(gain)
+        if head_width is None and columns is None:
+            out = self._buffer(x.width, like=x)
+            self._note(lambda p, v: p.norm(v[0], v[1], values, eps), out, x)
+            return out
+        part = x if columns is None else replace(x, width=columns)
+        self._note(lambda p, v: p.norm(v[0], v[0], values, eps), part)
+        return x
+
+    def linear(
+        self, x: View, weight: Tensor, *, bias: Tensor | None = None, precise: bool = False
+    ) -> Value:
+        packed = self._weight(weight)
+        offsets = None if bias is None else self._array(bias)
+        out = self._buffer(weight.n, like=x)
+        self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, precise), out, x)
+        return out
+
+    def split(self, x: View, *widths: int) -> tuple[Value, ...]:
+        ends = np.cumsum(widths).tolist()
+        starts = [0, *ends[:-1]]
+        return tuple(
+            View(x.buffer, x.column + start, width) for start, width in zip(starts, widths, strict=True)
+        )
+
+    def rope(self, x: View, rope: Rope, *, head_width: int, first: int = 0) -> Value:
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            if rope not in self._ropes:
+                self._ropes[rope] = p.rope_table(np.array(rope.inv_freq, dtype=np.float32), rope.scale)
+            p.rope(v[0], self._ropes[rope], head_width, first, rope.interleaved)
+
+        self._note(emit, x)
+        return x
+
+    def gqa(self, q: View, k: View, v: View, shape: GqaShape, *, layer: int) -> Value:
+        out = self._buffer(shape.heads * shape.head_dim, like=q)
+        facts = (shape.heads, shape.kv_heads, shape.head_dim, shape.scale, layer * self._layer_bytes)
+        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts), out, q, k, v)
+        return out
+
+    def mla(
+        self, q: View, latent: View, weights: tuple[Tensor, Tensor, Tensor], shape: MlaShape, *, layer: int
+    ) -> Value:
+        out = self._buffer(shape.heads * shape.v, like=q)
+        s = shape
+        facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, layer * self._layer_bytes)
+        uk_in, uk_out, uv = (self._weight(tensor) for tensor in weights)
+        self._note(lambda p, w: p.mla(w[0], w[1], w[2], facts, (uk_in, uk_out, uv)), out, q, latent)
+        return out
+
+    def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:
+        r = routing
+        groups = (r.n_group, r.topk_group, int(r.score), int(r.group_score), int(r.normalize), r.scale)
+        offsets = None if bias is None else self._array(bias)
+        routed = _Routed(len(self._routings))
+        self._routings[routed.index] = -1
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            self._routings[routed.index] = p.route(v[0], (r.experts, r.top_k, *groups), offsets)
+
+        self._note(emit, logits)
+        return routed
+
+    def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
+        packed = self._weight(gate_up), self._weight(down)
+        out = self._buffer(down.n, like=x)
+        self._note(lambda p, v: p.experts(v[0], v[1], self._routings[routed.index], *packed), out, x)
+        return out
+
+    def swiglu(self, x: View, width: int) -> Value:
+        out = self._buffer(width, like=x)
+        self._note(lambda p, v: p.swiglu(v[0], v[1]), out, x)
+        return out
+
+    def add(self, a: View, b: View) -> Value:
+        out = self._buffer(a.width, like=a)
+        self._note(lambda p, v: p.add(v[0], v[1], v[2]), out, a, b)
+        return out
+
+    def select(self, x: View) -> Value:
+        out = self._buffer(x.width, outputs=True)
+        self._note(lambda p, v: p.select(v[0], v[1]), out, x)
+        return out
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def record(self, program: Program, result: View) -> View:
+        """Record everything traced and finish the program; returns where `result` lies."""
+        last = {view.buffer: i for i, op in enumerate(self._operations) for view in op.views}
+        last[result.buffer] = len(self._operations)
+        free: dict[tuple[int, bool], list[int]] = {}
+        placed: dict[int, int] = {}
+        for i, operation in enumerate(self._operations):
+            for view in operation.views:
+                if view.buffer not in placed:
+                    kind = self._widths[view.buffer]
+                    spare = free.get(kind)
+                    placed[view.buffer] = spare.pop() if spare else program.buffer(kind[0], outputs=kind[1]).buffer
+            operation.emit(program, tuple(replace(v, buffer=placed[v.buffer]) for v in operation.views))
+            for buffer in {view.buffer for view in operation.views if last[view.buffer] == i}:
+                free.setdefault(self._widths[buffer], []).append(placed[buffer])
+        program.finish()
+        return replace(result, buffer=placed[result.buffer])
+
+    @property
+    def routings(self) -> tuple[int, ...]:
+        """Numbers of the recorded routings, in layer order."""
+        return tuple(self._routings.values())
+
+    def _note(self, emit: Callable[[Program, tuple[View, ...]], Any], *views: View) -> None:
+        self._operations.append(_Operation(emit, views))
+
+    def _buffer(self, width: int, *, like: View | None = None, outputs: bool = False) -> View:
+        """A new virtual buffer, with the rows of `like`."""
+        self._widths.append((width, outputs or (like is not None and self._widths[like.buffer][1])))
+        return View(len(self._widths) - 1, 0, width)
+
+    def _weight(self, tensor: Tensor) -> Weight:
+        found = self._loaded[tensor.name]
+        assert isinstance(found, Weight), tensor.name
+        return found
+
+    def _array(self, tensor: Tensor) -> NDArray[Any]:
+        found = self._loaded[tensor.name]
+        assert isinstance(found, np.ndarray), tensor.name
+        return found

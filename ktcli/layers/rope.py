@@ -1,0 +1,91 @@
+"""Rotary position embeddings: the frequencies, plain and stretched.
+
+Only the frequencies are made here; rotating is a backend operation. Everything is f32, in the order of
+operations that transformers uses, so that positions of thousands agree.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.layers.backend import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """YaRN's stretching of a context. Source: arXiv 2309.00071, section 3.
+
+    Attributes:
+        factor: context extension.
+        original_context: positions of pre-training.
+        beta_fast, beta_slow: rotations per original context at the ends of the ramp.
+        mscale, mscale_all_dim: DeepSeek's split of the attention factor; 0 = absent.
+        attention_factor: given explicitly, or None to derive it.
+        truncate: ramp ends are rounded to whole dimensions.
+    """
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def cos_sin_scale(self) -> float:
+        """Factor on cos and sin."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return _mscale(self.factor, self.mscale) / _mscale(self.factor, self.mscale_all_dim)
+        return _mscale(self.factor, 1.0)
+
+    @property
+    def score_scale(self) -> float:
+        """DeepSeek's factor on the attention scores: mscale_all_dim's, squared."""
+        return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def rotary(
+    dim: int, theta: float, *, yarn: Yarn | None = None, linear: float = 1.0, interleaved: bool = False
+) -> Rope:
+    """The rotary embedding of `dim` columns.
+
+    Args:
+        theta: base of the wavelengths.
+        linear: positions are divided by this (rope_type "linear").
+    """
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    wavelengths = np.float32(theta) ** exponents
+    inverse = np.float32(1.0) / wavelengths / np.float32(linear)
+    scale = 1.0
+    if yarn is not None:
+        keep = 1 - _ramp(yarn, dim, theta)
+        inverse = (1.0 / (np.float32(yarn.factor) * wavelengths)) * (1 - keep) + inverse * keep
+        scale = yarn.cos_sin_scale
+    return Rope(dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved)
+
+
+def _ramp(yarn: Yarn, dim: int, theta: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """0 where a pair turns often (kept), 1 where it turns rarely (stretched); [dim/2] f32."""
+
+    def dimension_of(rotations: float) -> float:
+        return dim * math.log(yarn.original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(yarn.beta_fast), dimension_of(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # avoids a division by zero, as the reference does
+    steps = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    return np.clip(steps, 0, 1).astype(np.float32)

@@ -1,0 +1,125 @@
+"""Reading a model's `config.json` as hostile input, in the hub's spelling and in transformers' own.
+
+Every number has a bound, so that no later code can be made to allocate by a config. A field is named in
+the error, with its value and the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.backend import Rope
+from ktcli.layers.rope import Yarn, rotary
+
+# Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
+MAX_WIDTH = 1 << 18
+MAX_LAYERS = 1024
+MAX_EXPERTS = 8192
+MAX_HEADS = 4096
+MAX_VOCAB = 1 << 22
+MAX_CONTEXT = 1 << 27
+
+
+class Fields:
+    """Checked access to a JSON object.
+
+    Raises:
+        BadCheckpoint: a field is missing, of the wrong type or out of bounds.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        if not isinstance(values, Mapping):
+            raise BadCheckpoint(f"{where} is not a JSON object")
+        self.values, self.where = values, where
+
+    def has(self, *names: str) -> bool:
+        """One of the names is there and not null."""
+        return any(self.values.get(name) is not None for name in names)
+
+    def int(self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None) -> int:
+        """The first of `names` that is there, as an integer in low..high."""
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a whole number")
+        if not low <= value <= high:
+            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, outside {low}..{high}")
+        return value
+
+    def float(
+        self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
+    ) -> float:
+        value = self._first(names, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a number")
+        if not (low <= value <= high and math.isfinite(value)):
+            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, outside {low:g}..{high:g}")
+        return float(value)
+
+    def bool(self, name: str, default: bool) -> bool:
+        value = self._first((name,), default)
+        if not isinstance(value, bool):
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self._first((name,), default)
+        if not isinstance(value, str):
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
+        return value
+
+    def require(self, name: str, value: Any, *allowed: Any) -> None:
+        """Refuse a value that this version does not compute."""
+        if value not in allowed:
+            known = ", ".join(str(each) for each in allowed)
+            raise BadCheckpoint(f"{self.where}: {name} {_show(value)} is not supported (known: {known})")
+
+    def _first(self, names: tuple[str, ...], default: Any) -> Any:
+        for name in names:
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if default is None:
+            raise BadCheckpoint(f"{self.where}: {names[0]} is missing")
+        return default
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
+    """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
+
+    Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
+    called `rope_type` or `type`.
+    """
+    nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    rope = Fields(nested, f"{fields.where}: rope")
+    source = rope if rope.has("rope_theta") else fields
+    theta = source.float("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    rope.require("type", kind, "default", "linear", "yarn")
+    if kind == "yarn":
+        yarn = _read_yarn(rope, fields)
+        return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
+    linear = rope.float("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
+    return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
+
+
+def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
+    original = rope.int("original_max_position_embeddings", high=MAX_CONTEXT)
+    implied = fields.int("max_position_embeddings", high=MAX_CONTEXT, default=original) / original
+    explicit = rope.float("attention_factor", high=1e3) if rope.has("attention_factor") else None
+    return Yarn(
+        factor=rope.float("factor", low=1e-3, high=1e4, default=implied),
+        original_context=original,
+        beta_fast=rope.float("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
+        beta_slow=rope.float("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,
+        mscale=rope.float("mscale", high=100.0, default=0.0),
+        mscale_all_dim=rope.float("mscale_all_dim", high=100.0, default=0.0),
+        attention_factor=explicit,
+        truncate=rope.bool("truncate", True),
+    )
