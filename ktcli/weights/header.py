@@ -1,0 +1,252 @@
+"""The header of a safetensors file, read as if its author were hostile, and written by our own rules.
+
+A file is: u64 little-endian N, N bytes of JSON, data. The JSON maps names to dtype, shape and byte range
+in the data; `__metadata__` maps strings to strings. Nothing is allocated before it was compared with the
+size of the file, no number is trusted before it was compared with its neighbours, and the JSON is scanned
+by patterns that know only this grammar: nothing nests, so nothing can recurse or multiply in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from math import prod
+from pathlib import Path
+
+from ktcli.errors import BadCheckpoint
+
+ALIGNMENT = 64  # of the data in files we write: one cache line, and what the kernels load from
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+MAX_TENSORS = 500_000  # of one file; the largest models have 200 000 in all
+
+# Bits per element. Others than those that `checkpoint` reads may lie beside them in a file.
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file; `offset` counts from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a safetensors file holds.
+
+    Attributes:
+        entries: by name, in the order of their data.
+        raw: the JSON as it stands in the file, for hashing.
+    """
+
+    entries: dict[str, Entry]
+    metadata: dict[str, str]
+    raw: bytes
+
+
+def is_regular(path: Path) -> bool:
+    """Whether `path` is a plain file: a pipe or a device would block or never end."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The whole of a small file.
+
+    Raises:
+        BadCheckpoint: missing, not a plain file, or larger than `limit` bytes.
+    """
+    if not is_regular(path):
+        raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
+    size = path.stat().st_size
+    if size > limit:
+        raise BadCheckpoint(f"{path.name} has {size} bytes, at most {limit} are believable")
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
+def read_header(path: Path) -> Header:
+    """The header of the safetensors file at `path`, every range checked against the file's size.
+
+    Raises:
+        BadCheckpoint: anything about it is wrong; the sentence names file and values.
+    """
+    if not is_regular(path):
+        raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise BadCheckpoint(f"{path.name} has only {size} bytes and is no safetensors file")
+        length = int.from_bytes(prefix, "little")
+        if length > MAX_HEADER_BYTES:
+            raise BadCheckpoint(
+                f"{path.name} claims a header of {length} bytes, at most {MAX_HEADER_BYTES} are believable"
+            )
+        if length > size - 8:
+            raise BadCheckpoint(
+                f"{path.name} is cut short: its header has {length} bytes, the file {size}"
+            )
+        raw = file.read(length)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadCheckpoint(f"the header of {path.name} is not UTF-8 text") from None
+    try:
+        entries, metadata = _scan(text)
+        _check_ranges(entries, size - 8 - length)
+    except _Fault as fault:
+        raise BadCheckpoint(f"the header of {path.name} is damaged: {fault}") from None
+    start = 8 + length
+    return Header(
+        {n: Entry(e.dtype, e.shape, e.offset + start, e.size_bytes) for n, e in entries.items()},
+        metadata,
+        raw,
+    )
+
+
+def encode_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
+    """Length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, no gaps.
+
+    Padded with spaces so that the data begins at a multiple of 64 bytes.
+    """
+    table: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + prod(shape) * DTYPE_BITS[dtype] // 8
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+class _Fault(Exception):
+    """What is wrong with a header, without the file's name."""
+
+
+_FIELD = r'\s*"(dtype|shape|data_offsets)"\s*:\s*("[A-Z0-9_]{1,16}"|\[[0-9,\s]{0,400}\])\s*'
+# Names hold no escapes: no tensor is called that.
+_ENTRY = re.compile(rf'"([^"\\\x00-\x1f]{{1,1000}})"\s*:\s*\{{{_FIELD},{_FIELD},{_FIELD}\}}\s*')
+_METADATA = re.compile(r'"__metadata__"\s*:\s*\{\s*')
+_NUMBERS = re.compile(r"\[\s*(?:[0-9]{1,20}(?:\s*,\s*[0-9]{1,20}){0,7})?\s*\]")
+_SPACE = re.compile(r"\s*")
+
+
+def _scan(text: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Entries with offsets as written (relative to the data), and the metadata."""
+    entries: dict[str, Entry] = {}
+    metadata: dict[str, str] | None = None
+    at = _after(text, 0, "{")
+    while text[at : at + 1] != "}":
+        if entries or metadata is not None:
+            at = _after(text, at, ",")
+        if found := _METADATA.match(text, at):
+            if metadata is not None:
+                raise _Fault("__metadata__ occurs twice")
+            metadata, at = _scan_metadata(text, found.end())
+        elif found := _ENTRY.match(text, at):
+            name = found[1]
+            if name in entries:
+                raise _Fault(f"tensor {name!r} occurs twice")
+            if len(entries) >= MAX_TENSORS:
+                raise _Fault(f"it lists more than {MAX_TENSORS} tensors")
+            words = found.groups()
+            entries[name] = _entry(name, dict(zip(words[1::2], words[2::2], strict=True)))
+            at = found.end()
+        else:
+            raise _Fault(f"no tensor can be read at byte {at}")
+    if _end_of_space(text, at + 1) != len(text):
+        raise _Fault("something follows its last brace")
+    return entries, metadata or {}
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """Where the next thing begins behind `mark`, which must stand at `at` but for white space."""
+    at = _end_of_space(text, at)
+    if text[at : at + 1] != mark:
+        raise _Fault(f"{mark!r} is missing at byte {at}")
+    return _end_of_space(text, at + 1)
+
+
+def _end_of_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _scan_metadata(text: str, at: int) -> tuple[dict[str, str], int]:
+    """The strings of `__metadata__`, whose first key or closing brace is at `at`."""
+    strings: dict[str, str] = {}
+    while text[at : at + 1] != "}":
+        if strings:
+            at = _after(text, at, ",")
+        key, at = _string(text, at)
+        value, at = _string(text, _after(text, at, ":"))
+        if key in strings:
+            raise _Fault(f"metadata {key[:100]!r} occurs twice")
+        strings[key] = value
+        at = _end_of_space(text, at)
+    return strings, _end_of_space(text, at + 1)
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    if text[at : at + 1] != '"':
+        raise _Fault(f"a string is missing at byte {at}")
+    try:
+        value, end = scanstring(text, at + 1, True)
+    except ValueError:
+        raise _Fault(f"the string at byte {at} is not valid") from None
+    return str(value), int(end)
+
+
+def _entry(name: str, fields: dict[str, str]) -> Entry:
+    if len(fields) != 3:
+        raise _Fault(f"tensor {name!r} has a field twice")
+    dtype = fields["dtype"].strip('"')
+    if dtype not in DTYPE_BITS or not fields["dtype"].startswith('"'):
+        raise _Fault(f"tensor {name!r} has the unknown type {dtype}")
+    shape, span = (_numbers(name, fields[key]) for key in ("shape", "data_offsets"))
+    if len(span) != 2 or span[0] > span[1]:
+        raise _Fault(f"tensor {name!r} has the byte range {list(span)}")
+    bits = prod(shape) * DTYPE_BITS[dtype]
+    if bits != 8 * (span[1] - span[0]):
+        size = span[1] - span[0]
+        raise _Fault(f"tensor {name!r} is {dtype} {list(shape)}, which is not the {size} bytes of its range")
+    return Entry(dtype, shape, span[0], span[1] - span[0])
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    if _NUMBERS.fullmatch(text) is None:
+        raise _Fault(f"tensor {name!r} has {text[:60]} where at most 8 whole numbers belong")
+    return tuple(map(int, text[1:-1].split(","))) if text[1:-1].strip() else ()
+
+
+def _check_ranges(entries: dict[str, Entry], data_bytes: int) -> None:
+    """Sort by offset, in place; the ranges must follow each other without gap or overlap to the end."""
+    ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size_bytes))
+    end = 0
+    for name, entry in ordered:
+        if entry.offset != end:
+            what = "overlaps the one before it" if entry.offset < end else "leaves a gap before it"
+            raise _Fault(f"tensor {name!r} at {entry.offset} {what}, which ends at {end}")
+        end += entry.size_bytes
+    if end != data_bytes:
+        what = "cut short" if end > data_bytes else "followed by something else"
+        raise _Fault(f"the data is {what}, it should have {end} bytes and has {data_bytes}")
+    entries.clear()
+    entries.update(ordered)
