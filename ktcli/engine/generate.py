@@ -1,0 +1,135 @@
+"""From a prompt to an answer, in ids: prefill once, then one token at a time.
+
+A `Generation` is an iterator of ids that keeps its own account of what was computed. It can be
+abandoned between any two ids; the session then holds the prompt and the ids handed out (but perhaps
+the last), so the next turn computes only what is new.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.sampler import Sampler
+from ktcli.errors import ContextFull
+
+Progress = Callable[[int, int], None]
+
+
+class Timeline(Protocol):
+    """What generation needs of a session."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Ids in the cache."""
+
+    def advance(self, ids: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+        """Make the cache hold `ids`; logits after the last, and how many were there already."""
+
+    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Append `ids`; logits after the last."""
+
+
+class Finish(Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # the model said so, or a stop string appeared
+    LENGTH = "length"  # --max-tokens
+    CONTEXT = "context"  # no position left
+    CANCELLED = "cancelled"  # Ctrl-C
+
+
+@dataclass(slots=True)
+class Stats:
+    """What one answer took; every counted token went through the model once."""
+
+    prompt_tokens: int = 0  # of the whole prompt
+    reused_tokens: int = 0  # of those, already in the cache
+    prompt_s: float = 0.0
+    tokens: int = 0  # of the answer, without the stop token
+    eval_s: float = 0.0
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.prompt_tokens - self.reused_tokens
+
+
+@dataclass(slots=True)
+class Generation:
+    """One answer while it is made; iterate to make it.
+
+    Attributes:
+        ids: handed out so far.
+        finish: why it ended; CANCELLED until it ends by itself.
+    """
+
+    session: Timeline
+    prompt: Sequence[int]
+    sampler: Sampler
+    stop_ids: Collection[int]
+    max_tokens: int | None
+    context: int
+    cancelled: Callable[[], bool] = lambda: False
+    stats: Stats = field(default_factory=Stats)
+    ids: list[int] = field(default_factory=list)
+    finish: Finish = Finish.CANCELLED
+
+    def __iter__(self) -> Iterator[int]:
+        room = self.context - len(self.prompt)
+        if room < 1:
+            raise ContextFull(
+                f"the conversation has {len(self.prompt):,} tokens and the context holds "
+                f"{self.context:,}, so there is no room for an answer"
+            )
+        logits = self._prefill()
+        limit = room if self.max_tokens is None else min(room, self.max_tokens)
+        history = list(self.prompt)
+        while len(self.ids) < limit:
+            if self.cancelled():
+                return
+            started = time.perf_counter()
+            token = self.sampler.next(logits, history)
+            self.stats.eval_s += time.perf_counter() - started
+            if token in self.stop_ids:
+                self.finish = Finish.STOP
+                return
+            self.ids.append(token)
+            history.append(token)
+            self.stats.tokens += 1
+            yield token  # shown while the next one is computed
+            started = time.perf_counter()
+            logits = self.session.feed([token])
+            self.stats.eval_s += time.perf_counter() - started
+        self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
+
+    def _prefill(self) -> NDArray[np.float32]:
+        started = time.perf_counter()
+        logits, reused = self.session.advance(self.prompt)
+        self.stats.prompt_s = time.perf_counter() - started
+        self.stats.prompt_tokens = len(self.prompt)
+        self.stats.reused_tokens = reused
+        return logits
+
+
+def six_lines(stats: Stats) -> str:
+    """The account under an answer, in the words of ollama and KTransformers."""
+
+    def rate(count: int, seconds: float) -> float:
+        return count / seconds if seconds > 0 else 0.0
+
+    rows = [
+        ("prompt eval count:", f"{stats.prefilled_tokens} token(s)"),
+        ("prompt eval duration:", f"{stats.prompt_s:.9f}s"),
+        ("prompt eval rate:", f"{rate(stats.prefilled_tokens, stats.prompt_s):.2f} tokens/s"),
+        ("eval count:", f"{stats.tokens} token(s)"),
+        ("eval duration:", f"{stats.eval_s:.9f}s"),
+        ("eval rate:", f"{rate(stats.tokens, stats.eval_s):.2f} tokens/s"),
+    ]
+    return "\n".join(f"{name:<22}{value}" for name, value in rows)
