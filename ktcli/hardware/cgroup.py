@@ -1,0 +1,70 @@
+"""Limits a container puts on this process: CPU time and memory, cgroup version 1 or 2.
+
+A limit may stand on any level above us, so every level is read and the tightest counts. Inside a
+container the path that the kernel reports may not exist below the mount; the mount's root is then
+ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ktcli.hardware.text import read, read_int
+
+# Version 1 writes "no limit" as the largest page-aligned number; nothing real comes near this.
+_UNLIMITED = 1 << 60
+
+
+def cpu_quota(root: Path) -> float | None:
+    """CPUs' worth of time that may be used; None: no limit."""
+    quotas: list[float] = []
+    for folder in _levels(root, "cpu"):
+        words = (read(folder / "cpu.max") or "").split()
+        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
+            quotas.append(int(words[0]) / int(words[1]))
+        quota = read_int(folder / "cpu.cfs_quota_us")
+        period = read_int(folder / "cpu.cfs_period_us")
+        if quota and quota > 0 and period:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path) -> tuple[int, int] | None:
+    """(limit, used without page cache) of the level with least room, in bytes; None: no limit."""
+    found: list[tuple[int, int]] = []
+    for folder in _levels(root, "memory"):
+        limit = read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")
+        used = read_int(folder / "memory.current") or read_int(folder / "memory.usage_in_bytes")
+        if limit and limit < _UNLIMITED:
+            found.append((limit, max(0, (used or 0) - _file_cache(folder))))
+    return min(found, key=lambda pair: pair[0] - pair[1], default=None)
+
+
+def _file_cache(folder: Path) -> int:
+    """Bytes of page cache, which the kernel gives up when asked for memory."""
+    total = 0
+    for line in (read(folder / "memory.stat") or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "active_file"):
+            total += int(value)
+    return total
+
+
+def _levels(root: Path, controller: str) -> Iterator[Path]:
+    """The folders that may limit us, innermost first."""
+    for line in (read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if names == "":
+            mount = root / "sys/fs/cgroup"
+        elif controller in names.split(","):
+            mounts = [root / "sys/fs/cgroup" / name for name in (names, controller)]
+            mount = next((m for m in mounts if m.is_dir()), mounts[0])
+        else:
+            continue
+        inside = [part for part in path.split("/") if part not in ("", ".", "..")]
+        while inside:
+            yield mount.joinpath(*inside)
+            inside.pop()
+        yield mount

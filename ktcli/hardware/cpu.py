@@ -1,0 +1,103 @@
+"""The processor: name, features, physical cores, and which of them this process may use.
+
+Facts come from `/proc` and `/sys` below `root`; which kernel rows run comes from the native
+library, which asks the CPU itself. py-cpuinfo, which needs a second, is asked only for a name
+nobody else knows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktcli.hardware import cgroup
+from ktcli.hardware.machine import Cache, Cpu
+from ktcli.hardware.text import cpu_list, read, read_int
+
+# What doctor reports and the planner may ask about; a CPU has more than a hundred others.
+INTERESTING = (
+    "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
+    "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "hypervisor",
+)  # fmt: skip
+
+_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
+    """The processor under `root`; `isa` is what the native library can run, best first."""
+    info = read(root / "proc/cpuinfo") or ""
+    cores, packages = _cores(root)
+    allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
+    flags = set(_field(info, "flags").split())
+    return Cpu(
+        model=_field(info, "model name") or None,
+        isa=isa,
+        flags=tuple(flag for flag in INTERESTING if flag in flags),
+        sockets=max(1, len(packages)),
+        physical_cores=len(cores),
+        logical_cpus=sum(map(len, cores)),
+        cores=physical_cores(root, allowed),
+        quota=cgroup.cpu_quota(root),
+        caches=_caches(root),
+    )
+
+
+def allowed_cpus(root: Path) -> tuple[int, ...]:
+    """CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
+    return cpu_list(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
+
+
+def online_cpus(root: Path) -> tuple[int, ...]:
+    """CPUs that are switched on."""
+    base = root / "sys/devices/system/cpu"
+    listed = cpu_list(read(base / "online"))
+    return listed or tuple(
+        sorted(int(p.name[3:]) for p in base.glob("cpu[0-9]*") if p.name[3:].isdigit())
+    )
+
+
+def physical_cores(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
+    """The first of `cpus` on each physical core."""
+    wanted, (cores, _) = set(cpus), _cores(root)
+    usable = (sorted(core & wanted) for core in cores)
+    return tuple(sorted(core[0] for core in usable if core))
+
+
+def _cores(root: Path) -> tuple[list[set[int]], set[int]]:
+    """(online CPUs of each physical core, package numbers)."""
+    online = set(online_cpus(root))
+    cores: dict[frozenset[int], set[int]] = {}
+    packages: set[int] = set()
+    for cpu in sorted(online):
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = read(topology / "core_cpus_list") or read(topology / "thread_siblings_list")
+        core = (set(cpu_list(siblings)) & online) | {cpu}
+        cores.setdefault(frozenset(core), core)
+        package = read_int(topology / "physical_package_id")
+        packages.add(-1 if package is None else package)
+    return list(cores.values()), packages
+
+
+def _caches(root: Path) -> tuple[Cache, ...]:
+    """Data caches by level; sharing decides how many there are."""
+    online = online_cpus(root)
+    found: dict[int, dict[str, int]] = {}
+    for cpu in online:
+        for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
+            level, size = read_int(index / "level"), read(index / "size") or ""
+            if level and read(index / "type") in ("Data", "Unified") and size[:-1].isdigit():
+                shared = read(index / "shared_cpu_list") or str(cpu)
+                size_bytes = int(size[:-1]) * _SIZES.get(size[-1], 1)
+                found.setdefault(level, {})[shared] = size_bytes
+    return tuple(
+        Cache(level, next(iter(copies.values())), len(copies))
+        for level, copies in sorted(found.items())
+    )
+
+
+def _field(text: str, key: str) -> str:
+    """The value of the first "key : value" line."""
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == key:
+            return value.strip()
+    return ""

@@ -1,0 +1,37 @@
+"""The disk under a folder: its size, what is free for us, and whether it spins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ktcli.hardware.machine import Disk
+from ktcli.hardware.text import read_int
+
+
+def read_disk(folder: Path) -> Disk | None:
+    """The disk that holds `folder`, or will when it is created; None if it cannot be asked."""
+    here = folder.absolute()
+    while here != here.parent:
+        try:
+            stat, status = os.statvfs(here), os.stat(here)
+        except OSError:
+            here = here.parent
+            continue
+        return Disk(
+            path=str(folder),
+            size_bytes=stat.f_blocks * stat.f_frsize,
+            free_bytes=stat.f_bavail * stat.f_frsize,
+            rotational=_rotational(status.st_dev),
+        )
+    return None
+
+
+def _rotational(device: int) -> bool | None:
+    """What the block layer says; a partition's answer stands at its whole disk."""
+    block = Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}"
+    for folder in (block, block / ".."):
+        answer = read_int(folder / "queue/rotational")
+        if answer is not None:
+            return answer == 1
+    return None

@@ -1,0 +1,69 @@
+"""NVIDIA GPUs, asked through `nvidia-smi`: no CUDA library is opened and no torch is needed.
+
+Below another root than `/` the recorded answer is the file `nvidia-smi.csv` at the top of the tree.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+from ktcli.hardware.machine import Gpu
+from ktcli.hardware.text import read
+
+QUERY = (
+    "index", "name", "memory.total", "memory.free", "pcie.link.gen.max", "pcie.link.width.max",
+    "compute_cap", "driver_version",
+)  # fmt: skip
+
+# Bytes per second and lane of each PCIe generation, after line coding.
+_LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+
+def read_gpus(root: Path) -> tuple[Gpu, ...]:
+    """The GPUs of the machine under `root`; none if the driver does not answer."""
+    if root != Path("/"):
+        return parse_gpus(read(root / "nvidia-smi.csv") or "")
+    # Without this file no driver is loaded; the check saves starting a program.
+    if not Path("/proc/driver/nvidia").is_dir() and not Path("/dev/nvidiactl").exists():
+        return ()
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return parse_gpus(answer.stdout) if answer.returncode == 0 else ()
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """Rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(QUERY) or not (cells[0].isdigit() and cells[2].isdigit()):
+            continue
+        generation, width = cells[4], cells[5]
+        lanes = int(width) if width.isdigit() else 0
+        rate = _LANE_BPS.get(int(generation)) if generation.isdigit() else None
+        gpus.append(
+            Gpu(
+                index=int(cells[0]),
+                name=cells[1],
+                vram_bytes=int(cells[2]) << 20,
+                free_bytes=int(cells[3]) << 20 if cells[3].isdigit() else int(cells[2]) << 20,
+                link_bps=rate * lanes if rate and lanes else None,
+                capability=cells[6] if cells[6][:1].isdigit() else None,
+                driver=cells[7] or None,
+            )
+        )
+    return tuple(gpus)
+
+
+def torch_installed() -> bool:
+    """Whether the `gpu` extra is there; nothing is imported."""
+    return find_spec("torch") is not None

@@ -1,0 +1,164 @@
+"""A machine as data: what the planner plans for, what `kt doctor` shows, what a profile describes.
+
+Nothing here reads the system; `probe` does. A fact that is not known is None, never a guess. Core
+numbers are the system's own; only one CPU of each physical core is listed, because a second
+hyperthread of a core adds nothing to work that waits for memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One level of data cache, as the first CPU sees it."""
+
+    level: int
+    size_bytes: int
+    count: int  # of them in the machine
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor, and what of it this process may use.
+
+    Attributes:
+        model: the marketing name; None where the system does not say.
+        isa: rows of kernels that run here, best first; empty if the native library is missing.
+        flags: features the system reports that kt looks at, e.g. "avx512_vnni", "amx_int8".
+        sockets, physical_cores, logical_cpus: of the whole machine, online only.
+        cores: one CPU number per physical core of this process's cpuset: where threads are pinned.
+        quota: CPUs' worth of time a container limit allows; None: no limit.
+    """
+
+    model: str | None
+    isa: tuple[str, ...]
+    flags: tuple[str, ...]
+    sockets: int
+    physical_cores: int
+    logical_cpus: int
+    cores: tuple[int, ...]
+    quota: float | None = None
+    caches: tuple[Cache, ...] = ()
+
+    @property
+    def threads(self) -> int:
+        """Threads worth starting: one per usable core, no more than the time allowed."""
+        allowed = (
+            len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota + 0.5))
+        )
+        return max(1, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Main memory in bytes.
+
+    Attributes:
+        available_bytes: what can be had without swapping, page cache given up.
+        limit_bytes, used_bytes: of the container, its page cache not counted; None: no limit.
+        swap_bytes: size of all swap.
+        huge_pages: mode of transparent huge pages: "always", "madvise", "never"; None: unknown.
+        huge_free_bytes: reserved huge pages that are free.
+    """
+
+    total_bytes: int
+    available_bytes: int
+    limit_bytes: int | None = None
+    used_bytes: int | None = None
+    swap_bytes: int = 0
+    huge_pages: str | None = None
+    huge_free_bytes: int = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What a new process may take: of the machine, and of the container's limit."""
+        if self.limit_bytes is None:
+            return self.available_bytes
+        return max(0, min(self.available_bytes, self.limit_bytes - (self.used_bytes or 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node: a memory with the cores beside it.
+
+    Attributes:
+        cores: physical cores of this process's cpuset; empty for a memory without CPUs.
+        free_bytes: unused or easily given up.
+    """
+
+    id: int
+    cores: tuple[int, ...]
+    size_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU.
+
+    Attributes:
+        link_bps: bytes per second of its PCIe link in one direction, on paper; None: unknown.
+        capability: CUDA compute capability, e.g. "9.0".
+    """
+
+    index: int
+    name: str
+    vram_bytes: int
+    free_bytes: int
+    link_bps: float | None = None
+    capability: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of the library folder.
+
+    Attributes:
+        rotational: it has a spinning platter; None: unknown.
+    """
+
+    path: str
+    size_bytes: int
+    free_bytes: int
+    rotational: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What `kt doctor --measure` found, with `threads` threads of kernel row `isa`, all cores at
+    once.
+
+    Attributes:
+        read_bps: bytes per second read from memory.
+        int8_ops, bf16_ops: operations per second; a multiply and an add are two.
+        date: of the measurement, YYYY-MM-DD.
+    """
+
+    isa: str
+    threads: int
+    read_bps: float
+    int8_ops: float
+    bf16_ops: float
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Everything the planner may know. `measured` is None until somebody has measured."""
+
+    name: str
+    system: str
+    cpu: Cpu
+    memory: Memory
+    nodes: tuple[Node, ...]
+    gpus: tuple[Gpu, ...] = ()
+    disk: Disk | None = None
+    measured: Measured | None = None
+
+    @property
+    def worker_nodes(self) -> tuple[Node, ...]:
+        """Nodes with cores we may use: a memory without CPUs is not one."""
+        return tuple(node for node in self.nodes if node.cores)

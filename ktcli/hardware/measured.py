@@ -1,0 +1,104 @@
+"""Measured rates of this machine, kept with their date in `measured.json` of the library folder.
+
+A measurement belongs to one CPU model, thread count and kernel row; another combination does not
+use it. A damaged file counts as no measurement: it can always be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+
+from ktcli import config
+from ktcli.errors import KtError
+from ktcli.hardware.machine import Cpu, Measured
+
+# Larger than any cache of a CPU socket, so that reading it is reading memory.
+BUFFER_BYTES = 1 << 30
+SMALLEST_BUFFER_BYTES = 512 << 20
+
+
+def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Measured | None:
+    """The rates of this CPU with these threads and this row; None if nobody measured them."""
+    isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
+    threads = threads or config.forced_threads() or cpu.threads
+    found = _read().get(_key(cpu.model, threads, isa))
+    if not isinstance(found, dict):
+        return None
+    try:
+        rates = Measured(
+            isa=isa,
+            threads=threads,
+            read_bps=float(found["read_bps"]),
+            int8_ops=float(found["int8_ops"]),
+            bf16_ops=float(found["bf16_ops"]),
+            date=str(found["date"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return rates if min(rates.read_bps, rates.int8_ops, rates.bf16_ops) > 0 else None
+
+
+def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
+    """Measure with all threads for about three seconds; nothing is stored.
+
+    Args:
+        free_bytes: memory that may be taken.
+        step: told what is measured now.
+    Raises:
+        NativeError: the native library is missing or refuses KT_ISA.
+    """
+    from ktcli.native import Arena, Ceiling, Pool
+
+    threads = config.forced_threads() or cpu.threads
+    pool = Pool(threads, cpus=cpu.cores if threads == len(cpu.cores) else None)
+    size = max(SMALLEST_BUFFER_BYTES, min(BUFFER_BYTES, free_bytes // 4))
+    step("memory bandwidth")
+    arena = Arena(size)
+    arena.bytes.fill(1)  # pages that were never written are all one zero page, which caches hold
+    read_bps = max(pool.ceiling(Ceiling.READ, 0.5, arena.bytes) for _ in range(3))
+    del arena
+    step("int8 arithmetic")
+    int8_ops = pool.ceiling(Ceiling.INT8, 0.5)
+    step("bf16 arithmetic")
+    bf16_ops = pool.ceiling(Ceiling.BF16, 0.5)
+    today = date.today().isoformat()
+    return Measured(pool.isa, pool.threads, read_bps, int8_ops, bf16_ops, today)
+
+
+def save(cpu: Cpu, rates: Measured) -> None:
+    """Keep `rates` for the next command.
+
+    Raises:
+        KtError: the library folder cannot be written.
+    """
+    path = _path()
+    config.make_folder(path.parent)
+    known = _read()
+    known[_key(cpu.model, rates.threads, rates.isa)] = asdict(rates)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise KtError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _key(model: str | None, threads: int, isa: str) -> str:
+    return f"{model or 'unknown'} | {threads} threads | {isa}"
+
+
+def _path() -> Path:
+    return config.home() / "measured.json"
+
+
+def _read() -> dict[str, object]:
+    try:
+        known = json.loads(_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}

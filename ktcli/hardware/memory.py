@@ -1,0 +1,62 @@
+"""Main memory and its NUMA nodes, from `/proc/meminfo` and `/sys/devices/system/node`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ktcli.hardware import cgroup
+from ktcli.hardware.machine import Memory, Node
+from ktcli.hardware.text import cpu_list, kib, read, table
+
+
+def read_memory(root: Path) -> Memory:
+    """Memory of the machine and of the container under `root`."""
+    info = table(read(root / "proc/meminfo"))
+    total = kib(info.get("MemTotal")) or 0
+    available = kib(info.get("MemAvailable"))
+    if available is None:  # kernels before 3.14
+        available = (kib(info.get("MemFree")) or 0) + (kib(info.get("Cached")) or 0)
+    limit = cgroup.memory_limit(root)
+    if limit is not None and limit[0] >= total:
+        limit = None
+    modes = re.search(r"\[(\w+)\]", read(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")
+    return Memory(
+        total_bytes=total,
+        available_bytes=available,
+        limit_bytes=limit[0] if limit else None,
+        used_bytes=limit[1] if limit else None,
+        swap_bytes=kib(info.get("SwapTotal")) or 0,
+        huge_pages=modes.group(1) if modes else None,
+        huge_free_bytes=int(info.get("HugePages_Free") or 0) * (kib(info.get("Hugepagesize")) or 0),
+    )
+
+
+def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
+    """NUMA nodes in ascending order; one node of everything where the system shows none.
+
+    Args:
+        cores: the physical cores this process may use.
+    """
+    base = root / "sys/devices/system/node"
+    allowed, nodes = set(cores), []
+    for number in sorted(int(p.name[4:]) for p in base.glob("node[0-9]*") if p.name[4:].isdigit()):
+        folder = base / f"node{number}"
+        prefix = f"Node {number} "
+        lines = (read(folder / "meminfo") or "").splitlines()
+        info = table("\n".join(line.strip().removeprefix(prefix) for line in lines))
+        easy = ("MemFree", "Active(file)", "Inactive(file)")
+        nodes.append(
+            Node(
+                id=number,
+                cores=tuple(c for c in cpu_list(read(folder / "cpulist")) if c in allowed),
+                size_bytes=kib(info.get("MemTotal")) or 0,
+                free_bytes=sum(kib(info.get(key)) or 0 for key in easy),
+            )
+        )
+    nodes = [node for node in nodes if node.cores or node.size_bytes]
+    if len(nodes) > 1:
+        return tuple(nodes)
+    # One node is the machine; memory added while it runs is missing from the node's own file.
+    number = nodes[0].id if nodes else 0
+    return (Node(number, cores, memory.total_bytes, memory.available_bytes),)

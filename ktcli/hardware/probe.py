@@ -1,0 +1,50 @@
+"""`probe()`: the machine we run on, or a recorded one below another root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktcli import config
+from ktcli.errors import NativeError
+from ktcli.hardware import measured
+from ktcli.hardware.cpu import read_cpu
+from ktcli.hardware.disk import read_disk
+from ktcli.hardware.gpu import read_gpus
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.memory import read_memory, read_nodes
+from ktcli.hardware.text import read
+
+SYSTEM_ROOT = Path("/")
+
+
+def probe(root: Path = SYSTEM_ROOT) -> Machine:
+    """Read everything; milliseconds unless a GPU driver has to wake up.
+
+    Args:
+        root: the tree that holds `proc` and `sys`. Below another root than `/` nothing is asked of
+            the running system: there are no kernel rows, no disk and no measurements.
+    """
+    here = root == SYSTEM_ROOT
+    cpu = read_cpu(root, usable_isa() if here else ())
+    memory = read_memory(root)
+    rates = measured.load(cpu) if here else None
+    return Machine(
+        name="this machine" if here else root.name,
+        system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
+        cpu=cpu,
+        memory=memory,
+        nodes=read_nodes(root, cpu.cores, memory),
+        gpus=read_gpus(root),
+        disk=read_disk(config.home()) if here else None,
+        measured=rates,
+    )
+
+
+def usable_isa() -> tuple[str, ...]:
+    """Rows of kernels that run here, best first; empty if the native library is missing."""
+    from ktcli import native
+
+    try:
+        return tuple(row.name for row in native.isa_rows() if row.usable)
+    except NativeError:
+        return ()

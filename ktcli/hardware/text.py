@@ -1,0 +1,64 @@
+"""Reading the small text files of `/proc` and `/sys`, under any root; missing files are None."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def read(path: Path) -> str | None:
+    """The text of a file without surrounding white space; None if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def read_int(path: Path) -> int | None:
+    """A file that holds one whole number; None for anything else ("max" too)."""
+    text = read(path)
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
+
+
+def cpu_list(text: str | None) -> tuple[int, ...]:
+    """The kernel's list notation, "0-3,8,10-11", in ascending order.
+
+    Raises:
+        ValueError: not such a list.
+    """
+    numbers: set[int] = set()
+    for part in (text or "").replace("\n", ",").split(","):
+        first, dash, last = part.strip().partition("-")
+        if first:
+            numbers.update(range(int(first), int(last if dash else first) + 1))
+    return tuple(sorted(numbers))
+
+
+def cpu_text(numbers: Iterable[int]) -> str:
+    """The inverse of `cpu_list`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def table(text: str | None) -> dict[str, str]:
+    """ "Key: value" lines, as in meminfo; the first of equal keys wins."""
+    pairs: dict[str, str] = {}
+    for line in (text or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            pairs.setdefault(key.strip(), value.strip())
+    return pairs
+
+
+def kib(value: str | None) -> int | None:
+    """Bytes of a meminfo value, "131072 kB"."""
+    number = (value or "").split(" ")[0]
+    return int(number) * 1024 if number.isdigit() else None
