@@ -64,7 +64,8 @@ class NotEnoughMemory(KtError):
     def __init__(self, what: str, need: int, have: int, *, hint: str = "") -> None:
         super().__init__(
             f"{what} needs {gib(need)} of memory, only {gib(have)} is free",
-            hint=hint or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
+            hint=hint
+            or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
         )
 
 

@@ -136,7 +136,9 @@ class LatentAttention:
         """Only with a query latent: the reference gives a direct q projection no bias."""
         if not (self.bias and self.q_lora):
             return None
-        return _vector(self, "qkv_a_bias", tuple((f"{name}.bias", width) for name, width in self._a_pieces))
+        return _vector(
+            self, "qkv_a_bias", tuple((f"{name}.bias", width) for name, width in self._a_pieces)
+        )
 
     @cached_property
     def q_a_norm(self) -> Tensor:
@@ -155,8 +157,16 @@ class LatentAttention:
         """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
         s = self.shape
         cut = {
-            "uk_in": (s.lora, s.nope, partial(_head_rows, s, first=0, count=s.nope, transpose=True)),
-            "uk_out": (s.nope, s.lora, partial(_head_rows, s, first=0, count=s.nope, transpose=False)),
+            "uk_in": (
+                s.lora,
+                s.nope,
+                partial(_head_rows, s, first=0, count=s.nope, transpose=True),
+            ),
+            "uk_out": (
+                s.nope,
+                s.lora,
+                partial(_head_rows, s, first=0, count=s.nope, transpose=False),
+            ),
             "uv": (s.v, s.lora, partial(_head_rows, s, first=s.nope, count=s.v, transpose=False)),
         }
         made = tuple(
@@ -177,7 +187,9 @@ class LatentAttention:
 
     @cached_property
     def o(self) -> Tensor:
-        return _matrix(self, "o", (("o_proj.weight", self.hidden),), self.shape.heads * self.shape.v)
+        return _matrix(
+            self, "o", (("o_proj.weight", self.hidden),), self.shape.heads * self.shape.v
+        )
 
     @cached_property
     def o_bias(self) -> Tensor | None:
@@ -187,7 +199,14 @@ class LatentAttention:
     def tensors(self) -> tuple[Tensor, ...]:
         query = (self.q_a_norm, self.q_b) if self.q_lora else ()
         optional = (self.qkv_a_bias, self.o_bias)
-        return (self.qkv_a, *query, self.kv_a_norm, *self.kv_b, self.o, *(t for t in optional if t is not None))
+        return (
+            self.qkv_a,
+            *query,
+            self.kv_a_norm,
+            *self.kv_b,
+            self.o,
+            *(t for t in optional if t is not None),
+        )
 
     @property
     def kv_elements(self) -> int:
@@ -241,7 +260,13 @@ def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> 
 
 
 def _head_rows(
-    shape: MlaShape, arrays: Sequence[F32Array], head: int, *, first: int, count: int, transpose: bool
+    shape: MlaShape,
+    arrays: Sequence[F32Array],
+    head: int,
+    *,
+    first: int,
+    count: int,
+    transpose: bool,
 ) -> F32Array:
     """Rows [first, first + count) of one head of kv_b [heads * (nope + v), lora]."""
     start = head * (shape.nope + shape.v) + first

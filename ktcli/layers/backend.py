@@ -95,7 +95,13 @@ class Backend(Protocol):
         """The step's ids -> [T, hidden]."""
 
     def norm(
-        self, x: Value, gain: Tensor, eps: float, *, head_width: int | None = None, columns: int | None = None
+        self,
+        x: Value,
+        gain: Tensor,
+        eps: float,
+        *,
+        head_width: int | None = None,
+        columns: int | None = None,
     ) -> Value:
         """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the
         rest passing through. The last two consume x."""
@@ -115,7 +121,13 @@ class Backend(Protocol):
         """Append k and v to the cache, attend causally -> [T, heads * head_dim]."""
 
     def mla(
-        self, q: Value, latent: Value, weights: tuple[Tensor, Tensor, Tensor], shape: MlaShape, *, layer: int
+        self,
+        q: Value,
+        latent: Value,
+        weights: tuple[Tensor, Tensor, Tensor],
+        shape: MlaShape,
+        *,
+        layer: int,
     ) -> Value:
         """Append the latent [T, lora + rope], attend -> [T, heads * v]. Weights: uk_in, uk_out, uv."""
 

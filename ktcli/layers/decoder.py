@@ -79,7 +79,9 @@ class Decoder:
     @cached_property
     def norm(self) -> Tensor:
         shape = ((self.hidden,),)
-        return Tensor("norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape)
+        return Tensor(
+            "norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape
+        )
 
     def _outer(self, name: str, n: int, role: Role, source: str) -> Tensor:
         return Tensor(name, n, self.hidden, role, (source,), source_shapes=((n, self.hidden),))

@@ -70,7 +70,12 @@ class SparseMlp:
         shape = (self.routing.experts, self.hidden)
         names = (f"{self.source}.gate.weight",)
         return Tensor(
-            f"{self.name}.router", *shape, Role.KEPT, names, source_shapes=(shape,), layer=self.layer
+            f"{self.name}.router",
+            *shape,
+            Role.KEPT,
+            names,
+            source_shapes=(shape,),
+            layer=self.layer,
         )
 
     @cached_property
@@ -80,17 +85,30 @@ class SparseMlp:
         names = (f"{self.source}.gate.e_score_correction_bias",)
         n = self.routing.experts
         return Tensor(
-            f"{self.name}.router_bias", 1, n, Role.VECTOR, names, source_shapes=((n,),), layer=self.layer
+            f"{self.name}.router_bias",
+            1,
+            n,
+            Role.VECTOR,
+            names,
+            source_shapes=((n,),),
+            layer=self.layer,
         )
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up"))
+        sources = tuple(
+            f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")
+        )
         return _gate_up(self, Role.EXPERTS, sources, self.routing.experts)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(self, Role.EXPERTS, f"{self.source}.experts.{{e}}.down_proj.weight", self.routing.experts)
+        return _down(
+            self,
+            Role.EXPERTS,
+            f"{self.source}.experts.{{e}}.down_proj.weight",
+            self.routing.experts,
+        )
 
     @cached_property
     def shared(self) -> DenseMlp | None:

@@ -62,7 +62,13 @@ class NativeBackend(Backend):
         return out
 
     def norm(
-        self, x: View, gain: Tensor, eps: float, *, head_width: int | None = None, columns: int | None = None
+        self,
+        x: View,
+        gain: Tensor,
+        eps: float,
+        *,
+        head_width: int | None = None,
+        columns: int | None = None,
     ) -> Value:
         values = self._array(gain)
         if head_width is None and columns is None:
@@ -86,13 +92,16 @@ class NativeBackend(Backend):
         ends = np.cumsum(widths).tolist()
         starts = [0, *ends[:-1]]
         return tuple(
-            View(x.buffer, x.column + start, width) for start, width in zip(starts, widths, strict=True)
+            View(x.buffer, x.column + start, width)
+            for start, width in zip(starts, widths, strict=True)
         )
 
     def rope(self, x: View, rope: Rope, *, head_width: int, first: int = 0) -> Value:
         def emit(p: Program, v: tuple[View, ...]) -> None:
             if rope not in self._ropes:
-                self._ropes[rope] = p.rope_table(np.array(rope.inv_freq, dtype=np.float32), rope.scale)
+                self._ropes[rope] = p.rope_table(
+                    np.array(rope.inv_freq, dtype=np.float32), rope.scale
+                )
             p.rope(v[0], self._ropes[rope], head_width, first, rope.interleaved)
 
         self._note(emit, x)
@@ -100,12 +109,24 @@ class NativeBackend(Backend):
 
     def gqa(self, q: View, k: View, v: View, shape: GqaShape, *, layer: int) -> Value:
         out = self._buffer(shape.heads * shape.head_dim, like=q)
-        facts = (shape.heads, shape.kv_heads, shape.head_dim, shape.scale, layer * self._layer_bytes)
+        facts = (
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.scale,
+            layer * self._layer_bytes,
+        )
         self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts), out, q, k, v)
         return out
 
     def mla(
-        self, q: View, latent: View, weights: tuple[Tensor, Tensor, Tensor], shape: MlaShape, *, layer: int
+        self,
+        q: View,
+        latent: View,
+        weights: tuple[Tensor, Tensor, Tensor],
+        shape: MlaShape,
+        *,
+        layer: int,
     ) -> Value:
         out = self._buffer(shape.heads * shape.v, like=q)
         s = shape
@@ -116,7 +137,14 @@ class NativeBackend(Backend):
 
     def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:
         r = routing
-        groups = (r.n_group, r.topk_group, int(r.score), int(r.group_score), int(r.normalize), r.scale)
+        groups = (
+            r.n_group,
+            r.topk_group,
+            int(r.score),
+            int(r.group_score),
+            int(r.normalize),
+            r.scale,
+        )
         offsets = None if bias is None else self._array(bias)
         routed = _Routed(len(self._routings))
         self._routings[routed.index] = -1
@@ -130,7 +158,9 @@ class NativeBackend(Backend):
     def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
         packed = self._weight(gate_up), self._weight(down)
         out = self._buffer(down.n, like=x)
-        self._note(lambda p, v: p.experts(v[0], v[1], self._routings[routed.index], *packed), out, x)
+        self._note(
+            lambda p, v: p.experts(v[0], v[1], self._routings[routed.index], *packed), out, x
+        )
         return out
 
     def swiglu(self, x: View, width: int) -> Value:
@@ -161,8 +191,12 @@ class NativeBackend(Backend):
                 if view.buffer not in placed:
                     kind = self._widths[view.buffer]
                     spare = free.get(kind)
-                    placed[view.buffer] = spare.pop() if spare else program.buffer(kind[0], outputs=kind[1]).buffer
-            operation.emit(program, tuple(replace(v, buffer=placed[v.buffer]) for v in operation.views))
+                    placed[view.buffer] = (
+                        spare.pop() if spare else program.buffer(kind[0], outputs=kind[1]).buffer
+                    )
+            operation.emit(
+                program, tuple(replace(v, buffer=placed[v.buffer]) for v in operation.views)
+            )
             for buffer in {view.buffer for view in operation.views if last[view.buffer] == i}:
                 free.setdefault(self._widths[buffer], []).append(placed[buffer])
         program.finish()

@@ -56,7 +56,12 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def rotary(
-    dim: int, theta: float, *, yarn: Yarn | None = None, linear: float = 1.0, interleaved: bool = False
+    dim: int,
+    theta: float,
+    *,
+    yarn: Yarn | None = None,
+    linear: float = 1.0,
+    interleaved: bool = False,
 ) -> Rope:
     """The rotary embedding of `dim` columns.
 
@@ -72,14 +77,20 @@ def rotary(
         keep = 1 - _ramp(yarn, dim, theta)
         inverse = (1.0 / (np.float32(yarn.factor) * wavelengths)) * (1 - keep) + inverse * keep
         scale = yarn.cos_sin_scale
-    return Rope(dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved)
+    return Rope(
+        dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved
+    )
 
 
 def _ramp(yarn: Yarn, dim: int, theta: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """0 where a pair turns often (kept), 1 where it turns rarely (stretched); [dim/2] f32."""
 
     def dimension_of(rotations: float) -> float:
-        return dim * math.log(yarn.original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return (
+            dim
+            * math.log(yarn.original_context / (rotations * 2 * math.pi))
+            / (2 * math.log(theta))
+        )
 
     low, high = dimension_of(yarn.beta_fast), dimension_of(yarn.beta_slow)
     if yarn.truncate:

@@ -39,13 +39,17 @@ class Fields:
         """One of the names is there and not null."""
         return any(self.values.get(name) is not None for name in names)
 
-    def int(self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None) -> int:
+    def int(
+        self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
+    ) -> int:
         """The first of `names` that is there, as an integer in low..high."""
         value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a whole number")
         if not low <= value <= high:
-            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, outside {low}..{high}")
+            raise BadCheckpoint(
+                f"{self.where}: {names[0]} is {_show(value)}, outside {low}..{high}"
+            )
         return value
 
     def float(
@@ -55,7 +59,9 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a number")
         if not (low <= value <= high and math.isfinite(value)):
-            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, outside {low:g}..{high:g}")
+            raise BadCheckpoint(
+                f"{self.where}: {names[0]} is {_show(value)}, outside {low:g}..{high:g}"
+            )
         return float(value)
 
     def bool(self, name: str, default: bool) -> bool:
@@ -74,7 +80,9 @@ class Fields:
         """Refuse a value that this version does not compute."""
         if value not in allowed:
             known = ", ".join(str(each) for each in allowed)
-            raise BadCheckpoint(f"{self.where}: {name} {_show(value)} is not supported (known: {known})")
+            raise BadCheckpoint(
+                f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
+            )
 
     def _first(self, names: tuple[str, ...], default: Any) -> Any:
         for name in names:

@@ -34,12 +34,16 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         normalize=f.bool("norm_topk_prob", False),
     )
     if routing.top_k > routing.experts:
-        raise BadCheckpoint(f"config.json: {routing.top_k} of only {routing.experts} experts per token")
+        raise BadCheckpoint(
+            f"config.json: {routing.top_k} of only {routing.experts} experts per token"
+        )
 
     def layer(i: int) -> DecoderLayer:
         source = f"model.layers.{i}"
         attend = replace(attention, layer=i, source=f"{source}.self_attn")
-        return DecoderLayer(i, source, outer.hidden, outer.eps, attend, _mlp(f, i, outer.hidden, routing))
+        return DecoderLayer(
+            i, source, outer.hidden, outer.eps, attend, _mlp(f, i, outer.hidden, routing)
+        )
 
     decoder = replace(outer, layers=tuple(layer(i) for i in range(n_layers)))
     return DecoderModel("qwen3_moe", decoder, f.int("max_position_embeddings", high=MAX_CONTEXT))
@@ -49,11 +53,15 @@ def _attention(f: Fields, hidden: int, eps: float) -> GroupedQueryAttention:
     heads = f.int("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.int("num_key_value_heads", high=heads, default=heads)
     if heads % kv_heads:
-        raise BadCheckpoint(f"config.json: {heads} query heads do not divide into {kv_heads} key/value heads")
+        raise BadCheckpoint(
+            f"config.json: {heads} query heads do not divide into {kv_heads} key/value heads"
+        )
     head_dim = f.int("head_dim", high=4096, default=max(1, hidden // heads))
     rope, _ = read_rope(f, head_dim, interleaved=False)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    return GroupedQueryAttention(0, "", hidden, shape, rope, eps, True, f.bool("attention_bias", False))
+    return GroupedQueryAttention(
+        0, "", hidden, shape, rope, eps, True, f.bool("attention_bias", False)
+    )
 
 
 def _mlp(f: Fields, i: int, hidden: int, routing: Routing) -> Mlp:

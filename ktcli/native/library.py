@@ -108,7 +108,9 @@ def isa_rows() -> tuple[IsaRow, ...]:
     n = lib.kt_isa_rows(rows, 16)
     return tuple(
         IsaRow(
-            ffi.string(rows[i].name).decode(), bool(rows[i].usable), ffi.string(rows[i].missing).decode()
+            ffi.string(rows[i].name).decode(),
+            bool(rows[i].usable),
+            ffi.string(rows[i].missing).decode(),
         )
         for i in range(n)
     )

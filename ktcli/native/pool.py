@@ -37,7 +37,12 @@ class Pool:
     """
 
     def __init__(
-        self, threads: int, *, isa: str | None = None, cpus: Sequence[int] | None = None, spin_us: int = 200
+        self,
+        threads: int,
+        *,
+        isa: str | None = None,
+        cpus: Sequence[int] | None = None,
+        spin_us: int = 200,
     ) -> None:
         ffi, lib = library()
         isa = isa or os.environ.get("KT_ISA") or None
@@ -47,7 +52,9 @@ class Pool:
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
         if handle == ffi.NULL:
-            raise NativeError(ffi.string(error).decode(), hint="kt doctor shows what this machine can run")
+            raise NativeError(
+                ffi.string(error).decode(), hint="kt doctor shows what this machine can run"
+            )
         self._ffi, self._lib = ffi, lib
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()
@@ -61,7 +68,12 @@ class Pool:
         raise (BadCheckpoint if result in (-4, -5) else NativeError)(sentence)
 
     def decode(
-        self, dtype: DType, src: NDArray[Any], n: int, k: int, block_scale: NDArray[np.float32] | None = None
+        self,
+        dtype: DType,
+        src: NDArray[Any],
+        n: int,
+        k: int,
+        block_scale: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """f32 [n, k] of a checkpoint matrix given as raw bytes; see kt_decode.
 
@@ -69,41 +81,68 @@ class Pool:
             BadCheckpoint: a value is NaN or Inf.
         """
         itemsize = {DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.F8_E4M3: 1}[dtype]
-        require(src.flags.c_contiguous and src.nbytes == n * k * itemsize, f"source is not {n} x {k} {dtype.name}")
+        require(
+            src.flags.c_contiguous and src.nbytes == n * k * itemsize,
+            f"source is not {n} x {k} {dtype.name}",
+        )
         scale = self._ffi.NULL
         if dtype is DType.F8_E4M3:
             blocks = (-(-n // 128), -(-k // 128))
-            require(block_scale is not None and block_scale.shape == blocks, f"block scale is not {blocks}")
+            require(
+                block_scale is not None and block_scale.shape == blocks,
+                f"block scale is not {blocks}",
+            )
             block_scale = np.ascontiguousarray(block_scale, dtype=np.float32)
             scale = self._ffi.from_buffer("float[]", block_scale)
         out = np.empty((n, k), dtype=np.float32)
         source = self._ffi.from_buffer("char[]", src.reshape(-1).view(np.uint8))
         self.check(
             self._lib.kt_decode(
-                self.handle, int(dtype), source, n, k, scale, self._ffi.from_buffer("float[]", out, True)
+                self.handle,
+                int(dtype),
+                source,
+                n,
+                k,
+                scale,
+                self._ffi.from_buffer("float[]", out, True),
             )
         )
         return out
 
     def pack(
-        self, fmt: Format, matrix: NDArray[np.float32], dst: NDArray[np.uint8], *, panel_step: int = 1
+        self,
+        fmt: Format,
+        matrix: NDArray[np.float32],
+        dst: NDArray[np.uint8],
+        *,
+        panel_step: int = 1,
     ) -> tuple[float, float]:
         """Encode `matrix` [n, k] into `dst`; returns (sum of squared error, sum of squares).
 
         `dst` must hold the panels, the gaps of `panel_step` included (see kt_pack).
         """
-        require(matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32")
+        require(
+            matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
+        )
         n, k = matrix.shape
         panels = -(-n // PANEL_ROWS)
         panel = packed_bytes(fmt, PANEL_ROWS, k)
         require(
-            dst.flags.c_contiguous and dst.nbytes >= ((panels - 1) * panel_step + 1) * panel, "dst is too small"
+            dst.flags.c_contiguous and dst.nbytes >= ((panels - 1) * panel_step + 1) * panel,
+            "dst is too small",
         )
         error = self._ffi.new("kt_pack_error *")
         target = self._ffi.from_buffer("char[]", dst, True)
         self.check(
             self._lib.kt_pack(
-                self.handle, c_format(fmt), n, k, self._ffi.from_buffer("float[]", matrix), panel_step, target, error
+                self.handle,
+                c_format(fmt),
+                n,
+                k,
+                self._ffi.from_buffer("float[]", matrix),
+                panel_step,
+                target,
+                error,
             )
         )
         return float(error.sum_sq_error), float(error.sum_sq)
@@ -128,7 +167,9 @@ class Pool:
         pointer = self._ffi.from_buffer("char[]", dst, True)
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
-    def ceiling(self, kind: Ceiling, seconds: float, data: NDArray[np.uint8] | None = None) -> float:
+    def ceiling(
+        self, kind: Ceiling, seconds: float, data: NDArray[np.uint8] | None = None
+    ) -> float:
         """Bytes or operations per second of the best plain loop; READ needs `data` larger than the caches."""
         rate = self._ffi.new("double *")
         pointer = self._ffi.NULL if data is None else self._ffi.from_buffer("char[]", data)
@@ -140,5 +181,11 @@ class Pool:
         """A kt_weight struct for a call."""
         return self._ffi.new(
             "kt_weight *",
-            (c_format(weight.format)[0], weight.n, weight.k, weight.count, self._ffi.cast("void *", weight.address)),
+            (
+                c_format(weight.format)[0],
+                weight.n,
+                weight.k,
+                weight.count,
+                self._ffi.cast("void *", weight.address),
+            ),
         )

@@ -78,7 +78,9 @@ class Program:
 
     def embed(self, out: View, table: NDArray[np.uint16]) -> None:
         """`table` [vocab, width] bf16 bits."""
-        require(table.dtype == np.uint16 and table.shape[1] == out.width, "embedding table does not fit")
+        require(
+            table.dtype == np.uint16 and table.shape[1] == out.width, "embedding table does not fit"
+        )
         pointer = self._borrow("uint16_t[]", table)
         self._record("embed", self._lib.kt_program_embed, self._view(out), pointer, table.shape[0])
 
@@ -86,10 +88,18 @@ class Program:
         """RMSNorm of each run of len(gain) columns."""
         pointer = self._borrow("float[]", gain)
         self._record(
-            "norm", self._lib.kt_program_norm, self._view(out), self._view(x), gain.size, pointer, eps
+            "norm",
+            self._lib.kt_program_norm,
+            self._view(out),
+            self._view(x),
+            gain.size,
+            pointer,
+            eps,
         )
 
-    def linear(self, out: View, x: View, weight: Weight, bias: F32Array | None, precise: bool) -> None:
+    def linear(
+        self, out: View, x: View, weight: Weight, bias: F32Array | None, precise: bool
+    ) -> None:
         bias_pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
         self._record(
             "linear",
@@ -110,10 +120,18 @@ class Program:
 
     def rope(self, x: View, table: int, head_width: int, first: int, interleaved: bool) -> None:
         self._record(
-            "rope", self._lib.kt_program_rope, self._view(x), table, head_width, first, int(interleaved)
+            "rope",
+            self._lib.kt_program_rope,
+            self._view(x),
+            table,
+            head_width,
+            first,
+            int(interleaved),
         )
 
-    def gqa(self, out: View, q: View, k: View, v: View, shape: tuple[int, int, int, float, int]) -> None:
+    def gqa(
+        self, out: View, q: View, k: View, v: View, shape: tuple[int, int, int, float, int]
+    ) -> None:
         """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page."""
         views = (self._view(view) for view in (out, q, k, v))
         self._record("gqa", self._lib.kt_program_gqa, *views, self._ffi.new("kt_gqa *", shape))
@@ -132,7 +150,10 @@ class Program:
         self._record("mla", self._lib.kt_program_mla, *map(self._view, (out, q, latent)), struct)
 
     def route(
-        self, logits: View, rule: tuple[int, int, int, int, int, int, int, float], bias: F32Array | None
+        self,
+        logits: View,
+        rule: tuple[int, int, int, int, int, int, int, float],
+        bias: F32Array | None,
     ) -> int:
         """`rule`: experts, top_k, n_group, topk_group, score, group_score, normalize, scale.
 
@@ -145,7 +166,14 @@ class Program:
 
     def experts(self, out: View, x: View, routing: int, gate_up: Weight, down: Weight) -> None:
         weights = self._weight(gate_up), self._weight(down)
-        self._record("experts", self._lib.kt_program_experts, self._view(out), self._view(x), routing, *weights)
+        self._record(
+            "experts",
+            self._lib.kt_program_experts,
+            self._view(out),
+            self._view(x),
+            routing,
+            *weights,
+        )
 
     def swiglu(self, out: View, x: View) -> None:
         self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x))
@@ -198,7 +226,10 @@ class Program:
         """The first `n` rows of a view, in place: valid until the next run."""
         stride = self._ffi.new("int64_t *")
         pointer = self._lib.kt_program_data(self._handle, view.buffer, stride)
-        require(pointer != self._ffi.NULL and 0 < n <= max(self.max_tokens, self.max_outputs), "no such rows")
+        require(
+            pointer != self._ffi.NULL and 0 < n <= max(self.max_tokens, self.max_outputs),
+            "no such rows",
+        )
         width = int(stride[0])
         flat = np.frombuffer(self._ffi.buffer(pointer, n * width * 4), dtype=np.float32)
         return flat.reshape(n, width)[:, view.column : view.column + view.width]
@@ -211,7 +242,9 @@ class Program:
         shape = (n, top_k)
         return (
             np.frombuffer(self._ffi.buffer(ids, n * top_k * 4), dtype=np.int32).reshape(shape),
-            np.frombuffer(self._ffi.buffer(gate[0], n * top_k * 4), dtype=np.float32).reshape(shape),
+            np.frombuffer(self._ffi.buffer(gate[0], n * top_k * 4), dtype=np.float32).reshape(
+                shape
+            ),
         )
 
     def profile(self) -> list[tuple[str, int]]:

@@ -1,0 +1,168 @@
+"""A loaded model: ids in, logits out. Immutable; `Session` is one timeline on it.
+
+Loading places the weights, traces the model's forward into a native program and keeps both. The engine
+knows nothing of text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli.engine.kvcache import PageLayout
+from ktcli.engine.loader import (
+    PackSource,
+    Progress,
+    RandomSource,
+    Tensors,
+    TensorSource,
+    load,
+    memory_bytes,
+)
+from ktcli.engine.session import Session
+from ktcli import config
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.cpu import read_cpu
+from ktcli.hardware.memory import read_memory
+from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.layers.native_backend import NativeBackend
+from ktcli.models import Model, Spec, build
+from ktcli.native import Pool, Program, View
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
+
+# Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
+# to cancel within a second and to keep the buffers of a step in tens of megabytes.
+PREFILL_CHUNK = 512
+DEFAULT_CONTEXT = 8192
+# Logits of several positions at once (kt logits): rows so that they take at most this much.
+_LOGITS_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an engine runs.
+
+    Attributes:
+        context: positions a session can hold; None: the model's own, at most 8192.
+        threads: of the team; None: KT_THREADS, else one per physical core.
+        isa: row of kernels; None: KT_ISA, else the best.
+        exact: f32 activations and cache on the portable row, to compare with a reference.
+        all_logits: steps can give logits of every position.
+    """
+
+    context: int | None = None
+    threads: int | None = None
+    isa: str | None = None
+    exact: bool = False
+    all_logits: bool = False
+
+
+class Engine:
+    """A loaded model.
+
+    Attributes:
+        spec: the model's shape.
+        context: positions a session can hold.
+        pool: the team that runs it.
+        weights_bytes: memory of the weights.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        recipe: Recipe,
+        source: TensorSource,
+        pool: Pool,
+        options: Options,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.recipe, self.pool, self.exact = model, recipe, pool, options.exact
+        self.spec: Spec = model.spec
+        self.context = _context(self.spec, options.context)
+        self.layout = PageLayout.of(self.spec, exact=options.exact)
+        _require_memory(model, recipe, self.layout.cache_bytes(self.context))
+        self._tensors: Tensors = load(model, recipe, source, progress)
+        self.program, self.logits_view, self.routings = self._record(options)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        context: int | None = None,
+        threads: int | None = None,
+        isa: str | None = None,
+        exact: bool = False,
+        all_logits: bool = False,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """The engine of a converted model; the keywords are `Options`.
+
+        Raises:
+            BadPack: the files are damaged.
+            NotEnoughMemory: weights and cache do not fit.
+        """
+        options = Options(context, threads, isa, exact, all_logits)
+        pack = Pack.open(path)
+        pool = make_pool(options)
+        return cls(build(pack.config), pack.recipe, PackSource(pack, pool), pool, options, progress)
+
+    @classmethod
+    def random(
+        cls,
+        model: Model,
+        recipe: Recipe,
+        options: Options,
+        *,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """An engine of the model's true shapes with random weights, made in memory."""
+        pool = make_pool(options)
+        return cls(model, recipe, RandomSource(pool, seed), pool, options, progress)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._tensors.size_bytes
+
+    def session(self) -> Session:
+        """A new timeline; its cache is reserved now."""
+        return Session(self.program, self.logits_view, self.layout, self.context, self.spec.vocab)
+
+    def _record(self, options: Options) -> tuple[Program, View, tuple[int, ...]]:
+        chunk = min(PREFILL_CHUNK, self.context)
+        outputs = (
+            max(1, min(chunk, _LOGITS_BYTES // (4 * self.spec.vocab))) if options.all_logits else 1
+        )
+        program = Program(self.pool, max_tokens=chunk, max_outputs=outputs, exact=options.exact)
+        backend = NativeBackend(self._tensors.by_name, self.layout.layer_bytes)
+        view = backend.record(program, self.model.forward(backend))
+        return program, view, backend.routings
+
+
+def make_pool(options: Options) -> Pool:
+    """The team that the options ask for, one thread per physical core; more than cores: not pinned."""
+    cpu = read_cpu(SYSTEM_ROOT, ())
+    threads = options.threads or config.forced_threads() or cpu.threads
+    cpus = cpu.cores[:threads] if threads <= len(cpu.cores) else None
+    return Pool(threads, isa="portable" if options.exact else options.isa, cpus=cpus)
+
+
+def _context(spec: Spec, asked: int | None) -> int:
+    if asked is None:
+        return min(spec.context, DEFAULT_CONTEXT)
+    if not 1 <= asked <= spec.context:
+        raise UsageError(
+            f"a context of {asked} tokens is not possible: this model was made for 1..{spec.context}",
+            hint=f"use --context {spec.context} or less",
+        )
+    return asked
+
+
+def _require_memory(model: Model, recipe: Recipe, cache_bytes: int) -> None:
+    """Refuse before anything is allocated."""
+    need = memory_bytes(model, recipe) + cache_bytes
+    have = read_memory(SYSTEM_ROOT).free_bytes
+    if need > have:
+        raise NotEnoughMemory("the model with its context", need, have)
