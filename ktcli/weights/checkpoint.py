@@ -1,9 +1,8 @@
 """A model folder as its authors published it: read lazily, tensor by tensor, and never believed.
 
-Opening reads `config.json`, the index and the headers; tensor data is read when it is asked for, by
-parallel reads into memory that is freed right after (not by mapping: a failing disk is then an error
-and not a signal, and memory stays what was asked for). Files are looked for only inside the folder.
-Formats: F32, BF16, F16, and F8_E4M3 with one f32 factor per block of 128 x 128, which *multiplies*
+Opening reads `config.json`, the index and the headers; tensor data is read when it is asked for, some
+rows at a time (not mapped: a failing disk is then an error and not a signal). Files are looked for only
+inside the folder. Formats: F32, BF16, F16, and F8_E4M3 with one f32 factor per block of 128 x 128, which *multiplies*
 although it is called `weight_scale_inv`.
 """
 
@@ -36,7 +35,6 @@ SINGLE = "model.safetensors"
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
 
 _DTYPES = {"F32": DType.F32, "BF16": DType.BF16, "F16": DType.F16, "F8_E4M3": DType.F8_E4M3}
-_ITEM_BYTES = {DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.F8_E4M3: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,29 @@ class Source:
         shape = self.entry.shape
         return prod(shape[1:]) if len(shape) > 1 else prod(shape)
 
+    @property
+    def dtype(self) -> DType:
+        return _DTYPES[self.entry.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows [start, stop) of a tensor; all of it unless said otherwise."""
+
+    source: Source
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.source.rows if self.end is None else self.end
+
+    @property
+    def first(self) -> int:
+        """The first row to read: FP8 factors belong to whole blocks."""
+        aligned = self.source.dtype is DType.F8_E4M3
+        return self.start // FP8_BLOCK * FP8_BLOCK if aligned else self.start
+
 
 class Checkpoint:
     """An open model folder. Close it, or use it in a `with` statement.
@@ -65,6 +86,7 @@ class Checkpoint:
     Attributes:
         config: what `config.json` says, an object; its values are not checked here.
         sources: all tensors by name.
+        digest: tells checkpoints apart; SHA-256 over all headers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,6 +102,8 @@ class Checkpoint:
             _check_quantization(self.config)
             self.sources, headers = _open_shards(folder)
         self.digest = _digest(headers)
+        for file in headers:
+            self._descriptors[file] = os.open(inside(folder, file), os.O_RDONLY | os.O_CLOEXEC)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -116,60 +140,52 @@ class Checkpoint:
                 hint=HINT,
             )
         if source.entry.dtype == "F8_E4M3":
-            self._find_block_scale(source)
+            self._block_scale(source)
         return source
 
-    def decode(self, pool: Pool, source: Source, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
-        """Rows [start, stop) of a tensor as f32 [stop - start, columns].
+    def read(self, span: Span) -> NDArray[np.uint8]:
+        """The raw bytes of a span. May be called from several threads at once.
 
         Raises:
-            BadCheckpoint: a value is NaN or Inf, or the file ended early.
+            BadCheckpoint: the file ended early or the disk failed.
         """
-        stop = source.rows if stop is None else stop
-        dtype = _DTYPES[source.entry.dtype]
-        first, scale = start, None
-        if dtype is DType.F8_E4M3:
-            first = start // FP8_BLOCK * FP8_BLOCK  # factors belong to whole blocks
-            scale = self._block_scale(pool, source)[start // FP8_BLOCK : -(-stop // FP8_BLOCK)]
-        raw = self._read(pool, source, first, stop, _ITEM_BYTES[dtype])
-        try:
-            values = pool.decode(dtype, raw, stop - first, source.columns, scale)
-        except BadCheckpoint:
-            raise BadCheckpoint(f"{source.name} in {source.file} holds NaN or Inf", hint=HINT) from None
-        return values[start - first :]
-
-    def _read(self, pool: Pool, source: Source, start: int, stop: int, item_bytes: int) -> NDArray[np.uint8]:
-        """The bytes of rows [start, stop)."""
-        row_bytes = source.columns * item_bytes
-        raw = np.empty((stop - start) * row_bytes, dtype=np.uint8)
-        try:
-            pool.read_file(self._descriptor(source.file), source.entry.offset + start * row_bytes, raw)
-        except BadCheckpoint as error:
-            raise BadCheckpoint(f"{source.file} cannot be read: {error}", hint=HINT) from None
+        row_bytes = span.source.entry.size_bytes // max(span.source.rows, 1)
+        raw = np.empty((span.stop - span.first) * row_bytes, dtype=np.uint8)
+        view, file = raw.data, span.source.file
+        offset, done = span.source.entry.offset + span.first * row_bytes, 0
+        while done < raw.size:
+            try:
+                got = os.preadv(self._descriptors[file], [view[done:]], offset + done)
+            except OSError as error:
+                raise BadCheckpoint(f"{file} cannot be read: {error.strerror}") from error
+            if got == 0:
+                raise BadCheckpoint(f"{file} became shorter while it was read", hint=HINT)
+            done += got
         return raw
 
-    def read_ahead(self, source: Source) -> None:
-        """Let the system read a tensor ahead."""
-        os.posix_fadvise(
-            self._descriptor(source.file), source.entry.offset, source.entry.size_bytes, os.POSIX_FADV_WILLNEED
-        )
+    def decode(self, pool: Pool, span: Span, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Rows [start, stop) as f32 [stop - start, columns], from the bytes that `read` gave.
 
-    def _find_block_scale(self, source: Source) -> Source:
+        Raises:
+            BadCheckpoint: a value is NaN or Inf.
+        """
+        source, scale = span.source, None
+        if source.dtype is DType.F8_E4M3:
+            whole = Span(self._block_scale(source))
+            factors = self.decode(pool, whole, self.read(whole))
+            scale = factors[span.first // FP8_BLOCK : -(-span.stop // FP8_BLOCK)]
+        try:
+            values = pool.decode(source.dtype, raw, span.stop - span.first, source.columns, scale)
+        except BadCheckpoint:
+            raise BadCheckpoint(f"{source.name} in {source.file} holds NaN or Inf", hint=HINT) from None
+        return values[span.start - span.first :]
+
+    def _block_scale(self, source: Source) -> Source:
+        """The factors of an FP8 tensor, [ceil(rows / 128), ceil(columns / 128)]."""
         companion = f"{source.name}_scale_inv"
         if companion not in self.sources or self.sources[companion].entry.dtype == "F8_E4M3":
             raise BadCheckpoint(f"{source.name} in {source.file} is FP8 without its {companion}", hint=HINT)
-        blocks = (-(-source.rows // FP8_BLOCK), -(-source.columns // FP8_BLOCK))
-        return self.find(companion, blocks)
-
-    def _block_scale(self, pool: Pool, source: Source) -> NDArray[np.float32]:
-        """f32 [ceil(rows / 128), ceil(columns / 128)]."""
-        return self.decode(pool, self._find_block_scale(source))
-
-    def _descriptor(self, file: str) -> int:
-        if file not in self._descriptors:
-            path = inside(self.folder, file)
-            self._descriptors[file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._descriptors[file]
+        return self.find(companion, (-(-source.rows // FP8_BLOCK), -(-source.columns // FP8_BLOCK)))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

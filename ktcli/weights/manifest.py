@@ -1,0 +1,208 @@
+"""The manifest of a pack, `kt.json`: what the files are, where they came from, and their hashes.
+
+It holds nothing that differs between two conversions of the same checkpoint: no time, host, thread count
+or path. The bytes are specified in `pack`; this file turns them into a `Manifest` and back, and believes
+nothing on the way in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.native import Format
+from ktcli.weights.checkpoint import parse_object
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.recipe import Recipe
+
+VERSION = 1
+
+# Files that a pack takes over from the checkpoint as they are, with the most bytes believed of each.
+EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern), limit)
+    for pattern, limit in (
+        (r"config\.json", 1_000_000),
+        (r"generation_config\.json", 1_000_000),
+        (r"tokenizer\.json", 100_000_000),
+        (r"tokenizer_config\.json", 20_000_000),
+        (r"special_tokens_map\.json", 1_000_000),
+        (r"chat_template\.jinja", 1_000_000),
+        (r"[A-Za-z0-9_.-]{1,60}\.tiktoken", 100_000_000),
+        (r"tiktoken\.model", 100_000_000),
+        (r"LICENSE[A-Za-z0-9_.-]{0,40}", 1_000_000),
+    )
+)
+_WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of a pack.
+
+    Attributes:
+        error: of a weight file: relative error (rms of the difference over rms of the source) of what
+            the recipe rounded, by kind of tensor ("experts", "dense"), to four digits.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+    error: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `kt.json` says.
+
+    Attributes:
+        repository, revision: where the checkpoint was published; None: it was a local folder.
+        digest: of the checkpoint's headers, see `Checkpoint`.
+        extras: the small files taken over: config, tokenizer, template, licence.
+        files: the weight files, in the order they were written; while a conversion runs, those that
+            are complete.
+    """
+
+    family: str
+    repository: str | None
+    revision: str | None
+    digest: str
+    recipe: Recipe
+    extras: tuple[FileRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+
+    @property
+    def identity(self) -> Manifest:
+        """The manifest before anything was written: equal for conversions that give equal packs."""
+        return replace(self, files=())
+
+    def encode(self) -> bytes:
+        """The bytes of `kt.json`."""
+        formats = {row.name: _format_row(row) for row in (self.recipe.experts, self.recipe.dense)}
+        document = {
+            "kt_pack": VERSION,
+            "family": self.family,
+            "source": {"repository": self.repository, "revision": self.revision, "digest": self.digest},
+            "recipe": {"experts": self.recipe.experts.name, "dense": self.recipe.dense.name},
+            "formats": formats,
+            "extras": [encode_record(record) for record in self.extras],
+            "files": [encode_record(record) for record in self.files],
+        }
+        return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
+
+
+def encode_record(record: FileRecord) -> dict[str, Any]:
+    """The JSON object of one file."""
+    row: dict[str, Any] = {
+        "name": record.name,
+        "size_bytes": record.size_bytes,
+        "sha256": record.sha256,
+    }
+    return row | ({"error": dict(record.error)} if record.error else {})
+
+
+def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
+    """The manifest in `data`.
+
+    Raises:
+        BadPack: it is not one, or one of another version.
+    """
+    try:
+        document = parse_object(data, what)
+    except BadCheckpoint as error:
+        raise BadPack(str(error)) from None
+    version = document.get("kt_pack")
+    if version != VERSION:
+        raise BadPack(
+            f"{what} has pack version {str(version)[:20]}, this kt reads version {VERSION}",
+            hint="convert the model again: kt convert NAME",
+        )
+    source, recipe = _object(document, "source", what), _object(document, "recipe", what)
+    extras = tuple(parse_record(row, what) for row in _list(document, "extras", what))
+    files = tuple(parse_record(row, what) for row in _list(document, "files", what))
+    names = [record.name for record in (*extras, *files)]
+    if len(set(names)) != len(names) or not all(extra_limit(record.name) for record in extras):
+        raise BadPack(f"{what} lists a file that does not belong there")
+    if not all(_WEIGHTS.fullmatch(record.name) for record in files):
+        raise BadPack(f"{what} lists a weight file that is none")
+    formats = _object(document, "formats", what)
+    experts, dense = (_read_format(formats, recipe.get(key), what) for key in ("experts", "dense"))
+    return Manifest(
+        family=_text(document, "family", what),
+        repository=_optional_text(source, "repository", what),
+        revision=_optional_text(source, "revision", what),
+        digest=_text(source, "digest", what),
+        recipe=Recipe(experts, dense),
+        extras=extras,
+        files=files,
+    )
+
+
+def parse_record(row: object, what: str) -> FileRecord:
+    """One file of a manifest.
+
+    Raises:
+        BadPack: a field is missing or makes no sense.
+    """
+    if not isinstance(row, dict):
+        raise BadPack(f"{what} has a file that is no object")
+    name, size, digest = _text(row, "name", what), row.get("size_bytes"), _text(row, "sha256", what)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not _SHA256.fullmatch(digest):
+        raise BadPack(f"{what} gives {name[:60]!r} a size or hash that is none")
+    error = row.get("error", {})
+    if not isinstance(error, dict) or not all(isinstance(each, float | int) for each in error.values()):
+        raise BadPack(f"{what} gives {name[:60]!r} an error that is no number")
+    return FileRecord(name, size, digest, {str(kind): float(each) for kind, each in error.items()})
+
+
+def extra_limit(name: str) -> int:
+    """The most bytes believed of a file that a pack takes over; 0: it takes over none of that name."""
+    return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)
+
+
+def _format_row(row: Format) -> dict[str, Any]:
+    return {
+        "bits": row.bits,
+        "group": row.group,
+        "scale": row.scale.name.lower(),
+        "codebook": list(row.codebook),
+    }
+
+
+def _read_format(formats: Mapping[str, Any], name: object, what: str) -> Format:
+    row = FORMATS.get(name) if isinstance(name, str) else None
+    if row is None or formats.get(row.name) != _format_row(row):
+        raise BadPack(
+            f"{what} uses the number format {str(name)[:40]!r}, which this kt does not know",
+            hint="convert the model again: kt convert NAME",
+        )
+    return row
+
+
+def _object(document: Mapping[str, Any], key: str, what: str) -> dict[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise BadPack(f"{what} has no object {key!r}")
+    return value
+
+
+def _list(document: Mapping[str, Any], key: str, what: str) -> list[Any]:
+    value = document.get(key)
+    if not isinstance(value, list):
+        raise BadPack(f"{what} has no list {key!r}")
+    return value
+
+
+def _text(document: Mapping[str, Any], key: str, what: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str):
+        raise BadPack(f"{what} has no text {key!r}")
+    return value
+
+
+def _optional_text(document: Mapping[str, Any], key: str, what: str) -> str | None:
+    return None if document.get(key) is None else _text(document, key, what)

@@ -1,0 +1,271 @@
+"""The pack: our files of a converted model, their layout, and their strict reader.
+
+A pack is one folder:
+
+    kt.json                  the manifest; a folder without it is not a complete pack
+    layer-00000.safetensors  every tensor of decoder layer 0: experts and dense part
+    layer-00001.safetensors  …
+    outer.safetensors        the tensors of no layer: embedding, final norm, output head
+    config.json, tokenizer.json, …   taken over from the checkpoint as they are
+
+Nothing in it depends on the machine that made it or on one that will read it: no NUMA node count, no
+instruction set, no threads, no split between CPU and GPU.
+
+WEIGHT FILES are safetensors files:
+
+    0      u64 little-endian N
+    8      N bytes of JSON, padded with spaces so that 8 + N is a multiple of 64
+    8 + N  data: the tensors in the order of the JSON, without gaps
+
+First come the packed tensors in the order the model declares them, each a multiple of 64 bytes long, so
+that each begins on a 64-byte boundary; then the tables; then the vectors. In the JSON
+
+    packed   dtype U8,   shape [count, bytes of one matrix]; panels as kt.h describes them
+    table    dtype BF16, shape [n, k]; plain rows
+    vector   dtype F32,  shape [k]
+             (tables and vectors with count > 1 or vectors with n > 1 carry these dimensions in front)
+
+and `__metadata__` holds for every tensor, under its name, what the bytes mean:
+
+    "int4 1536 x 2048 x 128 alternate"     format, n, k, count, and whether panels of two sources alternate
+
+The names of formats are those of `formats.FORMATS`; plain ones are called "table" and "vector".
+
+KT.JSON is a JSON object, one-space indented, ASCII:
+
+    kt_pack    1, the version of this description
+    family     name of the model's family
+    source     repository and revision (null for a local folder); digest: SHA-256 over, for each weight
+               file of the checkpoint by name, "NAME\\nLENGTH\\n" and its header's JSON
+    recipe     experts, dense: names of number formats
+    formats    for each of these: bits, group, scale, codebook
+    extras     files taken over: name, size_bytes, sha256
+    files      weight files in the order written: name, size_bytes, sha256, and error: by kind of tensor
+               sqrt(sum (stored - source)^2 / sum source^2), to four digits
+
+KT.JSON.PART exists while a conversion is unfinished: its first line is the manifest without files (as one
+line), each further line one complete file. A line without its newline was never finished and counts not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.layers.tensors import Role, Tensor
+from ktcli.weights.checkpoint import parse_object
+from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
+from ktcli.weights.manifest import FileRecord, Manifest, parse_manifest
+from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+
+MANIFEST = "kt.json"
+OUTER = "outer.safetensors"
+MAX_MANIFEST_BYTES = 10_000_000
+HINT = "remove the pack and convert the model again: kt rm NAME, then kt convert NAME"
+HASH_BLOCK_BYTES = 4 << 20
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One weight file as it will be.
+
+    Attributes:
+        tensors: in the order of their data.
+        header: the bytes before the data.
+    """
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    header: bytes
+    size_bytes: int
+
+
+def file_name(layer: int | None) -> str:
+    """The file that holds the tensors of a layer; None: those of no layer."""
+    return OUTER if layer is None else f"layer-{layer:05}.safetensors"
+
+
+def weight_files(tensors: Iterable[Tensor], recipe: Recipe) -> tuple[WeightFile, ...]:
+    """The weight files of a pack: layers in order, then the outer one.
+
+    Raises:
+        NativeError: a format cannot hold the shape of a tensor.
+    """
+    by_layer: dict[int | None, list[Tensor]] = {}
+    for tensor in tensors:
+        by_layer.setdefault(tensor.layer, []).append(tensor)
+    layers: list[int | None] = [*sorted(layer for layer in by_layer if layer is not None)]
+    return tuple(
+        _weight_file(file_name(layer), by_layer[layer], recipe)
+        for layer in layers + [None] * (None in by_layer)
+    )
+
+
+def _weight_file(name: str, tensors: list[Tensor], recipe: Recipe) -> WeightFile:
+    place = {Role.TABLE: 1, Role.VECTOR: 2}
+    ordered = tuple(sorted(tensors, key=lambda tensor: place.get(tensor.role, 0)))
+    header = encode_header(
+        {tensor.name: _stored_as(tensor, recipe) for tensor in ordered},
+        {tensor.name: _meaning(tensor, recipe) for tensor in ordered},
+    )
+    size = len(header) + sum(stored_bytes(tensor, recipe) for tensor in ordered)
+    return WeightFile(name, ordered, header, size)
+
+
+def _stored_as(tensor: Tensor, recipe: Recipe) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape in the safetensors header."""
+    if format_of(tensor, recipe) is not None:
+        return "U8", (tensor.count, stored_bytes(tensor, recipe) // tensor.count)
+    shape = (tensor.count, tensor.n, tensor.k)
+    if tensor.role is Role.TABLE:
+        return "BF16", shape if tensor.count > 1 else shape[1:]
+    return "F32", shape if tensor.count > 1 else shape[1:] if tensor.n > 1 else shape[2:]
+
+
+def _meaning(tensor: Tensor, recipe: Recipe) -> str:
+    fmt = format_of(tensor, recipe)
+    words = f"{fmt.name if fmt else tensor.role.value} {tensor.n} x {tensor.k} x {tensor.count}"
+    return words + (" alternate" if tensor.alternate else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where the bytes of a tensor lie."""
+
+    path: Path
+    offset: int
+    size_bytes: int
+
+
+class Pack:
+    """An open pack: manifest and headers are read and checked, weights are not.
+
+    Attributes:
+        config: the checkpoint's `config.json`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """See `open`."""
+        self.path = path
+        self.manifest = _read_manifest(path)
+        self._entries: dict[str, tuple[Path, Entry, str]] = {}
+        try:
+            for record in (*self.manifest.extras, *self.manifest.files):
+                _check_size(path, record)
+            for record in self.manifest.files:
+                self._read_file(record)
+            self.config = self._read_config()
+        except BadPack as error:
+            error.hint = error.hint or HINT
+            raise
+        except BadCheckpoint as error:
+            raise BadPack(f"the pack {path.name} is damaged: {error}", hint=HINT) from None
+
+    @classmethod
+    def open(cls, path: Path) -> Pack:
+        """The pack in the folder `path`.
+
+        Raises:
+            BadPack: there is none, or its manifest, a header or a file's size is not as it must be.
+        """
+        return cls(path)
+
+    @property
+    def family(self) -> str:
+        return self.manifest.family
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.manifest.recipe
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files but the manifest."""
+        return sum(record.size_bytes for record in (*self.manifest.extras, *self.manifest.files))
+
+    def locate(self, tensor: Tensor) -> Location:
+        """Where `tensor` lies.
+
+        Raises:
+            BadPack: it is missing, or stored with another format or shape than model and recipe say.
+        """
+        found = self._entries.get(tensor.name)
+        if found is None:
+            raise BadPack(f"the pack {self.path.name} has no tensor {tensor.name}", hint=HINT)
+        path, entry, meaning = found
+        wanted = _meaning(tensor, self.recipe)
+        if meaning != wanted or (entry.dtype, entry.shape) != _stored_as(tensor, self.recipe):
+            raise BadPack(
+                f"{tensor.name} in {path.name} is {meaning[:80]!r}, but the model needs {wanted!r}", hint=HINT
+            )
+        return Location(path, entry.offset, entry.size_bytes)
+
+    def verify(self, progress: Progress | None = None) -> None:
+        """Read every file and compare its hash.
+
+        Raises:
+            BadPack: a hash differs; the sentence names the file.
+        """
+        done, total = 0, self.size_bytes
+        for record in (*self.manifest.extras, *self.manifest.files):
+            digest = sha256()
+            for block in _blocks(self.path / record.name):
+                digest.update(block)
+                done += len(block)
+                if progress:
+                    progress(done, total)
+            if digest.hexdigest() != record.sha256:
+                raise BadPack(f"{record.name} in {self.path.name} does not match its hash", hint=HINT)
+
+    def _read_file(self, record: FileRecord) -> None:
+        path = self.path / record.name
+        header = read_header(path)
+        for name, entry in header.entries.items():
+            if name in self._entries:
+                raise BadPack(f"{name} lies in both {self._entries[name][0].name} and {record.name}")
+            self._entries[name] = (path, entry, header.metadata.get(name, ""))
+
+    def _read_config(self) -> dict[str, Any]:
+        data = read_bounded(self.path / "config.json", 1_000_000)
+        for record in self.manifest.extras:
+            if record.name == "config.json" and record.sha256 == sha256(data).hexdigest():
+                return parse_object(data, "config.json")
+        raise BadPack("config.json does not match its hash in kt.json")
+
+
+def is_pack(path: Path) -> bool:
+    """Whether `path` is a folder that says it is a complete pack."""
+    return is_regular(path / MANIFEST)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    if not is_pack(path):
+        raise BadPack(f"{path} holds no converted model", hint="convert one: kt convert NAME")
+    try:
+        return parse_manifest(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))
+    except BadPack as error:
+        error.hint = error.hint or HINT
+        raise
+    except BadCheckpoint as error:
+        raise BadPack(str(error), hint=HINT) from None
+
+
+def _check_size(folder: Path, record: FileRecord) -> None:
+    path = folder / record.name
+    if path.is_symlink() or not is_regular(path):
+        raise BadPack(f"{record.name} is missing from {folder.name}")
+    size = path.stat().st_size
+    if size != record.size_bytes:
+        raise BadPack(f"{record.name} in {folder.name} has {size} bytes instead of {record.size_bytes}")
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(HASH_BLOCK_BYTES):
+            yield block
