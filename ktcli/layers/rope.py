@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ktcli.layers.backend import Rope
+from ktcli.layers.tensors import F32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def rotary(
     )
 
 
-def _ramp(yarn: Yarn, dim: int, theta: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _ramp(yarn: Yarn, dim: int, theta: float) -> F32Array:
     """0 where a pair turns often (kept), 1 where it turns rarely (stretched); [dim/2] f32."""
 
     def dimension_of(rotations: float) -> float:
@@ -99,4 +100,5 @@ def _ramp(yarn: Yarn, dim: int, theta: float) -> np.ndarray[tuple[int], np.dtype
     if low == high:
         high += 0.001  # avoids a division by zero, as the reference does
     steps = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
-    return np.clip(steps, 0, 1).astype(np.float32)
+    clipped: F32Array = np.clip(steps, 0, 1).astype(np.float32)
+    return clipped

@@ -76,6 +76,16 @@ class Fields:
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
         return value
 
+    def require_width(self, what: str, width: int) -> None:
+        """Refuse a product of fields that is too wide to be a model's."""
+        if width > MAX_WIDTH:
+            raise BadCheckpoint(f"{self.where}: {what} of {width} is too wide (limit {MAX_WIDTH})")
+
+    def require_multiple(self, what: str, value: int, divisor: int) -> None:
+        """Refuse a value that does not divide evenly."""
+        if value % divisor:
+            raise BadCheckpoint(f"{self.where}: {what} is {value}, not a multiple of {divisor}")
+
     def require(self, name: str, value: Any, *allowed: Any) -> None:
         """Refuse a value that this version does not compute."""
         if value not in allowed:

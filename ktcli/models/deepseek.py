@@ -46,6 +46,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def _attention(f: Fields, hidden: int) -> LatentAttention:
     heads, nope = f.int("num_attention_heads", high=MAX_HEADS), f.int("qk_nope_head_dim")
     rope_dim, v = f.int("qk_rope_head_dim"), f.int("v_head_dim")
+    f.require_multiple("qk_rope_head_dim", rope_dim, 2)
+    f.require_width("num_attention_heads x head width", heads * (nope + max(rope_dim, v)))
     # The published code of the family rotates interleaved pairs; transformers has a switch for it.
     rope, score_scale = read_rope(f, rope_dim, interleaved=f.bool("rope_interleave", True))
     scale = (nope + rope_dim) ** -0.5 * score_scale
@@ -58,6 +60,7 @@ def _routing(f: Fields, v2: bool) -> Routing:
     experts = f.int("n_routed_experts", "num_experts", "num_local_experts", high=MAX_EXPERTS)
     n_group = f.int("n_group", high=experts, default=1)
     topk_group = f.int("topk_group", high=n_group, default=n_group)
+    f.require_multiple("n_routed_experts", experts, n_group)
     method = f.text("topk_method", "greedy" if v2 else "noaux_tc")
     if v2:
         f.require("topk_method", method, "greedy", "group_limited_greedy")

@@ -52,11 +52,10 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def _attention(f: Fields, hidden: int, eps: float) -> GroupedQueryAttention:
     heads = f.int("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.int("num_key_value_heads", high=heads, default=heads)
-    if heads % kv_heads:
-        raise BadCheckpoint(
-            f"config.json: {heads} query heads do not divide into {kv_heads} key/value heads"
-        )
+    f.require_multiple("num_attention_heads", heads, kv_heads)
     head_dim = f.int("head_dim", high=4096, default=max(1, hidden // heads))
+    f.require_multiple("head_dim", head_dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * head_dim)
     rope, _ = read_rope(f, head_dim, interleaved=False)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(

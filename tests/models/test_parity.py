@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.convert import convert_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
-from tests.convert import convert_checkpoint
 from tests.reference import CASES, Case, Judged, judge, write_checkpoint
 
 N_TOKENS = 150  # three KV pages

@@ -1,0 +1,102 @@
+"""A config is read in the hub's spelling and in transformers' own, and believed in neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models import build, model_types
+from tests.reference import CASES, Case
+
+
+def own_spelling(case: Case) -> dict[str, Any]:
+    return {**case.config().to_dict(), "model_type": case.model_type}
+
+
+def hub_spelling(case: Case) -> dict[str, Any]:
+    """As the hub's repositories write it: rope_theta, rope_scaling with `type`, torch_dtype."""
+    config = own_spelling(case)
+    rope = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    config["torch_dtype"] = str(config.pop("dtype", "bfloat16"))
+    config["eos_token_id"] = [1, 2]
+    if "num_local_experts" in config:
+        name = "num_experts" if case.model_type == "qwen3_moe" else "n_routed_experts"
+        config[name] = config.pop("num_local_experts")
+    if case.model_type in ("deepseek_v3", "kimi_k2"):
+        config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}
+        config.pop("rope_interleave")
+    return config
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_both_spellings_give_the_same_model(case: Case) -> None:
+    ours, hub = build(own_spelling(case)), build(hub_spelling(case))
+    assert ours == hub
+    assert ours.spec == hub.spec and ours.tensors == hub.tensors
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
+    model = build(own_spelling(case))
+    names = [tensor.name for tensor in model.tensors]
+    assert len(set(names)) == len(names)
+    assert {t.layer for t in model.tensors} == {None, *range(model.spec.layers)}
+
+
+QWEN3, DEEPSEEK = CASES[0], CASES[3]
+HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
+    (QWEN3, {"hidden_size": -5}, "hidden_size is -5"),
+    (QWEN3, {"hidden_size": 10**30}, "hidden_size is 1000"),
+    (QWEN3, {"hidden_size": "80"}, "not a whole number"),
+    (QWEN3, {"hidden_size": True}, "not a whole number"),
+    (QWEN3, {"hidden_size": None}, "hidden_size is missing"),
+    (QWEN3, {"num_hidden_layers": 2**31}, "num_hidden_layers"),
+    (QWEN3, {"vocab_size": 0}, "vocab_size is 0"),
+    (QWEN3, {"num_experts": 0, "num_local_experts": 0}, "num_experts"),
+    (QWEN3, {"num_experts_per_tok": 11}, "11 of only 10"),
+    (QWEN3, {"num_attention_heads": 3}, "not a multiple of 2"),
+    (QWEN3, {"head_dim": 25}, "head_dim is 25"),
+    (QWEN3, {"hidden_act": "gelu"}, "gelu"),
+    (QWEN3, {"use_sliding_window": True}, "use_sliding_window"),
+    (QWEN3, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    (QWEN3, {"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+    (QWEN3, {"rope_parameters": [1, 2]}, "not a JSON object"),
+    (QWEN3, {"rope_parameters": {"rope_type": "llama3"}}, "llama3"),
+    (QWEN3, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "original_max"),
+    (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a text"),
+    (QWEN3, {"mlp_only_layers": 7}, "mlp_only_layers"),
+    (
+        QWEN3,
+        {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 4096},
+        "too wide",
+    ),
+    (DEEPSEEK, {"n_group": 5}, "not a multiple of 5"),
+    (DEEPSEEK, {"topk_group": 9}, "topk_group"),
+    (DEEPSEEK, {"n_group": 4, "topk_group": 1, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func"),
+    (DEEPSEEK, {"qk_rope_head_dim": 15}, "qk_rope_head_dim is 15"),
+    (DEEPSEEK, {"kv_lora_rank": 0}, "kv_lora_rank"),
+    (DEEPSEEK, {"n_shared_experts": 65}, "n_shared_experts"),
+    (DEEPSEEK, {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "said"), HOSTILE, ids=lambda value: str(value)[:40])
+def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadCheckpoint, match=said) as caught:
+        build({**own_spelling(case), **change})
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"model_type": "gpt2"}, {"model_type": ["x"]}, {"model_type": 3}]
+)
+def test_an_unknown_architecture_names_the_known_ones(config: dict[str, Any]) -> None:
+    with pytest.raises(BadCheckpoint, match="unknown architecture") as caught:
+        build(config)
+    assert all(name in caught.value.hint for name in model_types())
