@@ -39,7 +39,7 @@ class Fields:
         """One of the names is there and not null."""
         return any(self.values.get(name) is not None for name in names)
 
-    def int(
+    def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
         """The first of `names` that is there, as an integer in low..high."""
@@ -52,7 +52,7 @@ class Fields:
             )
         return value
 
-    def float(
+    def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
         value = self._first(names, default)
@@ -64,7 +64,7 @@ class Fields:
             )
         return float(value)
 
-    def bool(self, name: str, default: bool) -> bool:
+    def flag(self, name: str, default: bool) -> bool:
         value = self._first((name,), default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
@@ -117,27 +117,27 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     rope = Fields(nested, f"{fields.where}: rope")
     source = rope if rope.has("rope_theta") else fields
-    theta = source.float("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
+    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
     kind = rope.text("rope_type", rope.text("type", "default"))
     rope.require("type", kind, "default", "linear", "yarn")
     if kind == "yarn":
         yarn = _read_yarn(rope, fields)
         return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
-    linear = rope.float("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
+    linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
 
 
 def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
-    original = rope.int("original_max_position_embeddings", high=MAX_CONTEXT)
-    implied = fields.int("max_position_embeddings", high=MAX_CONTEXT, default=original) / original
-    explicit = rope.float("attention_factor", high=1e3) if rope.has("attention_factor") else None
+    original = rope.whole("original_max_position_embeddings", high=MAX_CONTEXT)
+    implied = fields.whole("max_position_embeddings", high=MAX_CONTEXT, default=original) / original
+    explicit = rope.number("attention_factor", high=1e3) if rope.has("attention_factor") else None
     return Yarn(
-        factor=rope.float("factor", low=1e-3, high=1e4, default=implied),
+        factor=rope.number("factor", low=1e-3, high=1e4, default=implied),
         original_context=original,
-        beta_fast=rope.float("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
-        beta_slow=rope.float("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,
-        mscale=rope.float("mscale", high=100.0, default=0.0),
-        mscale_all_dim=rope.float("mscale_all_dim", high=100.0, default=0.0),
+        beta_fast=rope.number("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,
+        mscale=rope.number("mscale", high=100.0, default=0.0),
+        mscale_all_dim=rope.number("mscale_all_dim", high=100.0, default=0.0),
         attention_factor=explicit,
-        truncate=rope.bool("truncate", True),
+        truncate=rope.flag("truncate", True),
     )

@@ -25,11 +25,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
-    f.require("mlp_bias", f.bool("mlp_bias", False), False)
+    f.require("mlp_bias", f.flag("mlp_bias", False), False)
     v2 = f.text("model_type", "") == "deepseek_v2"
     outer = read_decoder(f)
-    n_layers = f.int("num_hidden_layers", high=MAX_LAYERS)
-    dense = f.int("first_k_dense_replace", low=0, high=MAX_LAYERS, default=0 if v2 else 3)
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    dense = f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS, default=0 if v2 else 3)
     attention = _attention(f, outer.hidden)
     routing = _routing(f, v2)
 
@@ -40,26 +40,26 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return DecoderLayer(i, source, outer.hidden, outer.eps, attend, mlp)
 
     decoder: Decoder = replace(outer, layers=tuple(layer(i) for i in range(n_layers)))
-    return DecoderModel("deepseek", decoder, f.int("max_position_embeddings", high=1 << 27))
+    return DecoderModel("deepseek", decoder, f.whole("max_position_embeddings", high=1 << 27))
 
 
 def _attention(f: Fields, hidden: int) -> LatentAttention:
-    heads, nope = f.int("num_attention_heads", high=MAX_HEADS), f.int("qk_nope_head_dim")
-    rope_dim, v = f.int("qk_rope_head_dim"), f.int("v_head_dim")
+    heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
+    rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
     f.require_multiple("qk_rope_head_dim", rope_dim, 2)
     f.require_width("num_attention_heads x head width", heads * (nope + max(rope_dim, v)))
     # The published code of the family rotates interleaved pairs; transformers has a switch for it.
-    rope, score_scale = read_rope(f, rope_dim, interleaved=f.bool("rope_interleave", True))
+    rope, score_scale = read_rope(f, rope_dim, interleaved=f.flag("rope_interleave", True))
     scale = (nope + rope_dim) ** -0.5 * score_scale
-    shape = MlaShape(heads, nope, rope_dim, v, f.int("kv_lora_rank"), scale)
-    q_lora = f.int("q_lora_rank") if f.has("q_lora_rank") else 0
-    return LatentAttention(0, "", hidden, q_lora, shape, rope, f.bool("attention_bias", False))
+    shape = MlaShape(heads, nope, rope_dim, v, f.whole("kv_lora_rank"), scale)
+    q_lora = f.whole("q_lora_rank") if f.has("q_lora_rank") else 0
+    return LatentAttention(0, "", hidden, q_lora, shape, rope, f.flag("attention_bias", False))
 
 
 def _routing(f: Fields, v2: bool) -> Routing:
-    experts = f.int("n_routed_experts", "num_experts", "num_local_experts", high=MAX_EXPERTS)
-    n_group = f.int("n_group", high=experts, default=1)
-    topk_group = f.int("topk_group", high=n_group, default=n_group)
+    experts = f.whole("n_routed_experts", "num_experts", "num_local_experts", high=MAX_EXPERTS)
+    n_group = f.whole("n_group", high=experts, default=1)
+    topk_group = f.whole("topk_group", high=n_group, default=n_group)
     f.require_multiple("n_routed_experts", experts, n_group)
     method = f.text("topk_method", "greedy" if v2 else "noaux_tc")
     if v2:
@@ -73,22 +73,22 @@ def _routing(f: Fields, v2: bool) -> Routing:
     available = experts // n_group * topk_group
     return Routing(
         experts=experts,
-        top_k=f.int("num_experts_per_tok", high=min(available, 64)),
+        top_k=f.whole("num_experts_per_tok", high=min(available, 64)),
         score=Score.SOFTMAX if v2 else Score.SIGMOID,
         n_group=n_group,
         topk_group=topk_group,
         group_score=GroupScore.MAX if v2 else GroupScore.TOP2,
         # DeepSeek-V2's router never normalises, whatever its config says.
-        normalize=not v2 and f.bool("norm_topk_prob", True),
-        scale=f.float("routed_scaling_factor", high=1e4, default=1.0 if v2 else 2.5),
+        normalize=not v2 and f.flag("norm_topk_prob", True),
+        scale=f.number("routed_scaling_factor", high=1e4, default=1.0 if v2 else 2.5),
     )
 
 
 def _mlp(f: Fields, i: int, hidden: int, routing: Routing | None) -> Mlp:
     name, source = f"layers.{i}.mlp", f"model.layers.{i}.mlp"
     if routing is None:
-        return DenseMlp(i, name, source, hidden, f.int("intermediate_size"))
-    width = f.int("moe_intermediate_size")
-    shared = f.int("n_shared_experts", low=0, high=64, default=0)
+        return DenseMlp(i, name, source, hidden, f.whole("intermediate_size"))
+    width = f.whole("moe_intermediate_size")
+    shared = f.whole("n_shared_experts", low=0, high=64, default=0)
     corrected = routing.score is Score.SIGMOID
     return SparseMlp(i, name, source, hidden, width, routing, corrected, shared * width)

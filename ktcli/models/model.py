@@ -101,9 +101,9 @@ class DecoderModel:
 def read_decoder(f: Fields) -> Decoder:
     """The parts of a config that every decoder has; layers still empty."""
     return Decoder(
-        hidden=f.int("hidden_size"),
-        vocab=f.int("vocab_size", high=MAX_VOCAB),
-        eps=f.float("rms_norm_eps", high=1.0, default=1e-6),
+        hidden=f.whole("hidden_size"),
+        vocab=f.whole("vocab_size", high=MAX_VOCAB),
+        eps=f.number("rms_norm_eps", high=1.0, default=1e-6),
         layers=(),
-        tied=f.bool("tie_word_embeddings", False),
+        tied=f.flag("tie_word_embeddings", False),
     )

@@ -24,14 +24,14 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
-    f.require("use_sliding_window", f.bool("use_sliding_window", False), False)
+    f.require("use_sliding_window", f.flag("use_sliding_window", False), False)
     outer = read_decoder(f)
-    n_layers = f.int("num_hidden_layers", high=MAX_LAYERS)
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     attention = _attention(f, outer.hidden, outer.eps)
     routing = Routing(
-        experts=f.int("num_experts", "num_local_experts", high=MAX_EXPERTS),
-        top_k=f.int("num_experts_per_tok", high=64),
-        normalize=f.bool("norm_topk_prob", False),
+        experts=f.whole("num_experts", "num_local_experts", high=MAX_EXPERTS),
+        top_k=f.whole("num_experts_per_tok", high=64),
+        normalize=f.flag("norm_topk_prob", False),
     )
     if routing.top_k > routing.experts:
         raise BadCheckpoint(
@@ -46,28 +46,28 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         )
 
     decoder = replace(outer, layers=tuple(layer(i) for i in range(n_layers)))
-    return DecoderModel("qwen3_moe", decoder, f.int("max_position_embeddings", high=MAX_CONTEXT))
+    return DecoderModel("qwen3_moe", decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
 
 
 def _attention(f: Fields, hidden: int, eps: float) -> GroupedQueryAttention:
-    heads = f.int("num_attention_heads", high=MAX_HEADS)
-    kv_heads = f.int("num_key_value_heads", high=heads, default=heads)
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
     f.require_multiple("num_attention_heads", heads, kv_heads)
-    head_dim = f.int("head_dim", high=4096, default=max(1, hidden // heads))
+    head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
     f.require_multiple("head_dim", head_dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
     rope, _ = read_rope(f, head_dim, interleaved=False)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(
-        0, "", hidden, shape, rope, eps, True, f.bool("attention_bias", False)
+        0, "", hidden, shape, rope, eps, True, f.flag("attention_bias", False)
     )
 
 
 def _mlp(f: Fields, i: int, hidden: int, routing: Routing) -> Mlp:
     name, source = f"layers.{i}.mlp", f"model.layers.{i}.mlp"
-    step = f.int("decoder_sparse_step", high=MAX_LAYERS, default=1)
+    step = f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
     dense_layers = f.values.get("mlp_only_layers") or []
     f.require("mlp_only_layers", isinstance(dense_layers, list), True)
     if i in dense_layers or (i + 1) % step:
-        return DenseMlp(i, name, source, hidden, f.int("intermediate_size"))
-    return SparseMlp(i, name, source, hidden, f.int("moe_intermediate_size"), routing)
+        return DenseMlp(i, name, source, hidden, f.whole("intermediate_size"))
+    return SparseMlp(i, name, source, hidden, f.whole("moe_intermediate_size"), routing)
