@@ -1,0 +1,34 @@
+/* cpu.h - what this CPU can do, as CPUID tells it and as the operating system allows it. */
+#ifndef KT_CPU_H
+#define KT_CPU_H
+
+#include "kernels/kernels.h"
+
+/* What a row may need. An instruction set counts only if the system also saves its registers. */
+#define KT_CPU_FMA         ((uint64_t)1 << 0)
+#define KT_CPU_F16C        ((uint64_t)1 << 1)
+#define KT_CPU_AVX2        ((uint64_t)1 << 2)
+#define KT_CPU_AVX512F     ((uint64_t)1 << 3)
+#define KT_CPU_AVX512DQ    ((uint64_t)1 << 4)
+#define KT_CPU_AVX512BW    ((uint64_t)1 << 5)
+#define KT_CPU_AVX512VL    ((uint64_t)1 << 6)
+#define KT_CPU_AVX512_VNNI ((uint64_t)1 << 7)
+#define KT_CPU_AVX512_BF16 ((uint64_t)1 << 8)
+#define KT_CPU_YMM_STATE   ((uint64_t)1 << 9)
+#define KT_CPU_ZMM_STATE   ((uint64_t)1 << 10)
+
+/* The rows' needs. An AVX-512 without VNNI runs the row avx2: its multiplications would be no wider. */
+#define KT_CPU_ROW_AVX2 (KT_CPU_AVX2 | KT_CPU_FMA | KT_CPU_F16C | KT_CPU_YMM_STATE)
+#define KT_CPU_ROW_AVX512                                                                       \
+    (KT_CPU_ROW_AVX2 | KT_CPU_AVX512F | KT_CPU_AVX512DQ | KT_CPU_AVX512BW | KT_CPU_AVX512VL |   \
+     KT_CPU_AVX512_VNNI | KT_CPU_ZMM_STATE)
+#define KT_CPU_ROW_AVX512BF16 (KT_CPU_ROW_AVX512 | KT_CPU_AVX512_BF16)
+
+/* KT_CPU_* bits of the machine this runs on. */
+uint64_t cpu_features(void);
+
+/* The row called `isa`, or the best one that runs here if it is NULL or "". NULL if there is no such
+ * row or this CPU cannot run it: `error` then says so and lists the rows. */
+const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size);
+
+#endif

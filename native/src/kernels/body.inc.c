@@ -1,0 +1,160 @@
+/* body.inc.c - all kernels of one row. The stub that includes it sets
+ *   KT_ISA   name of the row
+ *   KT_VEC   the header that defines its vocabulary
+ * and is compiled with the flags of the row. Here: the table and the small kernels; the large ones are
+ * in the files included below. Nothing is written for one ISA except where a file says so.
+ */
+#include <math.h>
+
+#include "formats.h"
+#include "kernels.h"
+#include "vec.h"
+
+#include "product_int8.inc.c"
+#include "product_float.inc.c"
+#include "attend.inc.c"
+#include "encode.inc.c"
+#include "ceiling.inc.c"
+
+/* A row under 2^-100 counts as zero: 127 / amax must be finite. */
+static void quantize(const float *x, int64_t k, const act8 *out, int64_t row)
+{
+    int8_t *q = out->q + row * out->stride;
+    int32_t *sum = out->sum + row * (out->stride / 32);
+    vf top = vf_set1(0.0f);
+    for (int64_t c = 0; c < k; c += LANES)
+        top = vf_max(top, vf_abs(vf_load_upto(x, c, k)));
+    float amax = vf_top(top);
+    if (amax < 0x1p-100f)
+        amax = 0.0f;
+    out->scale[row] = amax / 127.0f;
+    vf inv = vf_set1(amax == 0.0f ? 0.0f : 127.0f / amax), limit = vf_set1(127.0f);
+    for (int64_t c = 0; c < out->stride; c += 32) {
+        vi code[2];
+        for (int h = 0; h < 2; h++) {
+            vf v = vf_rint(vf_mul(vf_load_upto(x, c + 16 * h, k), inv));
+            code[h] = vi_of_vf(vf_min(vf_max(v, vf_set1(-127.0f)), limit));
+            vi_store8(q + c + 16 * h, code[h]);
+        }
+        sum[c / 32] = vi_sum(vi_add(code[0], code[1]));
+    }
+}
+
+static void to_bf16(const float *x, int64_t k, int64_t k_padded, uint16_t *out)
+{
+    int64_t c = 0;
+    for (; c + LANES <= k; c += LANES)
+        vf_store_bf16(out + c, vf_load(x + c));
+    for (; c < k_padded; c++)
+        out[c] = c < k ? bf16_of_float(x[c]) : 0;
+}
+
+static void from_bf16(const uint16_t *x, int64_t k, float *out)
+{
+    int64_t c = 0;
+    for (; c + LANES <= k; c += LANES)
+        vf_store(out + c, vf_from_bf16(x + c));
+    for (; c < k; c++)
+        out[c] = float_of_bf16(x[c]);
+}
+
+static void norm(const float *x, const float *gain, int64_t n, float eps, float *out)
+{
+    vf square[2] = {vf_set1(0.0f), vf_set1(0.0f)};
+    for (int64_t c = 0; c < n; c += 2 * LANES)
+        for (int h = 0; h < 2; h++) {
+            vf v = vf_load_upto(x, c + LANES * h, n);
+            square[h] = vf_fma(v, v, square[h]);
+        }
+    float mean = vf_sum(vf_add(square[0], square[1])) / (float)n;
+    vf inv = vf_set1(1.0f / sqrtf(mean + eps));
+    for (int64_t c = 0; c < n; c += LANES)
+        vf_store_upto(out, c, n, vf_mul(vf_mul(vf_load_upto(x, c, n), inv), vf_load_upto(gain, c, n)));
+}
+
+/* Pairs (2i, 2i+1): x * cos + (swapped x) * (-sin, +sin). */
+static void rope_interleaved(float *x, const float *cosine, const float *sine, int64_t dim)
+{
+    static const float sign[LANES] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    int64_t c = 0;
+    for (; c + LANES <= dim; c += LANES) {
+        vf v = vf_load(x + c), s = vf_mul(vf_load_twice(sine + c / 2), vf_load(sign));
+        vf_store(x + c, vf_fma(v, vf_load_twice(cosine + c / 2), vf_mul(vf_swap_pairs(v), s)));
+    }
+    for (; c < dim; c += 2) {
+        float a = x[c], b = x[c + 1], co = cosine[c / 2], si = sine[c / 2];
+        x[c] = fmaf(a, co, -(b * si));
+        x[c + 1] = fmaf(b, co, a * si);
+    }
+}
+
+static void rope(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved)
+{
+    if (interleaved) {
+        rope_interleaved(x, cosine, sine, dim);
+        return;
+    }
+    int64_t half = dim / 2;
+    for (int64_t c = 0; c < half; c += LANES) {
+        vf a = vf_load_upto(x, c, half), b = vf_load_upto(x + half, c, half);
+        vf co = vf_load_upto(cosine, c, half), si = vf_load_upto(sine, c, half);
+        vf_store_upto(x, c, half, vf_sub(vf_mul(a, co), vf_mul(b, si)));
+        vf_store_upto(x + half, c, half, vf_fma(b, co, vf_mul(a, si)));
+    }
+}
+
+static void swiglu(const float *gate_up, int64_t width, float *out)
+{
+    for (int64_t c = 0; c < width; c += LANES) {
+        vf gate = vf_load(gate_up + 2 * c), up = vf_load(gate_up + 2 * c + LANES);
+        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), gate)));
+        vf_store_upto(out, c, width, vf_mul(vf_div(gate, below), up));
+    }
+}
+
+static void add(const float *a, const float *b, int64_t n, float *out)
+{
+    for (int64_t c = 0; c < n; c += LANES)
+        vf_store_upto(out, c, n, vf_add(vf_load_upto(a, c, n), vf_load_upto(b, c, n)));
+}
+
+static void add_scaled(const float *x, float weight, int64_t n, float *acc)
+{
+    for (int64_t c = 0; c < n; c += LANES)
+        vf_store_upto(acc, c, n, vf_fma(vf_set1(weight), vf_load_upto(x, c, n), vf_load_upto(acc, c, n)));
+}
+
+/* Nothing is unpacked yet. */
+static size_t product_scratch_bytes(const kt_format *format, int64_t k)
+{
+    (void)format;
+    (void)k;
+    return 64;
+}
+
+#define CONCAT(a, b) a##b
+#define NAME(isa) CONCAT(kernels_, isa)
+#define TEXT(isa) #isa
+#define NAME_TEXT(isa) TEXT(isa)
+
+extern const kt_kernels NAME(KT_ISA);
+const kt_kernels NAME(KT_ISA) = {
+    .name = NAME_TEXT(KT_ISA),
+    .product_scratch_bytes = product_scratch_bytes,
+    .product_int8 = product_int8,
+    .product_bf16 = product_bf16,
+    .product_f32 = product_f32,
+    .quantize = quantize,
+    .to_bf16 = to_bf16,
+    .from_bf16 = from_bf16,
+    .norm = norm,
+    .rope = rope,
+    .swiglu = swiglu,
+    .add = add,
+    .add_scaled = add_scaled,
+    .attend_page = attend_page,
+    .encode_panel = encode_panel,
+    .read_bytes = read_bytes,
+    .int8_ops = int8_ops,
+    .bf16_ops = bf16_ops,
+};

@@ -1,0 +1,58 @@
+/* ceiling.inc.c - plain loops that show what the machine can do at best; the figures of the kernels are
+ * given as parts of these. */
+
+static uint64_t read_bytes(const void *data, size_t size)
+{
+    const uint8_t *p = data, *end = p + size / 512 * 512;
+    vi sum[8];
+    for (int i = 0; i < 8; i++)
+        sum[i] = vi_set1(0);
+    for (; p < end; p += 512)
+        for (int i = 0; i < 8; i++) {
+            prefetch(p + 64 * i + 34 * 64);
+            sum[i] = vi_add(sum[i], vi_load(p + 64 * i));
+        }
+    for (int i = 1; i < 8; i++)
+        sum[0] = vi_add(sum[0], sum[i]);
+    return (uint64_t)(uint32_t)vi_sum(sum[0]);
+}
+
+enum { CHAINS = 10 };       /* independent sums: more than latency times issue width of a dot product */
+
+static uint64_t int8_ops(uint64_t rounds, uint64_t *operations)
+{
+    uint8_t ones[64];
+    int8_t x[4] = {1, 2, 3, 4};
+    vi sum[CHAINS];
+    memset(ones, 1, sizeof ones);
+    vb w = vb_load(ones);
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = vi_set1(i);
+    for (uint64_t n = 0; n < rounds; n++)
+        for (int i = 0; i < CHAINS; i++) {
+            sum[i] = vi_dot(sum[i], w, x);
+            __asm__ volatile("" : : : "memory");
+        }
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] = vi_add(sum[0], sum[i]);
+    *operations = rounds * CHAINS * 64 * 2;
+    return (uint64_t)(uint32_t)vi_sum(sum[0]);
+}
+
+static uint64_t bf16_ops(uint64_t rounds, uint64_t *operations)
+{
+    uint16_t ones[32], x[2] = {0x3f80, 0x3f80};
+    vf sum[CHAINS];
+    for (int i = 0; i < 32; i++)
+        ones[i] = 0x3f80;
+    vi w = vi_load(ones);
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = vf_set1((float)i);
+    for (uint64_t n = 0; n < rounds; n++)
+        for (int i = 0; i < CHAINS; i++)
+            sum[i] = vf_dot_bf16(sum[i], w, x);
+    for (int i = 1; i < CHAINS; i++)
+        sum[0] = vf_add(sum[0], sum[i]);
+    *operations = rounds * CHAINS * 32 * 2;
+    return (uint64_t)bits_of_float(vf_sum(sum[0]));
+}

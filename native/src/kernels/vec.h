@@ -1,0 +1,77 @@
+/* vec.h - the vector vocabulary the kernels are written over.
+ *
+ * Every row has the same logical width, 16 lanes (one weight panel): one zmm, two ymm, or a loop. So a
+ * kernel is the same sequence of operations in every row, and f32 results agree to the bit as well.
+ *
+ *   vf  16 floats        vi  16 int32        vb  64 bytes: a line of weights, ready for a dot product
+ *
+ * The file named by KT_VEC defines them and
+ *   vf_set1 vf_load vf_store vf_load_n vf_store_n    _n: only the first n of 16, the rest reads as 0
+ *   vf_add vf_sub vf_mul vf_div vf_fma(a, b, c) = a * b + c
+ *   vf_min vf_max (a < b ? a : b, as x86: b if either is NaN)   vf_abs vf_rint (halves to even)
+ *   vf_fix_tie(c, v)    c - 1 where c - v is exactly 0.5, else c
+ *   vf_lookup(t, i)     t[i] of 16 floats, i in 0..15
+ *   vf_swap_pairs  vf_load_twice (8 floats, each two times)
+ *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest
+ *   vf_from_bf16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
+ *   vf_exp2i(n)         2^n for integral n in -126..127
+ *   vi_set1 vi_load vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
+ *   vi_store8           lanes to bytes
+ *   vf_nearest(v, mid)  how many of the 15 mid are < v
+ *   vb_load vb_int8 vb_low vb_high vb_table vi_dot DOT_BIAS_INT8 DOT_BIAS_INT4  see product_int8.inc.c
+ *   vf_dot_bf16         acc + products of pairs, see product_float.inc.c
+ *   prefetch
+ */
+#ifndef KT_VEC_H
+#define KT_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline, unused))
+#define ALIGNED __attribute__((aligned(64)))
+
+INLINE void prefetch(const void *p)
+{
+    __builtin_prefetch(p, 0, 3);
+}
+
+#include KT_VEC
+
+/* x[c..c+16) where only x[0..n) exists; the rest reads as 0. */
+INLINE vf vf_load_upto(const float *x, int64_t c, int64_t n)
+{
+    if (c + LANES <= n)
+        return vf_load(x + c);
+    return c < n ? vf_load_n(x + c, (int)(n - c)) : vf_set1(0.0f);
+}
+
+INLINE void vf_store_upto(float *x, int64_t c, int64_t n, vf value)
+{
+    if (c + LANES <= n)
+        vf_store(x + c, value);
+    else if (c < n)
+        vf_store_n(x + c, (int)(n - c), value);
+}
+
+/* e^x within 1.1 ulp on -87.3..88.3; below the least normal result, above the greatest of that range.
+ * x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts (Cody and Waite), then the polynomial of
+ * degree 6 that the Cephes library uses for expf (exp.c, S. Moshier, netlib.org/cephes). */
+INLINE vf vf_exp(vf x)
+{
+    x = vf_min(vf_max(x, vf_set1(-87.3f)), vf_set1(88.3f));
+    vf n = vf_rint(vf_mul(x, vf_set1(1.44269504088896341f)));
+    vf r = vf_fma(n, vf_set1(-0.693359375f), x);
+    r = vf_fma(n, vf_set1(2.12194440e-4f), r);
+    vf p = vf_set1(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
+    p = vf_fma(p, vf_mul(r, r), r);
+    return vf_mul(vf_add(p, vf_set1(1.0f)), vf_exp2i(n));
+}
+
+#endif

@@ -1,0 +1,239 @@
+/* vec_avx2.h - the vocabulary of vec.h in pairs of ymm registers (AVX2, FMA). */
+#include <immintrin.h>
+
+typedef struct { __m256 a, b; } vf;
+typedef struct { __m256i a, b; } vi;
+typedef struct { __m256i a, b; } vb;
+
+#define BOTH(type, op, x) ((type){op((x).a), op((x).b)})
+#define BOTH2(type, op, x, y) ((type){op((x).a, (y).a), op((x).b, (y).b)})
+
+INLINE vf vf_set1(float x) { return (vf){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE vf vf_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE void vf_store(float *p, vf x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+INLINE vf vf_add(vf x, vf y) { return BOTH2(vf, _mm256_add_ps, x, y); }
+INLINE vf vf_sub(vf x, vf y) { return BOTH2(vf, _mm256_sub_ps, x, y); }
+INLINE vf vf_mul(vf x, vf y) { return BOTH2(vf, _mm256_mul_ps, x, y); }
+INLINE vf vf_div(vf x, vf y) { return BOTH2(vf, _mm256_div_ps, x, y); }
+INLINE vf vf_min(vf x, vf y) { return BOTH2(vf, _mm256_min_ps, x, y); }
+INLINE vf vf_max(vf x, vf y) { return BOTH2(vf, _mm256_max_ps, x, y); }
+INLINE vf vf_fma(vf x, vf y, vf z)
+{
+    return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+
+INLINE __m256i first_lanes(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+INLINE vf vf_load_n(const float *p, int n)
+{
+    __m256 b = n > 8 ? _mm256_maskload_ps(p + 8, first_lanes(n - 8)) : _mm256_setzero_ps();
+    return (vf){_mm256_maskload_ps(p, first_lanes(n)), b};
+}
+
+INLINE void vf_store_n(float *p, int n, vf x)
+{
+    _mm256_maskstore_ps(p, first_lanes(n), x.a);
+    if (n > 8)
+        _mm256_maskstore_ps(p + 8, first_lanes(n - 8), x.b);
+}
+
+INLINE vf vf_abs(vf x)
+{
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return (vf){_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+
+INLINE vf vf_rint(vf x)
+{
+    return (vf){_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+INLINE vf vf_swap_pairs(vf x) { return (vf){_mm256_permute_ps(x.a, 0xB1), _mm256_permute_ps(x.b, 0xB1)}; }
+
+INLINE __m256 fix_tie(__m256 c, __m256 v)
+{
+    __m256 tie = _mm256_cmp_ps(_mm256_sub_ps(c, v), _mm256_set1_ps(0.5f), _CMP_EQ_OQ);
+    return _mm256_sub_ps(c, _mm256_and_ps(tie, _mm256_set1_ps(1.0f)));
+}
+
+INLINE vf vf_fix_tie(vf c, vf v) { return BOTH2(vf, fix_tie, c, v); }
+
+INLINE __m256 load_twice(const float *p)
+{
+    __m256 four = _mm256_castps128_ps256(_mm_loadu_ps(p));
+    return _mm256_permutevar8x32_ps(four, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+}
+
+INLINE vf vf_load_twice(const float *p) { return (vf){load_twice(p), load_twice(p + 4)}; }
+
+INLINE float vf_sum(vf x)
+{
+    __m256 e = _mm256_add_ps(x.a, x.b);
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+INLINE float vf_top(vf x)
+{
+    __m256 e = _mm256_max_ps(x.a, x.b);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+INLINE __m256 shift16(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
+INLINE __m256 keep16(__m256i x)
+{
+    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32((int)0xffff0000)));
+}
+INLINE vf vf_bf16_even(vi x) { return BOTH(vf, shift16, x); }
+INLINE vf vf_bf16_odd(vi x) { return BOTH(vf, keep16, x); }
+
+INLINE vf vf_from_bf16(const uint16_t *p)
+{
+    return (vf){shift16(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p))),
+                shift16(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8))))};
+}
+
+/* The bf16 of each lane in its low half; NaN becomes 0x7fc0 with its sign. */
+INLINE __m256i round_bf16(__m256 x)
+{
+    __m256i u = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_or_si256(_mm256_and_si256(u, _mm256_set1_epi32((int)0x80000000)),
+                                  _mm256_set1_epi32(0x7fc00000));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(up, nan, is_nan), 16);
+}
+
+INLINE void vf_store_bf16(uint16_t *p, vf x)
+{
+    __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
+    _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(packed, 0xD8));
+}
+
+INLINE vi vi_set1(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE vi vi_load(const void *p)
+{
+    return (vi){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+INLINE vi vi_add(vi x, vi y) { return BOTH2(vi, _mm256_add_epi32, x, y); }
+INLINE vi vi_shl(vi x, int n)
+{
+    return (vi){_mm256_sll_epi32(x.a, _mm_cvtsi32_si128(n)), _mm256_sll_epi32(x.b, _mm_cvtsi32_si128(n))};
+}
+INLINE vi vi_sar(vi x, int n)
+{
+    return (vi){_mm256_sra_epi32(x.a, _mm_cvtsi32_si128(n)), _mm256_sra_epi32(x.b, _mm_cvtsi32_si128(n))};
+}
+INLINE vi vi_shr(vi x, int n)
+{
+    return (vi){_mm256_srl_epi32(x.a, _mm_cvtsi32_si128(n)), _mm256_srl_epi32(x.b, _mm_cvtsi32_si128(n))};
+}
+INLINE vi vi_and(vi x, int32_t mask)
+{
+    __m256i m = _mm256_set1_epi32(mask);
+    return (vi){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
+}
+INLINE vf vf_of_vi(vi x) { return BOTH(vf, _mm256_cvtepi32_ps, x); }
+INLINE vi vi_of_vf(vf x) { return BOTH(vi, _mm256_cvtps_epi32, x); }
+
+INLINE int32_t vi_sum(vi x)
+{
+    __m256i e = _mm256_add_epi32(x.a, x.b);
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));
+    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xB1)));
+}
+
+/* The low byte of each lane; lanes lie in -128..127. */
+INLINE void vi_store8(void *p, vi x)
+{
+    __m256i half = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xD8);
+    _mm_storeu_si128(p, _mm_packs_epi16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+}
+
+INLINE __m256 lookup(const float *t, __m256i i)
+{
+    __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t), i);
+    __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(t + 8), i);
+    return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i, 28)));
+}
+
+INLINE vf vf_lookup(const float *table, vi i) { return (vf){lookup(table, i.a), lookup(table, i.b)}; }
+
+INLINE __m256 exp2i(__m256 n)
+{
+    __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+}
+
+INLINE vf vf_exp2i(vf n) { return BOTH(vf, exp2i, n); }
+
+INLINE vi vf_nearest(vf v, const float *mid)
+{
+    vi n = vi_set1(0);
+    for (int i = 0; i < 15; i++) {
+        __m256 m = _mm256_set1_ps(mid[i]);
+        n.a = _mm256_sub_epi32(n.a, _mm256_castps_si256(_mm256_cmp_ps(v.a, m, _CMP_GT_OQ)));
+        n.b = _mm256_sub_epi32(n.b, _mm256_castps_si256(_mm256_cmp_ps(v.b, m, _CMP_GT_OQ)));
+    }
+    return n;
+}
+
+/* vpmaddubsw multiplies unsigned by signed and saturates at 16 bits: |w| <= 128 times sign(x, w) keeps
+ * each pair within 2 * 128 * 127 = 32512, so weights stay signed and sums need no bias. */
+#define DOT_BIAS_INT8 0
+#define DOT_BIAS_INT4(codebook) 0
+
+INLINE vb vb_load(const uint8_t *p)
+{
+    return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+INLINE vb vb_int8(vb raw) { return raw; }
+
+INLINE vb vb_table(const int8_t *codebook)
+{
+    __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codebook));
+    return (vb){t, t};
+}
+
+INLINE vb vb_low(vb raw, vb table)
+{
+    const __m256i low = _mm256_set1_epi8(15);
+    return (vb){_mm256_shuffle_epi8(table.a, _mm256_and_si256(raw.a, low)),
+                _mm256_shuffle_epi8(table.a, _mm256_and_si256(raw.b, low))};
+}
+
+INLINE vb vb_high(vb raw, vb table)
+{
+    return vb_low((vb){_mm256_srli_epi32(raw.a, 4), _mm256_srli_epi32(raw.b, 4)}, table);
+}
+
+INLINE __m256i dot8(__m256i acc, __m256i w, __m256i x)
+{
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+INLINE vi vi_dot(vi acc, vb w, const int8_t *x4)
+{
+    int32_t four;
+    memcpy(&four, x4, 4);
+    __m256i x = _mm256_set1_epi32(four);
+    return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)};
+}
+
+INLINE vf vf_dot_bf16(vf acc, vi w, const uint16_t *x2)
+{
+    int32_t two;
+    memcpy(&two, x2, 4);
+    vi x = vi_set1(two);
+    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(x), vf_fma(vf_bf16_even(w), vf_bf16_even(x), acc));
+}

@@ -1,0 +1,142 @@
+/* vec_avx512.h - the vocabulary of vec.h in zmm registers (F, BW, DQ, VL, VNNI; BF16 where it is on). */
+#include <immintrin.h>
+
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __m512i vb;
+
+INLINE __mmask16 first_lanes(int n) { return (__mmask16)((1u << n) - 1u); }
+
+INLINE vf vf_set1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vf_load(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void vf_store(float *p, vf a) { _mm512_storeu_ps(p, a); }
+INLINE vf vf_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+INLINE void vf_store_n(float *p, int n, vf a) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+INLINE vf vf_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+INLINE vf vf_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
+INLINE vf vf_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
+INLINE vf vf_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
+INLINE vf vf_rint(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+INLINE vf vf_swap_pairs(vf a) { return _mm512_permute_ps(a, 0xB1); }
+
+INLINE vf vf_fix_tie(vf c, vf v)
+{
+    __mmask16 tie = _mm512_cmp_ps_mask(_mm512_sub_ps(c, v), _mm512_set1_ps(0.5f), _CMP_EQ_OQ);
+    return _mm512_mask_sub_ps(c, tie, c, _mm512_set1_ps(1.0f));
+}
+
+INLINE vf vf_load_twice(const float *p)
+{
+    const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(p)));
+}
+
+INLINE float vf_sum(vf a)
+{
+    __m256 e = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+INLINE float vf_top(vf a) { return _mm512_reduce_max_ps(a); }
+
+INLINE vf vf_bf16_even(vi a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
+INLINE vf vf_bf16_odd(vi a)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+INLINE vf vf_from_bf16(const uint16_t *p)
+{
+    return vf_bf16_even(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
+}
+
+/* Round to nearest even; NaN becomes 0x7fc0 with its sign (vcvtneps2bf16 would flush subnormals). */
+INLINE void vf_store_bf16(uint16_t *p, vf a)
+{
+    __m512i u = _mm512_castps_si512(a);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __m512i nan = _mm512_or_si512(_mm512_and_si512(u, _mm512_set1_epi32((int)0x80000000)),
+                                  _mm512_set1_epi32(0x7fc00000));
+    up = _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), nan);
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16)));
+}
+
+INLINE vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+INLINE vi vi_shl(vi a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vi vi_sar(vi a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vi vi_shr(vi a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vi vi_and(vi a, int32_t mask) { return _mm512_and_si512(a, _mm512_set1_epi32(mask)); }
+INLINE vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
+INLINE vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); }
+INLINE void vi_store8(void *p, vi a) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(a)); }
+INLINE vf vf_lookup(const float *table, vi i) { return _mm512_permutexvar_ps(i, _mm512_loadu_ps(table)); }
+INLINE vf vf_exp2i(vf n)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(vi_of_vf(n), vi_set1(127)), 23));
+}
+
+/* Binary search; `mid` has 16 entries, the last unused. */
+INLINE vi vf_nearest(vf v, const float *mid)
+{
+    __m512 table = _mm512_loadu_ps(mid);
+    __m512i i = _mm512_setzero_si512();
+    for (int half = 8; half; half /= 2) {
+        __m512 at = _mm512_permutexvar_ps(_mm512_add_epi32(i, vi_set1(half - 1)), table);
+        i = _mm512_mask_add_epi32(i, _mm512_cmp_ps_mask(v, at, _CMP_GT_OQ), i, vi_set1(half));
+    }
+    return i;
+}
+
+/* vpdpbusd multiplies unsigned by signed: weights are made unsigned by an offset, and the sum begins at
+ * -offset * sum of x. */
+#define DOT_BIAS_INT8 (-128)
+#define DOT_BIAS_INT4(codebook) ((codebook)[0])
+
+INLINE vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+INLINE vb vb_int8(vb raw) { return _mm512_xor_si512(raw, _mm512_set1_epi8((char)0x80)); }
+
+INLINE vb vb_table(const int8_t *codebook)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)codebook);
+    return _mm512_broadcast_i32x4(_mm_sub_epi8(t, _mm_set1_epi8(codebook[0])));
+}
+
+INLINE vb vb_low(vb raw, vb table)
+{
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(raw, _mm512_set1_epi8(15)));
+}
+
+INLINE vb vb_high(vb raw, vb table)
+{
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi32(raw, 4), _mm512_set1_epi8(15)));
+}
+
+INLINE vi vi_dot(vi acc, vb w, const int8_t *x4)
+{
+    int32_t four;
+    memcpy(&four, x4, 4);
+    return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(four));
+}
+
+/* acc + w . x over pairs; w one line of 32 bf16, x two neighbouring bf16. */
+INLINE vf vf_dot_bf16(vf acc, vi w, const uint16_t *x2)
+{
+    int32_t two;
+    memcpy(&two, x2, 4);
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(two));
+#else
+    vi x = vi_set1(two);
+    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(x), vf_fma(vf_bf16_even(w), vf_bf16_even(x), acc));
+#endif
+}

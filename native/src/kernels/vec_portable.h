@@ -1,0 +1,139 @@
+/* vec_portable.h - the vocabulary of vec.h as plain loops of 16: no intrinsics, any CPU. Slow where the
+ * baseline has no FMA instruction, and the reference the other rows are tested against. */
+#include <math.h>
+
+typedef struct { float v[LANES]; } vf;
+typedef struct { int32_t v[LANES]; } vi;
+typedef struct { int8_t v[4 * LANES]; } vb;
+
+/* One statement per lane; `r` is the result. */
+#define EACH(type, statement)              \
+    type r;                                \
+    for (int i = 0; i < LANES; i++)        \
+        statement;                         \
+    return r
+
+INLINE vf vf_set1(float x) { EACH(vf, r.v[i] = x); }
+INLINE vf vf_load(const float *p) { EACH(vf, r.v[i] = p[i]); }
+INLINE void vf_store(float *p, vf a) { memcpy(p, a.v, sizeof a.v); }
+INLINE vf vf_load_n(const float *p, int n) { EACH(vf, r.v[i] = i < n ? p[i] : 0.0f); }
+INLINE void vf_store_n(float *p, int n, vf a) { memcpy(p, a.v, (size_t)n * sizeof a.v[0]); }
+INLINE vf vf_add(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] + b.v[i]); }
+INLINE vf vf_sub(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] - b.v[i]); }
+INLINE vf vf_mul(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] * b.v[i]); }
+INLINE vf vf_div(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] / b.v[i]); }
+INLINE vf vf_fma(vf a, vf b, vf c) { EACH(vf, r.v[i] = fmaf(a.v[i], b.v[i], c.v[i])); }
+INLINE vf vf_min(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+INLINE vf vf_max(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+INLINE vf vf_abs(vf a) { EACH(vf, r.v[i] = fabsf(a.v[i])); }
+INLINE vf vf_rint(vf a) { EACH(vf, r.v[i] = rintf(a.v[i])); }
+INLINE vf vf_fix_tie(vf c, vf v) { EACH(vf, r.v[i] = c.v[i] - v.v[i] == 0.5f ? c.v[i] - 1.0f : c.v[i]); }
+INLINE vf vf_swap_pairs(vf a) { EACH(vf, r.v[i] = a.v[i ^ 1]); }
+INLINE vf vf_load_twice(const float *p) { EACH(vf, r.v[i] = p[i / 2]); }
+
+INLINE float vf_sum(vf a)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++)
+            a.v[i] += a.v[i + half];
+    return a.v[0];
+}
+
+INLINE float vf_top(vf a)
+{
+    for (int i = 1; i < LANES; i++)
+        a.v[0] = a.v[0] > a.v[i] ? a.v[0] : a.v[i];
+    return a.v[0];
+}
+
+INLINE vf vf_bf16_even(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] << 16)); }
+INLINE vf vf_bf16_odd(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] & 0xffff0000u)); }
+INLINE vf vf_from_bf16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_bf16(p[i])); }
+INLINE void vf_store_bf16(uint16_t *p, vf a)
+{
+    for (int i = 0; i < LANES; i++)
+        p[i] = bf16_of_float(a.v[i]);
+}
+
+INLINE vi vi_set1(int32_t x) { EACH(vi, r.v[i] = x); }
+INLINE vi vi_load(const void *p)
+{
+    vi r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+INLINE vi vi_add(vi a, vi b) { EACH(vi, r.v[i] = a.v[i] + b.v[i]); }
+INLINE int32_t vi_sum(vi a)
+{
+    for (int i = 1; i < LANES; i++)
+        a.v[0] += a.v[i];
+    return a.v[0];
+}
+INLINE vi vi_shl(vi a, int n) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] << n)); }
+INLINE vi vi_sar(vi a, int n) { EACH(vi, r.v[i] = a.v[i] >> n); }
+INLINE vi vi_shr(vi a, int n) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] >> n)); }
+INLINE vi vi_and(vi a, int32_t mask) { EACH(vi, r.v[i] = a.v[i] & mask); }
+INLINE vf vf_of_vi(vi a) { EACH(vf, r.v[i] = (float)a.v[i]); }
+INLINE vi vi_of_vf(vf a) { EACH(vi, r.v[i] = (int32_t)a.v[i]); }
+INLINE void vi_store8(void *p, vi a)
+{
+    for (int i = 0; i < LANES; i++)
+        ((int8_t *)p)[i] = (int8_t)a.v[i];
+}
+INLINE vf vf_lookup(const float *table, vi at) { EACH(vf, r.v[i] = table[at.v[i]]); }
+INLINE vf vf_exp2i(vf n) { EACH(vf, r.v[i] = float_of_bits((uint32_t)((int32_t)n.v[i] + 127) << 23)); }
+
+INLINE vi vf_nearest(vf v, const float *mid)
+{
+    vi n = vi_set1(0);
+    for (int m = 0; m < 15; m++)
+        for (int i = 0; i < LANES; i++)
+            n.v[i] += v.v[i] > mid[m];
+    return n;
+}
+
+#define DOT_BIAS_INT8 0
+#define DOT_BIAS_INT4(codebook) 0
+
+INLINE vb vb_load(const uint8_t *p)
+{
+    vb r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+INLINE vb vb_int8(vb raw) { return raw; }
+
+INLINE vb vb_table(const int8_t *codebook)
+{
+    vb r = {{0}};
+    memcpy(r.v, codebook, 16);
+    return r;
+}
+
+INLINE vb vb_low(vb raw, vb table)
+{
+    for (int i = 0; i < 4 * LANES; i++)
+        raw.v[i] = table.v[raw.v[i] & 15];
+    return raw;
+}
+
+INLINE vb vb_high(vb raw, vb table)
+{
+    for (int i = 0; i < 4 * LANES; i++)
+        raw.v[i] = table.v[(uint8_t)raw.v[i] >> 4];
+    return raw;
+}
+
+INLINE vi vi_dot(vi acc, vb w, const int8_t *x4)
+{
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < 4; j++)
+            acc.v[i] += w.v[4 * i + j] * x4[j];
+    return acc;
+}
+
+INLINE vf vf_dot_bf16(vf acc, vi w, const uint16_t *x2)
+{
+    vf even = vf_fma(vf_bf16_even(w), vf_set1(float_of_bf16(x2[0])), acc);
+    return vf_fma(vf_bf16_odd(w), vf_set1(float_of_bf16(x2[1])), even);
+}

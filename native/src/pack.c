@@ -1,0 +1,330 @@
+/* pack.c - whole matrices to and from the packed layout: decode a checkpoint's tensor, encode panels,
+ * unpack, random weights. Each panel is independent, so the team shares them out by a counter and the
+ * bytes do not depend on it. The encoder itself is a kernel; its specification is in kernels/formats.h.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "kernels/formats.h"
+#include "pool.h"
+
+#define FP8_BLOCK 128       /* rows and columns that share one scale in FP8 checkpoints */
+
+size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k)
+{
+    size_t bytes;
+    if (!format_is_valid(format) || n <= 0 || k <= 0 || n > INT32_MAX || k > INT32_MAX)
+        return 0;
+    layout l = layout_of(format, k);
+    if (__builtin_mul_overflow((size_t)(round_up(n, KT_PANEL_ROWS) / KT_PANEL_ROWS), l.panel_bytes, &bytes))
+        return 0;
+    return bytes;
+}
+
+/* ---- decode ------------------------------------------------------------------------------------ */
+
+typedef struct decode_task {
+    kt_pool *pool;
+    int32_t dtype;
+    const uint8_t *src;
+    int64_t n, k;
+    const float *block_scale;
+    float *dst;
+    atomic_int_fast64_t bad;        /* least index of a NaN or Inf, n * k if there is none */
+} decode_task;
+
+static float float_of_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 0)
+        return float_of_bits(sign | bits_of_float((float)mantissa * 0x1p-24f));
+    if (exponent == 31)
+        return float_of_bits(sign | 0x7f800000u | mantissa << 13);
+    return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
+/* OCP 8-bit floating point, E4M3: bias 7, no infinities, S.1111.111 is NaN. */
+static float float_of_e4m3(uint8_t b)
+{
+    int exponent = b >> 3 & 15, mantissa = b & 7;
+    float value = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    if ((b & 127) == 127)
+        value = NAN;
+    return b & 128 ? -value : value;
+}
+
+static void decode_row(const decode_task *t, const kt_kernels *kernels, const float *e4m3, int64_t row)
+{
+    float *dst = t->dst + row * t->k;
+    const uint16_t *half = (const uint16_t *)t->src + row * t->k;
+    const uint8_t *byte = t->src + row * t->k;
+    const float *scale = NULL;
+    switch (t->dtype) {
+    case KT_F32:
+        memcpy(dst, (const float *)t->src + row * t->k, (size_t)t->k * sizeof *dst);
+        break;
+    case KT_BF16:
+        kernels->from_bf16(half, t->k, dst);
+        break;
+    case KT_F16:
+        for (int64_t c = 0; c < t->k; c++)
+            dst[c] = float_of_f16(half[c]);
+        break;
+    default:
+        scale = t->block_scale + row / FP8_BLOCK * ((t->k + FP8_BLOCK - 1) / FP8_BLOCK);
+        for (int64_t c = 0; c < t->k; c++)
+            dst[c] = e4m3[byte[c]] * scale[c / FP8_BLOCK];
+    }
+}
+
+/* Index of the first NaN or Inf of x[0..k), k if all are finite. */
+static int64_t first_bad(const float *x, int64_t k)
+{
+    uint32_t any = 0;
+    for (int64_t c = 0; c < k; c++)
+        any |= ((bits_of_float(x[c]) & 0x7f800000u) + 0x00800000u) & 0x80000000u;
+    if (!any)
+        return k;
+    for (int64_t c = 0; c < k; c++)
+        if (!isfinite(x[c]))
+            return c;
+    return k;
+}
+
+static void decode_rows(void *arg, int thread, int threads)
+{
+    decode_task *t = arg;
+    const kt_kernels *kernels = pool_kernels(t->pool);
+    float e4m3[256];
+    (void)threads;
+    for (int i = 0; i < 256; i++)
+        e4m3[i] = float_of_e4m3((uint8_t)i);
+    for (int64_t row; (row = pool_take(t->pool, thread, 16)) < t->n;)
+        for (int64_t end = row + 16 < t->n ? row + 16 : t->n; row < end; row++) {
+            decode_row(t, kernels, e4m3, row);
+            int64_t c = first_bad(t->dst + row * t->k, t->k);
+            int_fast64_t bad = atomic_load(&t->bad), at = row * t->k + c;
+            while (c < t->k && at < bad && !atomic_compare_exchange_weak(&t->bad, &bad, at))
+                continue;
+        }
+}
+
+int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, const float *block_scale,
+              float *dst)
+{
+    if (n <= 0 || k <= 0 || dtype < KT_F32 || dtype > KT_F8_E4M3 ||
+        (dtype == KT_F8_E4M3) != (block_scale != NULL)) {
+        pool_set_error(pool, "cannot decode a [%" PRId64 ", %" PRId64 "] tensor of dtype %d %s block scales", n,
+                       k, (int)dtype, block_scale ? "with" : "without");
+        return KT_ERR_SHAPE;
+    }
+    decode_task t = {pool, dtype, src, n, k, block_scale, dst, n * k};
+    pool_run(pool, decode_rows, &t);
+    int64_t bad = atomic_load(&t.bad);
+    if (bad == n * k)
+        return KT_OK;
+    pool_set_error(pool, "value at row %" PRId64 ", column %" PRId64 " is %s", bad / k, bad % k,
+                   isnan(dst[bad]) ? "NaN" : "infinite");
+    return KT_ERR_VALUE;
+}
+
+/* ---- pack and unpack --------------------------------------------------------------------------- */
+
+typedef struct pack_task {
+    kt_pool *pool;
+    const kt_format *format;
+    int64_t n, k, panels;
+    const float *src;
+    uint8_t *dst;
+    size_t stride;                  /* bytes from one panel to the next */
+    double (*error)[2];             /* [panels]: added up in order, so that the sum is always the same */
+} pack_task;
+
+static void pack_panels(void *arg, int thread, int threads)
+{
+    pack_task *t = arg;
+    const kt_kernels *kernels = pool_kernels(t->pool);
+    (void)threads;
+    for (int64_t i; (i = pool_take(t->pool, thread, 1)) < t->panels;) {
+        double error[2] = {0.0, 0.0};
+        kernels->encode_panel(t->format, t->n, t->k, t->src, i * KT_PANEL_ROWS, t->dst + (size_t)i * t->stride,
+                              error);
+        t->error[i][0] = error[0];
+        t->error[i][1] = error[1];
+    }
+}
+
+int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src, int64_t panel_step,
+            void *dst, kt_pack_error *error)
+{
+    if (!kt_packed_bytes(format, n, k) || panel_step < 1) {
+        pool_set_error(pool, "cannot pack a [%" PRId64 ", %" PRId64 "] matrix at %d bits, group %d, step %" PRId64,
+                       n, k, (int)format->bits, (int)format->group, panel_step);
+        return KT_ERR_SHAPE;
+    }
+    layout l = layout_of(format, k);
+    int64_t panels = round_up(n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
+    pack_task t = {pool, format, n, k, panels, src, dst, (size_t)panel_step * l.panel_bytes, NULL};
+    t.error = calloc((size_t)panels, sizeof *t.error);
+    if (!t.error) {
+        pool_set_error(pool, "no memory for the errors of %" PRId64 " panels", panels);
+        return KT_ERR_MEMORY;
+    }
+    pool_run(pool, pack_panels, &t);
+    for (int64_t i = 0; error && i < panels; i++) {
+        error->sum_sq_error += t.error[i][0];
+        error->sum_sq += t.error[i][1];
+    }
+    free(t.error);
+    return KT_OK;
+}
+
+typedef struct unpack_task {
+    kt_pool *pool;
+    const kt_format *format;
+    layout l;
+    int64_t n, k;
+    const uint8_t *src;
+    float *dst;
+} unpack_task;
+
+/* Row r, column c of a panel. */
+static float unpack_value(const kt_format *f, const layout *l, const uint8_t *panel, int r, int64_t c)
+{
+    const uint8_t *step = panel + (size_t)(c / l->step) * l->step_bytes;
+    int64_t in = c % l->step;
+    if (f->bits == 32)
+        return scale_load(KT_SCALE_F32, step, 16 * in + r);
+    if (f->bits == 16)
+        return scale_load(KT_SCALE_BF16, step, 32 * (in / 2) + 2 * r + in % 2);
+    float scale = scale_load(f->scale, panel + l->scale_offset, 16 * (c / l->group) + r);
+    if (f->bits == 8)
+        return (float)(int8_t)step[64 * (in / 4) + 4 * r + in % 4] * scale;
+    uint8_t both = step[64 * (in % 32 / 4) + 4 * r + in % 4];
+    return (float)f->codebook[in < 32 ? both & 15 : both >> 4] * scale;
+}
+
+static void unpack_panels(void *arg, int thread, int threads)
+{
+    unpack_task *t = arg;
+    (void)threads;
+    for (int64_t i; (i = pool_take(t->pool, thread, 1)) * KT_PANEL_ROWS < t->n;) {
+        const uint8_t *panel = t->src + (size_t)i * t->l.panel_bytes;
+        for (int r = 0; r < KT_PANEL_ROWS && i * KT_PANEL_ROWS + r < t->n; r++)
+            for (int64_t c = 0; c < t->k; c++)
+                t->dst[(i * KT_PANEL_ROWS + r) * t->k + c] = unpack_value(t->format, &t->l, panel, r, c);
+    }
+}
+
+int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst)
+{
+    size_t bytes = kt_packed_bytes(&w->format, w->n, w->k);
+    if (!bytes || index < 0 || index >= w->count) {
+        pool_set_error(pool, "cannot unpack matrix %" PRId64 " of %" PRId64 " [%" PRId64 ", %" PRId64 "]", index,
+                       w->count, w->n, w->k);
+        return bytes ? KT_ERR_RANGE : KT_ERR_SHAPE;
+    }
+    unpack_task t = {pool, &w->format, layout_of(&w->format, w->k), w->n, w->k,
+                     (const uint8_t *)w->data + (size_t)index * bytes, dst};
+    pool_run(pool, unpack_panels, &t);
+    return KT_OK;
+}
+
+/* ---- random weights ---------------------------------------------------------------------------- */
+
+typedef struct random_task {
+    kt_pool *pool;
+    const kt_format *format;
+    layout l;
+    int64_t panels;
+    uint8_t *data;
+    uint64_t seed;
+    float rms;              /* wanted */
+} random_task;
+
+/* splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Random sign and mantissa and one of two exponents, e or e + 1: the mean square is 7/3 * 5/2 * 4^e. */
+static void random_floats(int bits, float rms, uint64_t *state, uint8_t *dst, size_t size)
+{
+    uint64_t e = (uint64_t)(127 + lrintf(log2f(rms / sqrtf(35.0f / 6.0f))));
+    uint64_t base = bits == 16 ? (e << 7) * 0x0001000100010001u : (e << 23) * 0x0000000100000001u;
+    uint64_t keep = bits == 16 ? 0x80ff80ff80ff80ffu : 0x80ffffff80ffffffu;
+    for (size_t i = 0; i < size; i += 8) {
+        uint64_t value = base + (next_random(state) & keep);
+        memcpy(dst + i, &value, 8);
+    }
+}
+
+/* 8 bits: -128 is no code, the lowest bit is set in all (odd codes, mean square 5461).
+ * 4 bits: all indices are codes. */
+static void random_codes(int bits, uint64_t *state, uint8_t *dst, size_t size)
+{
+    uint64_t odd = bits == 8 ? 0x0101010101010101u : 0;
+    for (size_t i = 0; i < size; i += 8) {
+        uint64_t value = next_random(state) | odd;
+        memcpy(dst + i, &value, 8);
+    }
+}
+
+static float code_rms(const kt_format *f)
+{
+    float square = 0.0f;
+    for (int i = 0; i < 16; i++)
+        square += (float)f->codebook[i] * (float)f->codebook[i] / 16.0f;
+    return f->bits == 8 ? sqrtf(5461.0f) : sqrtf(square > 0.0f ? square : 1.0f);
+}
+
+/* Scales of one panel, each between 3/4 and 5/4 of what the wanted rms asks for, or the nearest power
+ * of two. */
+static void random_scales(const random_task *t, uint64_t *state, uint8_t *panel)
+{
+    float middle = t->rms / code_rms(t->format);
+    memset(panel + t->l.scale_offset, 0, t->l.panel_bytes - t->l.scale_offset);
+    for (int64_t i = 0; i < t->l.groups * KT_PANEL_ROWS; i++) {
+        float s = middle * (0.75f + 0.5f * (float)(next_random(state) >> 40) * 0x1p-24f);
+        if (t->format->scale == KT_SCALE_E8M0)
+            s = ldexpf(1.0f, (int)lrintf(log2f(middle)));
+        else if (t->format->scale == KT_SCALE_BF16)
+            s = float_of_bf16(bf16_of_float(s));
+        scale_store(t->format->scale, s, panel + t->l.scale_offset, i);
+    }
+}
+
+static void random_panels(void *arg, int thread, int threads)
+{
+    random_task *t = arg;
+    (void)threads;
+    for (int64_t i; (i = pool_take(t->pool, thread, 1)) < t->panels;) {
+        uint64_t state = t->seed ^ (uint64_t)i * 0xd1342543de82ef95u;
+        uint8_t *panel = t->data + (size_t)i * t->l.panel_bytes;
+        if (t->format->bits >= 16) {
+            random_floats(t->format->bits, t->rms, &state, panel, t->l.panel_bytes);
+            continue;
+        }
+        random_codes(t->format->bits, &state, panel, t->l.scale_offset);
+        random_scales(t, &state, panel);
+    }
+}
+
+int kt_fill_random(kt_pool *pool, const kt_weight *w, uint64_t seed)
+{
+    if (!kt_packed_bytes(&w->format, w->n, w->k) || w->count < 1) {
+        pool_set_error(pool, "cannot fill %" PRId64 " matrices [%" PRId64 ", %" PRId64 "]", w->count, w->n, w->k);
+        return KT_ERR_SHAPE;
+    }
+    int64_t panels = round_up(w->n, KT_PANEL_ROWS) / KT_PANEL_ROWS * w->count;
+    random_task t = {pool,   &w->format, layout_of(&w->format, w->k), panels, (uint8_t *)(uintptr_t)w->data, seed,
+                     1.0f / sqrtf((float)w->k)};
+    pool_run(pool, random_panels, &t);
+    return KT_OK;
+}
