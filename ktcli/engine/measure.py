@@ -1,0 +1,138 @@
+"""How a speed is measured so that it means something on a shared machine.
+
+The bandwidth of a machine that others use drifts within seconds, so a rate alone says little. Each run
+of the work is therefore taken between two runs of its ceiling, and what counts is the median of the
+ratios. How much of the cores something else used meanwhile is read from the kernel's own counters.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+NOISY_SHARE = 0.10  # of the cores; above it, a result is marked
+PAIRS = 9  # runs of the work, each between two runs of the ceiling
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the work: how long it took, and what it would take at the ceiling around it."""
+
+    seconds: float
+    ideal_s: float
+
+    @property
+    def share(self) -> float:
+        """Part of the ceiling reached."""
+        return self.ideal_s / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Runs of one work, and the share of the cores that other processes used meanwhile."""
+
+    runs: tuple[Run, ...]
+    others_share: float
+
+    @property
+    def seconds(self) -> float:
+        return median(run.seconds for run in self.runs)
+
+    @property
+    def fastest_s(self) -> float:
+        return min(run.seconds for run in self.runs)
+
+    @property
+    def slowest_s(self) -> float:
+        return max(run.seconds for run in self.runs)
+
+    @property
+    def share(self) -> float:
+        """Median share of the ceiling."""
+        return median(run.share for run in self.runs)
+
+    @property
+    def noisy(self) -> bool:
+        return self.others_share > NOISY_SHARE
+
+
+def alternate(
+    work: Callable[[], None],
+    ideal: Callable[[], float],
+    *,
+    pairs: int = PAIRS,
+    root: Path = Path("/"),
+) -> Measurement:
+    """Run `work` `pairs` times, its ceiling before and after each.
+
+    Args:
+        work: does the whole work once.
+        ideal: measures the ceiling now and returns the seconds the work would take at it.
+        pairs: runs of the work.
+        root: where /proc lies.
+    """
+    others = Others(root)
+    before = ideal()
+    runs = []
+    for _ in range(pairs):
+        start = time.perf_counter()
+        work()
+        elapsed = time.perf_counter() - start
+        after = ideal()
+        runs.append(Run(elapsed, (before + after) / 2))
+        before = after
+    return Measurement(tuple(runs), others.share())
+
+
+class Others:
+    """What everything but this process does on this process's cores, from when it is made."""
+
+    def __init__(self, root: Path = Path("/"), cpus: Sequence[int] | None = None) -> None:
+        self._stat = root / "proc" / "stat"
+        self._cpus = frozenset(os.sched_getaffinity(0) if cpus is None else cpus)
+        self._busy, self._total = self._read()
+        self._own = _own_seconds()
+
+    def share(self) -> float:
+        """Share of the cores that others used since; 0 where the kernel does not say."""
+        busy, total = self._read()
+        elapsed = total - self._total
+        if elapsed <= 0:
+            return 0.0
+        theirs = (busy - self._busy) - (_own_seconds() - self._own)
+        return min(max(theirs / elapsed, 0.0), 1.0)
+
+    def _read(self) -> tuple[float, float]:
+        """(seconds busy, seconds in all) of the cores so far."""
+        try:
+            text = self._stat.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError):
+            return 0.0, 0.0
+        return busy_seconds(text, self._cpus)
+
+
+def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
+    """(busy, total) seconds of `cpus` from the text of /proc/stat.
+
+    Time stolen by the hypervisor is busy: somebody else had the core.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = total = 0
+    for line in stat.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cpus:
+            # user nice system idle iowait irq softirq steal (guest time is part of user)
+            ticks = [int(field) for field in fields[:8]]
+            total += sum(ticks)
+            busy += sum(ticks) - sum(ticks[3:5])
+    return busy / tick, total / tick
+
+
+def _own_seconds() -> float:
+    """CPU seconds this process has used, all threads."""
+    times = os.times()
+    return times.user + times.system

@@ -1,0 +1,94 @@
+"""How long a step takes: a roofline over the bytes and operations of its parts.
+
+A part takes as long as the slower of two things: reading its bytes from memory, or doing its operations.
+Rates come from measurement (`kt doctor --measure`) where there is one, else from a cautious assumption
+that says so. What the loops reach of those rates is written here once, with where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ktcli.models.model import Spec
+from ktcli.planner.spec import Unit, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a machine can do with all planned threads.
+
+    Attributes:
+        read_bps: bytes per second read from memory.
+        int8_ops, bf16_ops: operations per second, multiply and add are two.
+        measured: False if they were assumed from the kind of CPU.
+        basis: where they come from, for people.
+    """
+
+    read_bps: float
+    int8_ops: float
+    bf16_ops: float
+    measured: bool
+    basis: str
+
+    def peak(self, unit: Unit) -> float:
+        return self.int8_ops if unit is Unit.INT8 else self.bf16_ops
+
+
+# Shares of the plain read loop and of the arithmetic peak that the engine's own loops reach.
+READ_SHARE = 0.80
+PEAK_SHARE = {Unit.INT8: 0.50, Unit.BF16: 0.50}
+
+# Entering and leaving one operation of the program by a spinning team, and operations per layer.
+OPERATION_S = 3e-6
+OPERATIONS_PER_LAYER = 16
+
+# Operations per cycle and core of the widest multiply-add of each row: (int8, bf16). Two 512-bit ports
+# for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32).
+_OPS_PER_CYCLE = {
+    "amx": (2048, 1024),
+    "avx512bf16": (256, 128),
+    "avx512": (256, 64),
+    "avx2": (64, 32),
+    "portable": (4, 4),
+}
+CORE_READ_BPS = (
+    20e9  # what one core's own queue of misses can pull, on server and desktop CPUs alike
+)
+_ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between 2.2 and 4 GHz
+
+
+def assumed_rates(isa: str, cores_per_node: Sequence[int]) -> Rates:
+    """Cautious rates for a CPU nobody has measured.
+
+    A node has about 40 GB/s (two memory channels) and, because larger CPUs come with more channels,
+    4 GB/s more per core. Of several nodes one counts: weights are not bound to nodes yet, so most reads
+    cross the link between them.
+    """
+    cores = sum(cores_per_node)
+    read = max(min(CORE_READ_BPS * n, 40e9 + 4e9 * n, 300e9) for n in cores_per_node)
+    int8, bf16 = _OPS_PER_CYCLE.get(isa, _OPS_PER_CYCLE["portable"])
+    return Rates(
+        read_bps=read,
+        int8_ops=int8 * _ASSUMED_HZ * cores,
+        bf16_ops=bf16 * _ASSUMED_HZ * cores,
+        measured=False,
+        basis=f"assumed for {cores} cores with {isa}; kt doctor --measure replaces it by measurement",
+    )
+
+
+def seconds(work: Work, rates: Rates) -> float:
+    """Time of one part of a step."""
+    reading = work.read_bytes / (rates.read_bps * READ_SHARE)
+    computing = work.ops / (rates.peak(work.unit) * PEAK_SHARE[work.unit])
+    return max(reading, computing)
+
+
+def overhead_seconds(spec: Spec) -> float:
+    """Time of a step that no part accounts for: handing each operation to the team."""
+    return spec.layers * OPERATIONS_PER_LAYER * OPERATION_S
+
+
+def step_seconds(works: Iterable[Work], spec: Spec, rates: Rates) -> float:
+    """Time of a whole step: its parts run one after the other."""
+    return sum(seconds(work, rates) for work in works) + overhead_seconds(spec)

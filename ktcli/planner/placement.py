@@ -1,0 +1,287 @@
+"""Where every part of a model goes on a machine, whether it fits, and how fast it will be.
+
+`place` is pure: no device, no disk, the same answer every time. Memory is decided first (weights, the
+cache for the asked context, scratch, a margin), then time from the roofline in `cost`. Each line of the
+plan says its bytes, its reason and its predicted time; a plan that does not fit says what would.
+This version runs every layer on the CPU: a GPU is named with its memory, and stays unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ktcli.errors import NotEnoughMemory, UsageError, gib
+from ktcli.layers.tensors import Role
+from ktcli.models.model import Model
+from ktcli.planner.cost import Rates, seconds, step_seconds
+from ktcli.planner.host import Host
+from ktcli.planner.spec import (
+    KV_CACHE,
+    PAGE_TOKENS,
+    Step,
+    kv_bytes,
+    kv_bytes_per_token,
+    parts,
+    step_work,
+    weight_bytes,
+)
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.recipe import Recipe
+
+DEFAULT_CONTEXT = 8_192  # positions planned for when nobody asks: a chat, not a library
+LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
+PREFILL_CHUNK = (
+    512  # tokens of one prefill step: large enough that every expert's weights are reused
+)
+EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
+
+# The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
+PROCESS_BYTES = 200 << 20
+# Kept free for everything else that runs: a share of the memory there is, at most so much.
+MARGIN_SHARE = 0.03
+MARGIN_LIMIT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asks for.
+
+    Attributes:
+        recipe: number formats.
+        context: positions to reserve; None = DEFAULT_CONTEXT or what the model and the memory allow.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    context: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One part of the plan.
+
+    Attributes:
+        where: the memory it lies in.
+        decode_bytes: read for one token at EARLY_TOKENS.
+        decode_s, prefill_s: predicted share of one decode step, and of one token of a prefill chunk.
+    """
+
+    part: str
+    format: str
+    where: str
+    size_bytes: int
+    decode_bytes: int
+    decode_s: float
+    prefill_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Predicted tokens per second: decode early in a chat and at the full context, and prefill."""
+
+    decode: float
+    decode_full: float
+    prefill: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer of `place`.
+
+    Attributes:
+        need_bytes: memory the plan takes.
+        advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
+    """
+
+    host: Host
+    recipe: Recipe
+    context: int
+    lines: tuple[Line, ...]
+    need_bytes: int
+    speed: Speed
+    advice: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.host.available_bytes
+
+    def require(self, what: str) -> None:
+        """Raise if the plan does not fit.
+
+        Raises:
+            NotEnoughMemory: with what would make it fit.
+        """
+        if not self.fits:
+            hint = "; ".join(self.advice)
+            raise NotEnoughMemory(what, self.need_bytes, self.host.available_bytes, hint=hint)
+
+
+def place(model: Model, host: Host, request: Request) -> Plan:
+    """Plan `model` on `host`.
+
+    Raises:
+        UsageError: the asked context is beyond the model's.
+    """
+    spec = model.spec
+    if request.context is not None and request.context > spec.context:
+        raise UsageError(
+            f"the model was made for {spec.context} positions, --context asks for {request.context}"
+        )
+    context = request.context or _default_context(model, host, request.recipe)
+    need = need_bytes(model, host, request.recipe, context)
+    return Plan(
+        host=host,
+        recipe=request.recipe,
+        context=context,
+        lines=tuple(_lines(model, host, request.recipe, context)),
+        need_bytes=need,
+        speed=predict(model, request.recipe, context, host.rates),
+        advice=()
+        if need <= host.available_bytes
+        else tuple(_advice(model, host, request.recipe, context)),
+    )
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def need_bytes(model: Model, host: Host, recipe: Recipe, context: int) -> int:
+    """Memory of everything: weights, cache, scratch, the process itself, and the margin."""
+    fixed = weight_bytes(model, recipe) + scratch_bytes(model) + PROCESS_BYTES + _margin_bytes(host)
+    return fixed + kv_bytes(model.spec, context)
+
+
+def scratch_bytes(model: Model) -> int:
+    """Buffers of a step of PREFILL_CHUNK tokens, as f32 rows, and one row of logits.
+
+    Residual stream, its norm and the sum of a layer; the widest dense projection and what follows it;
+    per chosen expert the gate/up columns, the activation and the output.
+    """
+    spec = model.spec
+    dense = max(
+        (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None), default=0
+    )
+    routed = spec.top_k * (3 * spec.expert_width + spec.hidden)
+    return 4 * (PREFILL_CHUNK * (4 * spec.hidden + 2 * dense + routed) + spec.vocab)
+
+
+def _margin_bytes(host: Host) -> int:
+    return min(int(host.total_bytes * MARGIN_SHARE), MARGIN_LIMIT_BYTES)
+
+
+def _room_bytes(model: Model, host: Host, recipe: Recipe) -> int:
+    """Memory left for the cache; negative if the rest alone does not fit."""
+    return host.available_bytes - need_bytes(model, host, recipe, 0)
+
+
+def _fitting_context(model: Model, host: Host, recipe: Recipe) -> int:
+    """The most positions that fit, whole pages; 0 if none do."""
+    page_bytes = kv_bytes_per_token(model.spec) * PAGE_TOKENS
+    room = max(_room_bytes(model, host, recipe), 0)
+    return min(room // page_bytes * PAGE_TOKENS, model.spec.context)
+
+
+def _default_context(model: Model, host: Host, recipe: Recipe) -> int:
+    """DEFAULT_CONTEXT, or less where the model ends or the memory does.
+
+    A context nobody can use is no default: below LEAST_CONTEXT the plan is refused instead.
+    """
+    wanted = min(DEFAULT_CONTEXT, model.spec.context)
+    least = min(LEAST_CONTEXT, wanted)
+    return max(min(wanted, _fitting_context(model, host, recipe)), least)
+
+
+def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[str]:
+    """What would make the plan fit, the smallest sacrifice first."""
+    shorter = _fitting_context(model, host, recipe)
+    if shorter >= LEAST_CONTEXT:
+        yield f"--context {shorter} fits"
+    for smaller in _smaller(recipe):
+        if need_bytes(model, host, smaller, context) <= host.available_bytes:
+            yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
+            break
+    missing = need_bytes(model, host, recipe, context) - host.available_bytes
+    yield f"{gib(missing)} more memory would do"
+
+
+def _smaller(recipe: Recipe) -> Iterator[Recipe]:
+    """Recipes that take less memory, the least change first: experts, then dense, then both."""
+    experts = [
+        FORMATS[name] for name in ("int8", "int4") if FORMATS[name].bits < recipe.experts.bits
+    ]
+    dense = [FORMATS["int8"]] if recipe.dense.bits > 8 else []
+    yield from (Recipe(fmt, recipe.dense) for fmt in experts)
+    yield from (Recipe(fmt, small) for small in dense for fmt in [recipe.experts, *experts])
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
+    """Tokens per second of decode and of a prefill chunk."""
+    early = min(EARLY_TOKENS, context - 1)
+    chunk = min(PREFILL_CHUNK, context)
+    decode, full, prefill = (
+        step_seconds(step_work(model, recipe, step), model.spec, rates)
+        for step in (Step(1, early), Step(1, context - 1), Step(chunk))
+    )
+    return Speed(1 / decode, 1 / full, chunk / prefill)
+
+
+def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[Line]:
+    """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
+    decode = {
+        work.part: work
+        for work in step_work(model, recipe, Step(1, min(EARLY_TOKENS, context - 1)))
+    }
+    chunk = min(PREFILL_CHUNK, context)
+    prefill = {work.part: work for work in step_work(model, recipe, Step(chunk))}
+
+    def line(part: str, fmt: str, size: int, reason: str) -> Line:
+        one, many = decode.get(part), prefill.get(part)
+        return Line(
+            part=part,
+            format=fmt,
+            where="memory",
+            size_bytes=size,
+            decode_bytes=one.read_bytes if one else 0,
+            decode_s=seconds(one, host.rates) if one else 0.0,
+            prefill_s=seconds(many, host.rates) / chunk if many else 0.0,
+            reason=reason,
+        )
+
+    for part in parts(model, recipe):
+        yield line(part.name, part.format, part.size_bytes, _reason(part.name, model))
+    spec = model.spec
+    per_token = gib(kv_bytes_per_token(spec))
+    yield line(KV_CACHE, "bf16", kv_bytes(spec, context), f"{context} positions, {per_token} each")
+    yield line(
+        "scratch", "f32", scratch_bytes(model), f"buffers of a step of {PREFILL_CHUNK} tokens"
+    )
+    rest = PROCESS_BYTES + _margin_bytes(host)
+    yield line(
+        "process, margin",
+        "",
+        rest,
+        f"the program itself; {gib(_margin_bytes(host))} left for others",
+    )
+
+
+_REASONS: Mapping[str, str] = {
+    "embedding": "one row per token",
+    "attention": "every token reads all of it",
+    "latent attention": "cached latents to keys and values",
+    "dense MLP": "every token reads all of it",
+    "shared experts": "every token uses them",
+    "router": "chooses the experts",
+    "norms, biases": "small, kept exact",
+    "output head": "read once per token that is sampled",
+}
+
+
+def _reason(part: str, model: Model) -> str:
+    spec = model.spec
+    if part == "routed experts":
+        return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
+    return _REASONS.get(part, "")

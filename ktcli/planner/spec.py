@@ -1,0 +1,199 @@
+"""What a model weighs and what one step of it moves: bytes and operations, part by part.
+
+Everything follows from the tensors a family declares and from the recipe that gives each its number
+format, so planner, benchmark and loader cannot disagree. Decode and prefill are one function: a step of
+one token, or of many. Nothing here knows a machine; `cost` turns these counts into time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from ktcli.layers.tensors import Role, Tensor
+from ktcli.models.model import Model, Spec
+from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+
+KV_ELEMENT_BYTES = 2  # the cache holds bf16
+PAGE_TOKENS = 64  # the cache grows in pages; the value of KT_PAGE_TOKENS
+MLA_EXPAND_TOKENS = 16  # from this many tokens in a step, latent attention expands K and V
+
+
+class Unit(Enum):
+    """Which arithmetic a part runs on, hence which peak bounds it."""
+
+    INT8 = "int8"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kind of thing in a model.
+
+    Attributes:
+        name: for people, e.g. "routed experts".
+        format: number format as stored, e.g. "int4".
+        size_bytes: memory it occupies.
+    """
+
+    name: str
+    format: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one step does in one part: bytes read from memory, operations (multiply and add are two)."""
+
+    part: str
+    unit: Unit
+    read_bytes: int
+    ops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of `n_tokens` tokens after `start` cached ones, of which the last `outputs` give logits."""
+
+    n_tokens: int
+    start: int = 0
+    outputs: int = 1
+
+
+KV_CACHE = "KV cache"
+
+
+def part_name(tensor: Tensor) -> str:
+    """The part a tensor is counted under; all tensors of one part have one number format."""
+    if tensor.role is Role.EXPERTS:
+        return "routed experts"
+    if tensor.role is Role.TABLE:
+        return "embedding"
+    if tensor.role is Role.VECTOR:
+        return "norms, biases"
+    if tensor.layer is None:
+        return "output head"
+    block, _, rest = tensor.name.split(".", 2)[2].partition(".")
+    if tensor.role is Role.KEPT:
+        return "router" if rest == "router" else "latent attention"
+    if block == "attn":
+        return "attention"
+    return "shared experts" if rest.startswith("shared") else "dense MLP"
+
+
+def format_name(tensor: Tensor, recipe: Recipe) -> str:
+    """The number format of a tensor, for people."""
+    fmt = format_of(tensor, recipe)
+    if fmt is not None:
+        return fmt.name
+    return "bf16" if tensor.role is Role.TABLE else "f32"
+
+
+def kv_bytes_per_token(spec: Spec) -> int:
+    """Bytes that one cached position occupies over all layers."""
+    return spec.kv_elements * KV_ELEMENT_BYTES * spec.layers
+
+
+def parts(model: Model, recipe: Recipe) -> tuple[Part, ...]:
+    """The model's parts, largest first; sizes are those of the stored tensors."""
+    sizes: dict[str, int] = {}
+    formats: dict[str, str] = {}
+    for tensor in model.tensors:
+        name = part_name(tensor)
+        formats[name] = format_name(tensor, recipe)
+        sizes[name] = sizes.get(name, 0) + stored_bytes(tensor, recipe)
+    found = (Part(name, formats[name], size) for name, size in sizes.items())
+    return tuple(sorted(found, key=lambda part: -part.size_bytes))
+
+
+def weight_bytes(model: Model, recipe: Recipe) -> int:
+    """Bytes of all stored tensors."""
+    return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
+
+
+def kv_bytes(spec: Spec, context: int) -> int:
+    """Bytes of a cache for `context` positions, whole pages."""
+    pages = -(-context // PAGE_TOKENS)
+    return pages * PAGE_TOKENS * kv_bytes_per_token(spec)
+
+
+def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
+    """Bytes read and operations done by one step, per part."""
+    works = [_tensor_work(tensor, model.spec, recipe, step) for tensor in model.tensors]
+    works.append(_attention_work(model, step))
+    return _merged(works)
+
+
+def experts_touched(spec: Spec, n_tokens: int) -> float:
+    """Experts of a layer that at least one of `n_tokens` chooses, if all are equally likely."""
+    if spec.experts == 0:
+        return 0.0
+    return float(spec.experts * (1.0 - (1.0 - spec.top_k / spec.experts) ** n_tokens))
+
+
+def _tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
+    stored = stored_bytes(tensor, recipe)
+    fmt = format_of(tensor, recipe)
+    unit = Unit.INT8 if fmt is not None and fmt.bits <= 8 else Unit.BF16
+    name = part_name(tensor)
+    if tensor.role is Role.TABLE:  # one row per token
+        return Work(name, unit, stored // tensor.n * step.n_tokens, 0)
+    if tensor.role is Role.VECTOR:
+        return Work(name, unit, stored, 0)
+    if tensor.role is Role.EXPERTS:
+        share = experts_touched(spec, step.n_tokens) / spec.experts
+        ops = 2 * tensor.n * tensor.k * spec.top_k * step.n_tokens
+        return Work(name, unit, round(stored * share), ops)
+    rows = _rows(tensor, step)
+    return Work(name, unit, stored if rows else 0, 2 * tensor.elements * rows)
+
+
+def _rows(tensor: Tensor, step: Step) -> int:
+    """How many vectors one step multiplies with each matrix of a dense tensor; 0: it is not read.
+
+    Multi-head latent attention multiplies `uk_in` and `uv` with the step's tokens when it works on the
+    latents (few tokens), `uk_out` and `uv` with every cached position when it expands them (many).
+    """
+    if tensor.layer is None:
+        return step.outputs
+    expanded = step.n_tokens >= MLA_EXPAND_TOKENS
+    if tensor.name.endswith(".uk_in"):
+        return 0 if expanded else step.n_tokens
+    if tensor.name.endswith(".uk_out"):
+        return step.start + step.n_tokens if expanded else 0
+    if tensor.name.endswith(".uv"):
+        return step.start + step.n_tokens if expanded else step.n_tokens
+    return step.n_tokens
+
+
+def _attention_work(model: Model, step: Step) -> Work:
+    """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions."""
+    spec = model.spec
+    pairs = step.n_tokens * step.start + step.n_tokens * (step.n_tokens + 1) // 2
+    per_pair = spec.attention_ops
+    if step.n_tokens >= MLA_EXPAND_TOKENS:
+        per_pair = _expanded_attention_ops(model) or per_pair
+    read = (step.start + step.n_tokens) * kv_bytes_per_token(spec)
+    return Work(KV_CACHE, Unit.BF16, read, pairs * per_pair * spec.layers)
+
+
+def _expanded_attention_ops(model: Model) -> int:
+    """Operations per token, layer and position of latent attention over expanded K and V; 0 without it."""
+    shapes = {t.name.rsplit(".", 1)[-1]: t for t in model.tensors if t.layer == 0}
+    if "uk_out" not in shapes or "uv" not in shapes:
+        return 0
+    uk_out, uv = shapes["uk_out"], shapes["uv"]
+    rope = model.spec.kv_elements - uv.k
+    return 2 * uv.count * (uk_out.n + rope + uv.n)
+
+
+def _merged(works: Iterable[Work]) -> tuple[Work, ...]:
+    """One Work per part, in order of first appearance; parts that do nothing are left out."""
+    sums: dict[str, Work] = {}
+    for work in works:
+        before = sums.get(work.part, Work(work.part, work.unit, 0, 0))
+        sums[work.part] = Work(
+            work.part, work.unit, before.read_bytes + work.read_bytes, before.ops + work.ops
+        )
+    return tuple(work for work in sums.values() if work.read_bytes or work.ops)

@@ -1,0 +1,156 @@
+"""The plan: pure, monotone, honest about what does not fit."""
+
+from dataclasses import replace
+
+import pytest
+from shapes import GIB, RATES, host, shape
+
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.planner import placement
+from ktcli.planner.placement import DEFAULT_CONTEXT, LEAST_CONTEXT, Plan, Request, place
+from ktcli.weights.recipe import Recipe
+
+NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "qwen3-235b-a22b"]
+BIG = 4096  # GiB: everything fits
+
+
+def plan(
+    name: str, gib: float, experts: str = "int4", dense: str = "int8", context: int | None = None
+) -> Plan:
+    return place(shape(name), host(gib), Request(Recipe.named(experts, dense), context))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_question_same_answer(name: str):
+    assert plan(name, 64) == plan(name, 64)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_add_up_to_what_is_needed(name: str):
+    made = plan(name, BIG)
+    assert sum(line.size_bytes for line in made.lines) == made.need_bytes
+    assert all(line.reason for line in made.lines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predicted_parts_add_up_to_the_predicted_step(name: str):
+    made = plan(name, BIG)
+    parts_s = sum(line.decode_s for line in made.lines)
+    assert parts_s <= 1 / made.speed.decode < parts_s * 1.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wider_formats_take_more_memory_and_decode_slower(name: str):
+    made = [
+        plan(name, BIG, fmt, "bf16") for fmt in ("int4-g128", "int4", "int4-g32", "int8", "bf16")
+    ]
+    needs = [each.need_bytes for each in made]
+    speeds = [each.speed.decode for each in made]
+    assert needs == sorted(needs)
+    assert speeds == sorted(speeds, reverse=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_more_context_takes_more_memory_and_ends_slower(name: str):
+    made = [plan(name, BIG, context=c) for c in (64, 1024, 8192, 32768)]
+    assert [p.need_bytes for p in made] == sorted(p.need_bytes for p in made)
+    ends = [p.speed.decode_full for p in made]
+    assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize("rate", ["read_bps", "int8_ops", "bf16_ops"])
+def test_a_faster_machine_is_never_slower(rate: str):
+    model = shape("deepseek-v2-lite")
+    faster = replace(RATES, **{rate: 3 * getattr(RATES, rate)})
+    slow = place(model, host(64), Request()).speed
+    fast = place(model, host(64, faster), Request()).speed
+    assert fast.decode >= slow.decode
+    assert fast.decode_full >= slow.decode_full
+    assert fast.prefill >= slow.prefill
+
+
+def test_more_memory_never_refuses_what_less_accepted():
+    fits = [plan("qwen3-30b-a3b", gib).fits for gib in (4, 8, 12, 16, 18, 20, 24, 32, 64)]
+    assert fits == sorted(fits)
+    assert fits[0] is False
+    assert fits[-1] is True
+
+
+def test_context_by_default_shrinks_to_what_fits():
+    wide = plan("qwen3-235b-a22b", BIG)
+    assert wide.context == DEFAULT_CONTEXT
+    tight = plan("qwen3-235b-a22b", (wide.need_bytes - (1 << 29)) / GIB)
+    assert tight.fits
+    assert LEAST_CONTEXT <= tight.context < DEFAULT_CONTEXT
+
+
+def test_context_never_exceeds_the_models():
+    model = shape("qwen3-30b-a3b", max_position_embeddings=1000)
+    assert place(model, host(64), Request()).context == 1000
+    with pytest.raises(UsageError, match="1000 positions"):
+        place(model, host(64), Request(context=1001))
+
+
+def test_a_context_of_one_position_is_a_plan():
+    assert plan("qwen3-30b-a3b", 64, context=1).speed.decode > 0
+
+
+# --- refused plans: what they advise is true --------------------------------------------------------
+
+
+def test_a_plan_that_fits_advises_nothing():
+    made = plan("qwen3-30b-a3b", 64)
+    assert made.advice == ()
+    made.require("the model")
+
+
+def test_refused_plan_names_a_format_that_fits():
+    refused = plan("qwen3-30b-a3b", 40, "bf16", "bf16")
+    assert not refused.fits
+    assert "--experts int8 --dense bf16 fits" in refused.advice
+    assert plan("qwen3-30b-a3b", 40, "int8", "bf16", context=refused.context).fits
+
+
+def test_refused_plan_names_a_context_that_fits():
+    refused = plan("qwen3-30b-a3b", 20, context=40960)
+    assert not refused.fits
+    shorter = int(refused.advice[0].split()[1])
+    assert plan("qwen3-30b-a3b", 20, context=shorter).fits
+    assert not plan("qwen3-30b-a3b", 20, context=shorter + 64).fits
+
+
+def test_refused_plan_says_how_much_memory_is_missing():
+    refused = plan("kimi-k2", 100)
+    missing = (refused.need_bytes - refused.host.available_bytes) / GIB
+    assert refused.advice == (f"{missing:.1f} GiB more memory would do",)
+    with pytest.raises(NotEnoughMemory, match="kimi-k2") as caught:
+        refused.require("kimi-k2")
+    assert caught.value.hint == refused.advice[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_advised_memory_is_enough(name: str):
+    refused = plan(name, 4, context=4096)
+    machine = host((refused.need_bytes + (1 << 20)) / GIB)
+    # The margin grows with the machine, so room for it comes on top.
+    roomier = replace(
+        machine, available_bytes=machine.available_bytes + placement.MARGIN_LIMIT_BYTES
+    )
+    assert place(shape(name), roomier, Request(context=4096)).fits
+
+
+# --- known machines ---------------------------------------------------------------------------------
+
+
+def test_decode_never_beats_the_bandwidth():
+    """Ceiling rule: tokens per second <= bandwidth / bytes per token."""
+    for name in NAMES:
+        made = plan(name, BIG)
+        read = sum(line.decode_bytes for line in made.lines)
+        assert made.speed.decode * read < RATES.read_bps
+
+
+def test_prefill_never_beats_the_arithmetic():
+    made = plan("qwen3-30b-a3b", 64)
+    active = 3.3e9 * 2  # operations per token, without the head
+    assert made.speed.prefill * active * 0.9 < RATES.int8_ops

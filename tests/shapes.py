@@ -1,0 +1,39 @@
+"""Models and machines as data, for tests: the catalogue's configs and a few made-up hosts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ktcli.models import Model, build
+from ktcli.planner.cost import Rates
+from ktcli.planner.host import Host
+from ktcli.resources import data_path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+GB = 10**9
+GIB = 1 << 30
+
+
+def config(name: str, **changes: Any) -> dict[str, Any]:
+    """The config of a catalogue model, with some fields changed."""
+    text = data_path("profiles", "models", f"{name}.toml").read_text(encoding="utf-8")
+    return {**tomllib.loads(text)["config"], **changes}
+
+
+def shape(name: str, **changes: Any) -> Model:
+    """A catalogue model without weights."""
+    return build(config(name, **changes))
+
+
+RATES = Rates(read_bps=50e9, int8_ops=2e12, bf16_ops=1e12, measured=True, basis="made up")
+
+
+def host(gib: float, rates: Rates = RATES, threads: int = 2) -> Host:
+    """A machine with so much memory, all of it available."""
+    size = int(gib * GIB)
+    return Host("made up", threads, "avx512", size, size, rates)
