@@ -1,0 +1,287 @@
+"""What is on disk: checkpoints as they were pulled, and packs made from them.
+
+    KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
+    KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
+
+A folder whose manifest is missing is *partial*: its work was interrupted and can be continued. Nothing
+else is state. Removing never follows a link and never leaves the library folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from ktcli import config
+from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli.store import catalog, manifest
+from ktcli.store.reference import Reference, parse
+
+BUILTIN = "kt-mini"
+INTERRUPTED = "interrupted"
+
+
+class Kind(Enum):
+    """Checkpoint: a repository's own files. Pack: ours, ready to run."""
+
+    CHECKPOINT = "checkpoint"
+    PACK = "pack"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model on disk.
+
+    Attributes:
+        name: short name, library name, or the folder's own name.
+        path: the folder.
+        problem: why it cannot be used: "interrupted", or what is wrong with its manifest; else empty.
+        formats: "<experts>-<dense>" of a pack; empty for a checkpoint.
+        source: where it came from, "hf:org/repo@revision"; empty if nobody recorded it.
+        managed: it lies in the library folder, so that `kt rm` may remove it.
+    """
+
+    name: str
+    kind: Kind
+    path: Path
+    problem: str = ""
+    formats: str = ""
+    source: str = ""
+    managed: bool = True
+
+    @property
+    def complete(self) -> bool:
+        return not self.problem
+
+    @property
+    def label(self) -> str:
+        """The name that finds exactly this entry again."""
+        if not self.managed:
+            return self.name if self.name == BUILTIN else str(self.path)
+        return f"{self.name}@{self.formats}" if self.formats else self.name
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files, those of links not counted."""
+        return sum(status.st_size for _, status in walk(self.path))
+
+
+def checkpoint_path(name: str) -> Path:
+    """Where the checkpoint of a library name lies or will lie."""
+    return config.home() / "checkpoints" / _one_folder(name)
+
+
+def pack_path(name: str, experts: str, dense: str) -> Path:
+    """Where a conversion lies or will lie."""
+    return config.home() / "packs" / _one_folder(f"{name}@{experts}-{dense}")
+
+
+def lock_path(name: str) -> Path:
+    """The lock that whoever changes a model's files holds."""
+    return config.home() / "locks" / f"{_one_folder(name)}.lock"
+
+
+def entries() -> tuple[Entry, ...]:
+    """Everything in the library and the built-in model, by name; partial ones too."""
+    found = [*_scan(Kind.CHECKPOINT), *_scan(Kind.PACK)]
+    builtin = _builtin()
+    if builtin is not None:
+        found.append(builtin)
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.kind.value, entry.formats)))
+
+
+def matching(name: str) -> tuple[Entry, ...]:
+    """All entries that `name` can mean, packs first; a local folder is one entry.
+
+    Raises:
+        UsageError: not a name. NotFound: a local folder that is not there or holds no model.
+    """
+    reference = parse(name)
+    if reference.folder is not None:
+        return (_local(reference.folder),)
+    found = [entry for entry in entries() if _means(reference, entry)]
+    return tuple(
+        sorted(found, key=lambda entry: (entry.kind is Kind.CHECKPOINT, not entry.complete))
+    )
+
+
+def find(name: str, kind: Kind | None = None) -> Entry | None:
+    """The complete entry that `name` means; packs before checkpoints; None if there is none."""
+    usable = [e for e in matching(name) if e.complete and (kind is None or e.kind is kind)]
+    return usable[0] if usable else None
+
+
+def resolve(name: str, kind: Kind | None = None) -> Entry:
+    """The complete entry that `name` means; packs before checkpoints.
+
+    Args:
+        kind: only this kind will do.
+    Raises:
+        UsageError: not a name.
+        NotFound: nothing usable on disk; the hint is the command that changes it.
+    """
+    entry = find(name, kind)
+    if entry is not None:
+        return entry
+    reference, broken = parse(name), [entry for entry in matching(name) if not entry.complete]
+    if broken:
+        verb = "convert" if broken[0].kind is Kind.PACK else "pull"
+        raise NotFound(
+            f"{broken[0].label} is not complete: {broken[0].problem}",
+            hint=f"continue with: kt {verb} {broken[0].name}",
+        )
+    if kind is Kind.PACK and find(name) is not None:
+        raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
+    if reference.repository:
+        raise NotFound(f"{name} is not in the library", hint=f"get it with: kt pull {name}")
+    profile = catalog.find(reference.name)
+    if profile is not None and profile.builtin:
+        catalog.builtin_path(f"{profile.builtin}/config.json")
+    raise catalog.unknown(name, tuple(entry.name for entry in entries()))
+
+
+def remove(entry: Entry) -> int:
+    """Delete an entry's files; the bytes that were freed.
+
+    Raises:
+        UsageError: it does not lie in the library.
+        KtError: the system refuses.
+    """
+    folder = _folder_of(entry.kind)
+    if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
+        raise UsageError(
+            f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
+        )
+    freed = 0
+    try:
+        if entry.path.is_symlink():
+            entry.path.unlink()
+            return 0
+        for _, status in walk(entry.path):
+            freed += status.st_size if status.st_nlink == 1 else 0
+        # Renamed first: whatever interrupts the deletion, no half model keeps a whole one's name.
+        trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
+        entry.path.rename(trash)
+        shutil.rmtree(trash)
+    except OSError as error:
+        raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
+    return freed
+
+
+def leftovers() -> tuple[Path, ...]:
+    """Folders that an interrupted removal left behind."""
+    folders = [_folder_of(kind) for kind in Kind]
+    return tuple(path for folder in folders for path in sorted(folder.glob(".*.removed.*")))
+
+
+def remove_leftovers() -> int:
+    """Delete them; the bytes that were freed."""
+    freed = 0
+    for path in leftovers():
+        freed += sum(status.st_size for _, status in walk(path))
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return freed
+
+
+def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every regular file below `folder`; links are neither followed nor returned."""
+    try:
+        items = sorted(os.scandir(folder), key=lambda item: item.name)
+    except OSError:
+        return
+    for item in items:
+        if item.is_dir(follow_symlinks=False):
+            yield from walk(Path(item.path))
+        elif item.is_file(follow_symlinks=False):
+            yield Path(item.path), item.stat(follow_symlinks=False)
+
+
+def _folder_of(kind: Kind) -> Path:
+    return config.home() / f"{kind.value}s"
+
+
+def _one_folder(name: str) -> str:
+    """`name`, refused if it could be anything but the name of one folder."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name or len(name) > 250:
+        raise UsageError(f"{name!r} cannot be the name of a model in the library")
+    return name
+
+
+def _scan(kind: Kind) -> Iterator[Entry]:
+    folder = _folder_of(kind)
+    try:
+        items = sorted(os.scandir(folder), key=lambda item: item.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise KtError(
+            f"cannot read the library folder {folder}: {error.strerror}",
+            hint="check its permissions, or set KT_HOME to another folder",
+        ) from error
+    for item in items:
+        if not item.name.startswith(".") and item.is_dir():
+            yield _entry(Path(item.path), kind)
+
+
+def _entry(path: Path, kind: Kind) -> Entry:
+    name, _, formats = path.name.partition("@")
+    try:
+        source = manifest.read(path / _manifest_name(kind))
+    except BadCheckpoint as error:
+        return Entry(name, kind, path, str(error), formats)
+    problem = "" if source else INTERRUPTED
+    return Entry(name, kind, path, problem, formats, source.origin if source else "")
+
+
+def _manifest_name(kind: Kind) -> str:
+    return manifest.PACK if kind is Kind.PACK else manifest.CHECKPOINT
+
+
+def _builtin() -> Entry | None:
+    profile = catalog.find(BUILTIN)
+    if profile is None:
+        return None
+    try:
+        path = catalog.builtin_path(profile.builtin)
+    except NotFound:
+        return None
+    if not (path / "config.json").is_file():
+        return None
+    return Entry(BUILTIN, Kind.CHECKPOINT, path, source="built in", managed=False)
+
+
+def _local(folder: Path) -> Entry:
+    """A folder somebody named, which is in the library or not."""
+    try:
+        mode = folder.stat().st_mode
+        if not stat.S_ISDIR(mode):
+            raise NotFound(
+                f"{folder} is not a folder",
+                hint="name the folder that holds config.json or kt.json",
+            )
+        pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
+    except OSError as error:
+        raise NotFound(f"cannot read the folder {folder}: {error.strerror}") from error
+    if not pack and not checkpoint:
+        raise NotFound(
+            f"there is no model in {folder}", hint="a model's folder holds config.json or kt.json"
+        )
+    kind = Kind.PACK if pack else Kind.CHECKPOINT
+    source = manifest.read(folder / _manifest_name(kind))
+    if folder.parent == _folder_of(kind):
+        return _entry(folder, kind)
+    formats = source.formats if source and pack else ""
+    origin = source.origin if source else ""
+    return Entry(folder.name, kind, folder, "", formats, origin, managed=False)
+
+
+def _means(reference: Reference, entry: Entry) -> bool:
+    return entry.name.lower() == reference.name.lower() and reference.formats in ("", entry.formats)

@@ -1,0 +1,104 @@
+"""What a user may write for a model, and what it means; nothing is looked up on disk or on a hub.
+
+qwen3-30b-a3b               a short name of the catalogue
+qwen3-30b-a3b@int4-int8     one conversion of it
+Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
+ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
+Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
+./folder  /abs  ~/x         a local folder; so is any name that is a folder here and has a slash
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli.errors import UsageError
+from ktcli.store import catalog
+
+HUBS = {"hf": "Hugging Face", "ms": "ModelScope"}
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_REPOSITORY = re.compile(rf"({_PART})/({_PART})")
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_SHORT = re.compile(_PART)
+_FORMATS = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A model as named by a user.
+
+    Attributes:
+        name: its name in the library: safe as one folder name; empty for a local folder.
+        formats: "<experts>-<dense>" of one conversion; empty: any.
+        hub, repository, revision: where it comes from; empty for a name outside the catalogue.
+        folder: a local folder; None otherwise.
+    """
+
+    text: str
+    name: str
+    formats: str = ""
+    hub: str = ""
+    repository: str = ""
+    revision: str = ""
+    folder: Path | None = None
+
+
+def parse(text: str) -> Reference:
+    """Read what a user wrote.
+
+    Raises:
+        UsageError: it cannot be the name of anything.
+    """
+    if not text or "\0" in text or len(text) > 4096:
+        raise UsageError(
+            "the model name is empty or impossible", hint="kt list --all shows the names"
+        )
+    hub, colon, rest = text.partition(":")
+    if colon and hub in HUBS:
+        return _repository(text, hub, rest)
+    if text[0] in "./~" or (("/" in text or text == "..") and _is_folder(text)):
+        return Reference(text, "", folder=Path(text).expanduser().absolute())
+    if "/" in text:
+        return _repository(text, "hf", text)
+    return _short(text)
+
+
+def _short(text: str) -> Reference:
+    name, at, formats = text.partition("@")
+    if not _SHORT.fullmatch(name) or (at and not _FORMATS.fullmatch(formats)):
+        raise UsageError(
+            f"{text!r} is not a model name",
+            hint="write a short name, org/repo[@revision], or a folder with a slash: ./NAME",
+        )
+    profile = catalog.find(name)
+    if profile is None:
+        return Reference(text, name, formats)
+    hub = next(iter(profile.repositories), "")
+    return Reference(text, profile.name, formats, hub, profile.repositories.get(hub, ""))
+
+
+def _repository(text: str, hub: str, rest: str) -> Reference:
+    repository, at, revision = rest.partition("@")
+    match = _REPOSITORY.fullmatch(repository)
+    if match is None or (at and (not _REVISION.fullmatch(revision) or ".." in revision)):
+        raise UsageError(
+            f"{text!r} is not a repository on {HUBS[hub]}",
+            hint="write org/repo or org/repo@revision; a folder is written with a dot: ./org/repo",
+        )
+    profile = None if revision else catalog.by_repository(hub, repository)
+    if profile is not None:
+        return Reference(text, profile.name, "", hub, repository)
+    # Two dashes cannot begin or end an organisation or repository, so the name can be read back.
+    parts = [*match.groups(), *([revision.replace("/", "-")] if revision else [])]
+    name = "--".join(parts)
+    return Reference(text, name if hub == "hf" else f"{hub}--{name}", "", hub, repository, revision)
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except OSError:
+        return False
