@@ -2,8 +2,8 @@
 
 Opening reads `config.json`, the index and the headers; tensor data is read when it is asked for, some
 rows at a time (not mapped: a failing disk is then an error and not a signal). Files are looked for only
-inside the folder. Formats: F32, BF16, F16, and F8_E4M3 with one f32 factor per block of 128 x 128, which *multiplies*
-although it is called `weight_scale_inv`.
+inside the folder. Formats: F32, BF16, F16, and F8_E4M3 with one f32 factor per block of 128 x 128, which
+*multiplies* although it is called `weight_scale_inv`.
 """
 
 from __future__ import annotations

@@ -41,6 +41,10 @@ class Entry:
     offset: int
     size_bytes: int
 
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Header:

@@ -80,8 +80,8 @@ class Manifest:
         """The manifest before anything was written: equal for conversions that give equal packs."""
         return replace(self, files=())
 
-    def encode(self) -> bytes:
-        """The bytes of `kt.json`."""
+    def encode(self, *, indent: int | None = 1) -> bytes:
+        """The bytes of `kt.json`; without indent one line."""
         formats = {row.name: _format_row(row) for row in (self.recipe.experts, self.recipe.dense)}
         document = {
             "kt_pack": VERSION,
@@ -92,7 +92,7 @@ class Manifest:
             "extras": [encode_record(record) for record in self.extras],
             "files": [encode_record(record) for record in self.files],
         }
-        return (json.dumps(document, indent=1, ensure_ascii=True) + "\n").encode()
+        return (json.dumps(document, indent=indent, ensure_ascii=True) + "\n").encode()
 
 
 def encode_record(record: FileRecord) -> dict[str, Any]:

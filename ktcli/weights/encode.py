@@ -1,0 +1,213 @@
+"""From the tensors of a checkpoint to the stored bytes of a model's tensors, in bounded memory.
+
+A tensor is cut into *pieces*: some rows of one of its matrices, at most 16 MiB as f32. Pieces are read
+ahead by threads of their own while the pool decodes and packs the one before, and come out in the order
+in which their bytes are stored. Where the cuts lie depends on shapes alone, so the bytes and the error
+sums do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.tensors import Role, Tensor, ceil_to, stack_rows
+from ktcli.native import PANEL_ROWS, Format, Pool, packed_bytes
+from ktcli.weights.checkpoint import Checkpoint, Source, Span
+from ktcli.weights.oracle import round_to_bf16
+from ktcli.weights.recipe import Recipe, format_of
+
+PIECE_ELEMENTS = 4 << 20  # f32 in memory at a time; with what is read ahead and waits to be written x 6
+READ_AHEAD = 2  # pieces, each read by its own thread
+
+Raw = NDArray[np.uint8]
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Spans to read together, and the matrices of the tensor they give.
+
+    Attributes:
+        spans: rows of one matrix (stacked; or of gate and of up, which alternate), or whole sources
+            from which the tensor's `join` makes matrices.
+        indices: the matrices made from them; more than one only with `join`.
+    """
+
+    tensor: Tensor
+    spans: tuple[Span, ...]
+    indices: range
+
+
+class Encoder:
+    """Encodes the tensors of one checkpoint by one recipe.
+
+    Attributes:
+        sums: by kind of tensor, (sum of squared error, sum of squares) of what was packed since the
+            caller last cleared it.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, pool: Pool) -> None:
+        self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
+        self.sums: dict[Role, tuple[float, float]] = {}
+
+    def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
+        """The stored bytes of `tensors`, one behind the other, in parts.
+
+        Raises:
+            BadCheckpoint: a value is NaN, Inf or too large for its format, or a file cannot be read.
+        """
+        pieces = (piece for tensor in tensors for piece in cut(tensor, self._checkpoint))
+        for piece, raws in self._read_ahead(pieces):
+            values = [
+                self._checkpoint.decode(self._pool, span, raw)
+                for span, raw in zip(piece.spans, raws, strict=True)
+            ]
+            del raws
+            yield from self._stored(piece, values)
+
+    def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[Raw]]]:
+        readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
+        waiting: deque[tuple[Piece, Future[list[Raw]]]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append((piece, readers.submit(self._read, piece)))
+                if len(waiting) > READ_AHEAD:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+    def _read(self, piece: Piece) -> list[Raw]:
+        return [self._checkpoint.read(span) for span in piece.spans]
+
+    def _stored(self, piece: Piece, values: list[Matrix]) -> Iterator[NDArray[np.uint8]]:
+        tensor = piece.tensor
+        fmt = format_of(tensor, self._recipe)
+        if tensor.alternate and fmt is not None:
+            yield self._pack_alternate(tensor, fmt, values)
+            return
+        for index in piece.indices:
+            if len(piece.indices) > 1 or tensor.join is not stack_rows:
+                shaped = [v.reshape(s.source.entry.shape) for v, s in zip(values, piece.spans, strict=True)]
+                matrix = np.ascontiguousarray(tensor.join(shaped, index), dtype=np.float32)
+                matrix = matrix.reshape(tensor.n, tensor.k)
+            elif tensor.role is Role.VECTOR:
+                matrix = np.concatenate([each.reshape(-1) for each in values]).reshape(tensor.n, tensor.k)
+            else:
+                matrix = values[0] if len(values) == 1 else np.concatenate(values)
+            yield self._plain(tensor, matrix) if fmt is None else self._pack(tensor, fmt, matrix)
+
+    def _plain(self, tensor: Tensor, matrix: Matrix) -> NDArray[np.uint8]:
+        if tensor.role is Role.VECTOR:
+            return matrix.reshape(-1).view(np.uint8)
+        rounded = round_to_bf16(matrix)
+        if np.any((rounded & 0x7F80) == 0x7F80):
+            raise _too_large(tensor)
+        return rounded.reshape(-1).view(np.uint8)
+
+    def _pack(self, tensor: Tensor, fmt: Format, matrix: Matrix) -> NDArray[np.uint8]:
+        stored = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
+        self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), stored))
+        return stored
+
+    def _pack_alternate(self, tensor: Tensor, fmt: Format, values: list[Matrix]) -> NDArray[np.uint8]:
+        """Panels of two matrices [rows, k] in turn: first, second, first, second …"""
+        one = packed_bytes(fmt, PANEL_ROWS, tensor.k)
+        stored = np.zeros(2 * packed_bytes(fmt, *values[0].shape), dtype=np.uint8)
+        for which, matrix in enumerate(values):
+            target = stored[which * one :]
+            self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), target, panel_step=2))
+        return stored
+
+    def _add(self, tensor: Tensor, sums: tuple[float, float]) -> None:
+        if not all(map(math.isfinite, sums)):
+            raise _too_large(tensor)
+        before = self.sums.get(tensor.role, (0.0, 0.0))
+        self.sums[tensor.role] = (before[0] + sums[0], before[1] + sums[1])
+
+
+def cut(tensor: Tensor, checkpoint: Checkpoint) -> Iterator[Piece]:
+    """The pieces of a tensor in the order of their bytes.
+
+    Raises:
+        BadCheckpoint: a source is missing or has another shape than the model says.
+    """
+    joined = not tensor.alternate and tensor.join is not stack_rows
+    if joined and tensor.source_names(0) == tensor.source_names(1):
+        # All matrices come from the same sources (kv_b): read them once.
+        yield Piece(tensor, tuple(map(Span, _sources(tensor, checkpoint, 0))), range(tensor.count))
+        return
+    for index in range(tensor.count):
+        sources = _sources(tensor, checkpoint, index)
+        one = range(index, index + 1)
+        if joined or tensor.role is Role.VECTOR:
+            yield Piece(tensor, tuple(map(Span, sources)), one)
+            continue
+        width = tensor.k * (2 if tensor.alternate else 1)
+        step = max(PIECE_ELEMENTS // width // PANEL_ROWS, 1) * PANEL_ROWS
+        rows = sources[0].rows if tensor.alternate else sum(source.rows for source in sources)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            if tensor.alternate:
+                spans = tuple(Span(source, start, stop) for source in sources)
+            else:
+                spans = tuple(_overlap(sources, start, stop))
+            yield Piece(tensor, spans, one)
+
+
+def check(tensor: Tensor, checkpoint: Checkpoint) -> int:
+    """That a checkpoint has all sources of a tensor, in shapes that give it; their size in bytes.
+
+    Raises:
+        BadCheckpoint: it has not.
+    """
+    size = 0
+    for index in range(tensor.count):
+        names = tensor.source_names(index)
+        if index and names == tensor.source_names(0):
+            break
+        sources = _sources(tensor, checkpoint, index)
+        size += sum(source.entry.size_bytes for source in sources)
+        if tensor.role is Role.VECTOR:
+            fits = sum(source.entry.elements for source in sources) == tensor.n * tensor.k
+        elif tensor.alternate:
+            half = {ceil_to(source.rows, PANEL_ROWS) for source in sources}
+            fits = len(sources) == 2 and half == {tensor.n // 2} and sources[0].rows == sources[1].rows
+        else:
+            fits = tensor.join is not stack_rows or sum(source.rows for source in sources) == tensor.n
+        if tensor.role is not Role.VECTOR and (tensor.join is stack_rows or tensor.alternate):
+            fits = fits and all(source.columns == tensor.k for source in sources)
+        if not fits:
+            raise BadCheckpoint(f"{names[0]} does not have the shape that gives {tensor.name}")
+    return size
+
+
+def _sources(tensor: Tensor, checkpoint: Checkpoint, index: int) -> list[Source]:
+    names = tensor.source_names(index)
+    shapes: Sequence[tuple[int, ...] | None] = tensor.source_shapes or (None,) * len(names)
+    return [checkpoint.find(name, shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+def _overlap(sources: Sequence[Source], start: int, stop: int) -> Iterator[Span]:
+    """The parts of the sources that are rows [start, stop) of their stack."""
+    above = 0
+    for source in sources:
+        low, high = max(start - above, 0), min(stop - above, source.rows)
+        if low < high:
+            yield Span(source, low, high)
+        above += source.rows
+
+
+def _too_large(tensor: Tensor) -> BadCheckpoint:
+    return BadCheckpoint(f"{tensor.name} holds values that are too large for its number format")

@@ -1,0 +1,234 @@
+"""The exact, slow encoder and decoder of every number format, in numpy.
+
+It follows the specification in kt.h (layout) and native/src/kernels/formats.h (encoding) line by line,
+one f32 rounding per operation written there; the tests hold every kernel to its bytes. Use it to check,
+to explain, and to evaluate a format before it has a kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.native import PANEL_ROWS, Format, Scale
+
+F32 = NDArray[np.float32]
+TINY = np.float32(2.0**-60)  # a group below this encodes as zero
+FACTORS = tuple(np.float32(j) / np.float32(32) for j in range(26, 49))  # of the scale search
+LINE = 64  # bytes; a panel is padded to a multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of one panel of a matrix with k columns.
+
+    Attributes:
+        line, step: columns of one code line, and of one step of 16 lines x g.
+        columns: k rounded up to whole steps and groups.
+        group, groups: columns per scale, scales per row.
+    """
+
+    line: int
+    step: int
+    columns: int
+    group: int
+    groups: int
+    panel_bytes: int
+
+
+def layout(fmt: Format, k: int) -> Layout:
+    """The layout of a panel with `k` columns."""
+    line = {32: 1, 16: 2, 8: 4, 4: 4}[fmt.bits]
+    step = 16 * line
+    columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
+    group = fmt.group or columns
+    groups = columns // group
+    scales = groups * PANEL_ROWS * _scale_type(fmt).itemsize if fmt.scale is not Scale.NONE else 0
+    size = PANEL_ROWS * columns * fmt.bits // 8 + scales
+    return Layout(line, step, columns, group, groups, -(-size // LINE) * LINE)
+
+
+def pack(fmt: Format, matrix: F32) -> NDArray[np.uint8]:
+    """The packed bytes of `matrix` [n, k] f32."""
+    n, k = matrix.shape
+    lay = layout(fmt, k)
+    panels = -(-n // PANEL_ROWS)
+    padded = np.zeros((panels * PANEL_ROWS, lay.columns), dtype=np.float32)
+    padded[:n, :k] = matrix
+    codes, scales = encode(fmt, padded)
+    out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
+    lines = _to_lines(fmt, lay, codes)
+    out[:, : lines.shape[1]] = lines
+    if scales is not None:  # [panels, groups, 16]
+        stored = _store_scale(fmt, scales).reshape(panels, PANEL_ROWS, lay.groups).transpose(0, 2, 1)
+        tail = np.ascontiguousarray(stored).reshape(panels, -1).view(np.uint8)
+        out[:, lines.shape[1] : lines.shape[1] + tail.shape[1]] = tail
+    return out.reshape(-1)
+
+
+def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
+    """The matrix [n, k] f32 that packed bytes mean."""
+    lay = layout(fmt, k)
+    panels = -(-n // PANEL_ROWS)
+    rows = data.reshape(panels, lay.panel_bytes)
+    code_bytes = PANEL_ROWS * lay.columns * fmt.bits // 8
+    codes = _from_lines(fmt, lay, rows[:, :code_bytes])
+    scales = None
+    if fmt.scale is not Scale.NONE:
+        kind = _scale_type(fmt)
+        size = lay.groups * PANEL_ROWS * kind.itemsize
+        tail = np.ascontiguousarray(rows[:, code_bytes : code_bytes + size]).view(kind)
+        stored = tail.reshape(panels, lay.groups, PANEL_ROWS).transpose(0, 2, 1)
+        scales = _load_scale(fmt, np.ascontiguousarray(stored).reshape(-1, lay.groups))
+    return decode(fmt, codes, scales)[:n, :k]
+
+
+def encode(fmt: Format, matrix: F32) -> tuple[NDArray[np.generic], F32 | None]:
+    """Codes [n, k] and scales [n, groups] of a matrix of whole groups; scales None where there are none.
+
+    Codes are f32 values, bf16 bits, signed integers, or indices into the codebook.
+    """
+    if fmt.bits == 32:
+        return matrix.copy(), None
+    if fmt.bits == 16:
+        return round_to_bf16(matrix), None
+    n, k = matrix.shape
+    groups = matrix.reshape(-1, fmt.group or k)
+    codes, scales = _encode_int8(fmt, groups) if fmt.bits == 8 else _encode_codebook(fmt, groups)
+    return codes.reshape(n, k), scales.reshape(n, -1)
+
+
+def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
+    """The f32 matrix that codes and scales mean."""
+    if fmt.bits == 32:
+        return codes.astype(np.float32)
+    if fmt.bits == 16:
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+    values = np.array(fmt.codebook, np.float32)[codes] if fmt.bits == 4 else codes.astype(np.float32)
+    assert scales is not None
+    return values * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+
+
+def round_to_bf16(x: F32) -> NDArray[np.uint16]:
+    """bf16 bits of finite values, rounded to nearest even; what overflows becomes infinite."""
+    bits = x.view(np.uint32)
+    return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
+
+
+def _round_scale(fmt: Format, s: F32) -> F32:
+    if fmt.scale is not Scale.BF16:
+        return s
+    return (round_to_bf16(np.ascontiguousarray(s)).astype(np.uint32) << 16).view(np.float32)
+
+
+def _encode_int8(fmt: Format, x: F32) -> tuple[NDArray[np.int8], F32]:
+    amax = np.max(np.abs(x), axis=1)
+    s = _round_scale(fmt, amax / np.float32(127))
+    if fmt.scale is Scale.E8M0:  # the least power of two >= s
+        mantissa, exponent = np.frexp(s)
+        s = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
+    s = np.where(amax < TINY, np.float32(0), s)
+    inv = np.float32(1) / np.where(s == 0, np.float32(1), s)
+    codes = np.clip(np.rint(x * inv[:, None]), -127, 127)
+    return np.where(s[:, None] == 0, 0, codes).astype(np.int8), s
+
+
+def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
+    """Groups x [G, g] to indices [G, g] and scales [G]."""
+    book = np.array(fmt.codebook, dtype=np.float32)
+    middles = (book[:-1] + book[1:]) / np.float32(2)
+    hi, lo = x.max(axis=1), x.min(axis=1)
+    m = np.where(hi >= -lo, hi, lo)
+
+    def nearest(v: F32) -> NDArray[np.intp]:
+        return np.searchsorted(middles, v, side="left")
+
+    def errors(s: F32) -> F32:
+        return x - book[nearest(x * (np.float32(1) / s)[:, None])] * s[:, None]
+
+    with np.errstate(all="ignore"):  # candidates that divide by zero are skipped below
+        chosen = np.zeros_like(m)
+        if fmt.scale is not Scale.E8M0:
+            for value in book[::-1]:  # so that the first exact candidate stands last
+                s = _round_scale(fmt, m / value)
+                exact = (value != 0) & (s != 0) & np.all(errors(s) == 0, axis=1)
+                chosen = np.where(exact, s, chosen)
+        best = np.where(chosen != 0, np.float32(-1), np.float32(np.inf))
+        for s in _searched(fmt, book, m):
+            error = np.where(s == 0, np.float32(np.nan), _total(errors(s)))
+            better = error < best
+            best, chosen = np.where(better, error, best), np.where(better, s, chosen)
+        chosen = np.where(np.abs(m) < TINY, np.float32(0), chosen).astype(np.float32)
+        inv = np.float32(1) / chosen
+        indices = nearest(np.where(chosen[:, None] == 0, np.float32(0), x * inv[:, None]))
+    return indices.astype(np.uint8), chosen
+
+
+def _searched(fmt: Format, book: F32, m: F32) -> list[F32]:
+    """The candidate scales of the search, in order; 0 where one must be skipped."""
+    if fmt.scale is not Scale.E8M0:
+        ends = [end for end in (book[0], book[15])]
+        pairs = ((end, factor) for factor in FACTORS for end in ends)
+        return [_round_scale(fmt, m / (end * f)) if end else np.zeros_like(m) for end, f in pairs]
+    top = max(abs(float(book[0])), abs(float(book[15])))
+    span = int(np.floor(np.log2(top))) if top >= 1 else 0
+    p = np.frexp(m)[1] - 1
+    exponents = [p - i for i in range(span + 1)]
+    return [
+        np.where((e >= -126) & (e <= 127), np.ldexp(np.float32(1), e), 0).astype(np.float32)
+        for e in exponents
+    ]
+
+
+def _total(e: F32) -> F32:
+    """Sum of squares of [G, g] in the specified order: 16 partial sums, then a tree."""
+    squares = (e * e).reshape(e.shape[0], -1, 16)
+    q = np.zeros((e.shape[0], 16), dtype=np.float32)
+    for i in range(squares.shape[1]):
+        q = q + squares[:, i]
+    for half in (8, 4, 2, 1):
+        q = q[:, :half] + q[:, half : 2 * half]
+    return q[:, 0]
+
+
+def _scale_type(fmt: Format) -> np.dtype[np.generic]:
+    return np.dtype({Scale.F32: "<f4", Scale.BF16: "<u2", Scale.E8M0: "u1", Scale.NONE: "u1"}[fmt.scale])
+
+
+def _store_scale(fmt: Format, s: F32) -> NDArray[np.generic]:
+    bits = np.ascontiguousarray(s).view(np.uint32)
+    shift = {Scale.F32: 0, Scale.BF16: 16, Scale.E8M0: 23}[fmt.scale]
+    return s if shift == 0 else (bits >> shift).astype(_scale_type(fmt))
+
+
+def _load_scale(fmt: Format, stored: NDArray[np.generic]) -> F32:
+    shift = {Scale.F32: 0, Scale.BF16: 16, Scale.E8M0: 23}[fmt.scale]
+    if shift == 0:
+        return stored.astype(np.float32)
+    return (stored.astype(np.uint32) << shift).view(np.float32)
+
+
+def _to_lines(fmt: Format, lay: Layout, codes: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """Codes [n, k] to the bytes of their panels [n/16, …]."""
+    panels = codes.shape[0] // PANEL_ROWS
+    if fmt.bits == 4:  # [panel, row, step, half, line, 4] -> [panel, step, line, row, 4] per half
+        halves = codes.reshape(panels, PANEL_ROWS, -1, 2, 8, 4).transpose(3, 0, 2, 4, 1, 5)
+        low, high = halves.astype(np.uint8)
+        return np.ascontiguousarray(low | high << 4).reshape(panels, -1)
+    tiled = codes.reshape(panels, PANEL_ROWS, -1, lay.step // lay.line, lay.line).transpose(0, 2, 3, 1, 4)
+    return np.ascontiguousarray(tiled).reshape(panels, -1).view(np.uint8)
+
+
+def _from_lines(fmt: Format, lay: Layout, data: NDArray[np.uint8]) -> NDArray[np.generic]:
+    """The inverse of `_to_lines`."""
+    panels = data.shape[0]
+    data = np.ascontiguousarray(data)
+    if fmt.bits == 4:
+        both = data.reshape(panels, -1, 8, PANEL_ROWS, 4)
+        halves = np.stack([both & 15, both >> 4])  # [half, panel, step, line, row, 4]
+        return halves.transpose(1, 4, 2, 0, 3, 5).reshape(panels * PANEL_ROWS, lay.columns)
+    kind = {32: "<f4", 16: "<u2", 8: "i1"}[fmt.bits]
+    tiled = data.view(kind).reshape(panels, -1, lay.step // lay.line, PANEL_ROWS, lay.line)
+    return tiled.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, lay.columns)
