@@ -1,0 +1,249 @@
+/* attention.c - how queries meet pages: blocks of queries, spans of pages, and the merge. See
+ * attention.h for the idea; the arithmetic of one block and one page is the kernel's.
+ *
+ * Many queries: a task is one block of queries and walks all spans. Few queries and a long context
+ * (decode): a task is one block and one span, the partials lie in shared scratch and are merged after a
+ * barrier. A context with more spans than the scratch holds goes in several waves.
+ */
+#include "attention.h"
+
+#include <math.h>
+#include <string.h>
+
+#define SHARED_PARTIALS ((size_t)8 << 20)   /* bytes for partials: 32k keys of a usual GQA layer in one wave */
+#define TASKS_PER_THREAD 4                  /* with fewer blocks than this, spans are shared out too */
+
+/* Queries that are worked on together: tokens x heads of one kv head. */
+typedef struct block {
+    int64_t kv_head, token, n_tokens, head, n_heads;    /* head: within the group */
+    int64_t n;                                          /* n_tokens * n_heads, row = token * n_heads + head */
+} block;
+
+typedef struct partial {
+    float *max, *sum;       /* [n] */
+    float *acc;             /* [n][dv] */
+} partial;
+
+/* How this step is cut. */
+typedef struct cut {
+    int64_t token_blocks, head_blocks, tokens_each, heads_each;
+    int64_t blocks;         /* kv_heads * token_blocks * head_blocks */
+    int64_t rows;           /* most queries of a block */
+    int64_t spans;
+} cut;
+
+static cut cut_step(const attention *a, const kt_step *s)
+{
+    cut c = {.heads_each = min64(a->group, BLOCK_QUERIES)};
+    c.tokens_each = min64(BLOCK_QUERIES / c.heads_each, s->n_tokens);
+    c.token_blocks = (s->n_tokens + c.tokens_each - 1) / c.tokens_each;
+    c.head_blocks = (a->group + c.heads_each - 1) / c.heads_each;
+    c.blocks = a->kv_heads * c.token_blocks * c.head_blocks;
+    c.rows = c.tokens_each * c.heads_each;
+    int64_t pages = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES;
+    return c;
+}
+
+/* Block i; the last tokens come first, since they see the most keys. */
+static block block_at(const attention *a, const cut *c, const kt_step *s, int64_t i)
+{
+    block b = {.kv_head = i % a->kv_heads};
+    i /= a->kv_heads;
+    b.head = i % c->head_blocks * c->heads_each;
+    b.token = (c->token_blocks - 1 - i / c->head_blocks) * c->tokens_each;
+    b.n_heads = min64(c->heads_each, a->group - b.head);
+    b.n_tokens = min64(c->tokens_each, s->n_tokens - b.token);
+    b.n = b.n_heads * b.n_tokens;
+    return b;
+}
+
+static int64_t block_spans(const block *b, const kt_step *s)
+{
+    int64_t keys = s->start + b->token + b->n_tokens;
+    return (keys + SPAN_PAGES * KT_PAGE_TOKENS - 1) / (SPAN_PAGES * KT_PAGE_TOKENS);
+}
+
+/* ---- scratch ------------------------------------------------------------------------------------ */
+
+static size_t partial_floats(int64_t rows, int64_t dv)
+{
+    return (size_t)(rows * (dv + 2) + 15) / 16 * 16;
+}
+
+static partial partial_at(float *memory, int64_t rows, int64_t dv)
+{
+    partial p = {.acc = memory};
+    p.max = memory + rows * dv;
+    p.sum = p.max + rows;
+    return p;
+}
+
+size_t attention_shared_bytes(const attention *a)
+{
+    size_t two = 2 * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
+    return two > SHARED_PARTIALS ? two : SHARED_PARTIALS;
+}
+
+/* Local: queries, then two partials. */
+size_t attention_local_bytes(const attention *a)
+{
+    return ((size_t)BLOCK_QUERIES * (size_t)a->dk + 2 * partial_floats(BLOCK_QUERIES, a->dv)) * sizeof(float);
+}
+
+/* ---- one block, one span ------------------------------------------------------------------------ */
+
+/* The queries of a block as rows of equal distance: where they lie, or copied to `space`. */
+static const float *gather(const attention *a, const block *b, head_rows q, float *space, int64_t *stride)
+{
+    const float *first = q.data + b->token * q.token_stride + (b->kv_head * a->group + b->head) * q.head_stride;
+    if (b->n_tokens == 1 || b->n_heads == 1) {
+        *stride = b->n_tokens == 1 ? q.head_stride : q.token_stride;
+        return first;
+    }
+    for (int64_t t = 0; t < b->n_tokens; t++) {
+        for (int64_t h = 0; h < b->n_heads; h++)
+            memcpy(space + (t * b->n_heads + h) * a->dk, first + t * q.token_stride + h * q.head_stride,
+                   (size_t)a->dk * sizeof(float));
+    }
+    *stride = a->dk;
+    return space;
+}
+
+/* limit[i] = how many keys of the page query i sees; returns the largest. */
+static int32_t set_limits(const block *b, int64_t position, int64_t page, int32_t *limit)
+{
+    int64_t most = 0;
+    for (int64_t t = 0; t < b->n_tokens; t++) {
+        most = max64(0, min64(KT_PAGE_TOKENS, position + t + 1 - page * KT_PAGE_TOKENS));
+        for (int64_t h = 0; h < b->n_heads; h++)
+            limit[t * b->n_heads + h] = (int32_t)most;
+    }
+    return (int32_t)most;
+}
+
+static void attend_span(const attention *a, const worker *w, const block *b, int64_t span, const float *q,
+                        int64_t q_stride, partial to)
+{
+    int32_t limit[BLOCK_QUERIES];
+    size_t element = a->kv_f32 ? sizeof(float) : sizeof(uint16_t);
+    page_attention k = {.kv_f32 = a->kv_f32, .n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = q,
+                        .q_stride = q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
+                        .scale = a->scale, .max = to.max, .sum = to.sum, .acc = to.acc, .acc_stride = a->dv};
+    for (int64_t i = 0; i < b->n; i++) {
+        to.max[i] = -INFINITY;
+        to.sum[i] = 0;
+    }
+    memset(to.acc, 0, (size_t)(b->n * a->dv) * sizeof(float));
+    for (int64_t page = span * SPAN_PAGES; page < (span + 1) * SPAN_PAGES; page++) {
+        if (set_limits(b, w->step->start + b->token, page, limit) == 0)
+            break;
+        const uint8_t *base = cache_page(w, page);
+        k.k = base + a->k_offset + (size_t)(b->kv_head * a->k_head) * element;
+        k.v = base + a->v_offset + (size_t)(b->kv_head * a->v_head) * element;
+        w->kernels->attend_page(&k);
+    }
+}
+
+/* Row i of `to` += row i of `more`, which comes from later keys. */
+static void merge_row(partial to, partial more, int64_t i, int64_t dv)
+{
+    float *x = to.acc + i * dv;
+    const float *y = more.acc + i * dv;
+    if (more.sum[i] == 0)
+        return;
+    float max = more.max[i] > to.max[i] ? more.max[i] : to.max[i];
+    float keep = expf(to.max[i] - max), add = expf(more.max[i] - max);
+    to.max[i] = max;
+    to.sum[i] = to.sum[i] * keep + more.sum[i] * add;
+    for (int64_t c = 0; c < dv; c++)
+        x[c] = x[c] * keep + y[c] * add;
+}
+
+static void write_row(const attention *a, const block *b, partial from, int64_t i, head_rows out)
+{
+    int64_t token = b->token + i / b->n_heads, head = b->kv_head * a->group + b->head + i % b->n_heads;
+    float *to = out.data + token * out.token_stride + head * out.head_stride, scale = 1 / from.sum[i];
+    for (int64_t c = 0; c < a->dv; c++)
+        to[c] = from.acc[i * a->dv + c] * scale;
+}
+
+/* ---- the two ways ------------------------------------------------------------------------------- */
+
+/* A task is a block with all its spans. */
+static void attend_blocks(const attention *a, const worker *w, const cut *c, head_rows q, head_rows out)
+{
+    float *space = (float *)(void *)(local_scratch(w));
+    float *rest = space + BLOCK_QUERIES * a->dk;
+    partial all = partial_at(rest, BLOCK_QUERIES, a->dv);
+    partial one = partial_at(rest + partial_floats(BLOCK_QUERIES, a->dv), BLOCK_QUERIES, a->dv);
+    for (int64_t i; (i = worker_take(w, 1)) < c->blocks;) {
+        block b = block_at(a, c, w->step, i);
+        int64_t stride, spans = block_spans(&b, w->step);
+        const float *queries = gather(a, &b, q, space, &stride);
+        attend_span(a, w, &b, 0, queries, stride, all);
+        for (int64_t span = 1; span < spans; span++) {
+            attend_span(a, w, &b, span, queries, stride, one);
+            for (int64_t row = 0; row < b.n; row++)
+                merge_row(all, one, row, a->dv);
+        }
+        for (int64_t row = 0; row < b.n; row++)
+            write_row(a, &b, all, row, out);
+    }
+}
+
+/* The partial of a block and the n-th span of a wave; number 0 gathers the merged result. */
+static partial shared_partial(const attention *a, const worker *w, const cut *c, int64_t n, int64_t block)
+{
+    float *memory = (float *)(void *)(shared_scratch(w) + a->shared_offset);
+    return partial_at(memory + (size_t)(n * c->blocks + block) * partial_floats(c->rows, a->dv), c->rows, a->dv);
+}
+
+static void merge_wave(const attention *a, const worker *w, const cut *c, int64_t in_wave, int last, head_rows out)
+{
+    for (int64_t i; (i = worker_take(w, 1)) < c->blocks * c->rows;) {
+        int64_t number = i / c->rows, row = i % c->rows;
+        block b = block_at(a, c, w->step, number);
+        partial all = shared_partial(a, w, c, 0, number);
+        if (row >= b.n)
+            continue;
+        for (int64_t n = 1; n < in_wave; n++)
+            merge_row(all, shared_partial(a, w, c, n, number), row, a->dv);
+        if (last)
+            write_row(a, &b, all, row, out);
+    }
+}
+
+/* A task is a block and one span. */
+static void attend_spans(const attention *a, const worker *w, const cut *c, int64_t capacity, head_rows q,
+                         head_rows out)
+{
+    float *space = (float *)(void *)(local_scratch(w));
+    for (int64_t done = 0; done < c->spans;) {
+        /* Number 0 holds the first span in the first wave, and what is merged so far from then on. */
+        int64_t first = done > 0, n = min64(c->spans - done, capacity - first);
+        for (int64_t i; (i = worker_take(w, 1)) < n * c->blocks;) {
+            block b = block_at(a, c, w->step, i % c->blocks);
+            int64_t stride;
+            const float *queries = gather(a, &b, q, space, &stride);
+            attend_span(a, w, &b, done + i / c->blocks, queries, stride,
+                        shared_partial(a, w, c, first + i / c->blocks, i % c->blocks));
+        }
+        worker_barrier(w);
+        done += n;
+        merge_wave(a, w, c, first + n, done == c->spans, out);
+        if (done < c->spans)
+            worker_barrier(w);
+    }
+}
+
+void attend(const attention *a, const worker *w, head_rows q, head_rows out)
+{
+    cut c = cut_step(a, w->step);
+    size_t bytes = (size_t)c.blocks * partial_floats(c.rows, a->dv) * sizeof(float);
+    int64_t capacity = (int64_t)(attention_shared_bytes(a) / bytes);
+    if (c.blocks < (int64_t)w->threads * TASKS_PER_THREAD && c.spans > 1 && capacity > 1)
+        attend_spans(a, w, &c, capacity, q, out);
+    else
+        attend_blocks(a, w, &c, q, out);
+}

@@ -1,0 +1,44 @@
+/* attention.h - causal attention of a step's queries over the pages of the cache, for GQA and MLA.
+ *
+ * The keys are cut into *spans* of a fixed number of pages. A span's partial result (maximum, sum,
+ * weighted values) is computed from nothing, and the spans are merged in ascending order, whoever
+ * computed them; so the result does not depend on how the work was shared out.
+ */
+#ifndef KT_ATTENTION_H
+#define KT_ATTENTION_H
+
+#include "program.h"
+
+#define SPAN_PAGES 8        /* 512 keys: enough work for a task, few enough partials */
+#define BLOCK_QUERIES 64    /* queries that pass over a page together */
+
+typedef struct attention {
+    int32_t kv_heads;
+    int32_t group;                  /* queries per token that share a kv head */
+    int32_t dk, dv, kv_f32;
+    float scale;
+    int64_t k_stride, v_stride;     /* elements from one key to the next */
+    int64_t k_head, v_head;         /* elements from one kv head to the next */
+    size_t k_offset, v_offset;      /* bytes into a page */
+    size_t shared_offset;           /* bytes into the shared scratch, of partials */
+} attention;
+
+/* Row (token, head) begins at data + token * token_stride + head * head_stride. */
+typedef struct head_rows {
+    float *data;
+    int64_t token_stride, head_stride;
+} head_rows;
+
+size_t attention_shared_bytes(const attention *a);
+size_t attention_local_bytes(const attention *a);
+
+/* out = attention of q; called by all threads of the team, from a phase. Contains barriers when a few
+ * queries meet a long context; ends without one. */
+void attend(const attention *a, const worker *w, head_rows q, head_rows out);
+
+static inline uint8_t *cache_page(const worker *w, int64_t page)
+{
+    return (uint8_t *)w->step->cache + (size_t)w->step->pages[page] * w->step->page_bytes;
+}
+
+#endif

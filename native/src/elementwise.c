@@ -1,0 +1,253 @@
+/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, add, select.
+ *
+ * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
+ * kernels; here are only the loops over rows and heads, and the checks.
+ */
+#include "program.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct rowwise {
+    kt_view out, a, b;
+    int32_t domain;
+    int64_t head_width, first, dim;
+    int32_t interleaved, table;
+    float eps;
+    const float *gain;
+    const uint16_t *rows;       /* the embedding table */
+} rowwise;
+
+/* Record one operation of a single phase that reads a (and b, if it has a width) and writes out. */
+static int record(kt_program *p, phase_run *run, const rowwise *given, int32_t how_a)
+{
+    rowwise *o = program_new(p, sizeof *o);
+    if (!o)
+        return KT_ERR_MEMORY;
+    *o = *given;
+    o->domain = program_domain(p, given->out);
+    program_operation(p);
+    program_phase(p, run, o);
+    if (o->a.width)
+        program_touch_view(p, o->a, how_a);
+    if (o->b.width)
+        program_touch_view(p, o->b, OWN_ROWS);
+    program_touch_view(p, o->out, OWN_ROWS | WRITES);
+    return KT_OK;
+}
+
+/* ---- embed -------------------------------------------------------------------------------------- */
+
+static void embed_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const uint16_t *row = o->rows + (size_t)w->step->ids[t] * (size_t)o->out.width;
+        w->kernels->from_bf16(row, o->out.width, view_row(w, o->out, t));
+    }
+}
+
+int kt_program_embed(kt_program *p, kt_view out, const uint16_t *table, int64_t vocab)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "embed out", out, KT_ROWS_TOKENS);
+    if (failed)
+        return failed;
+    if (!table || vocab < 1 || vocab > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_SHAPE, "embed: a table of %lld rows; 1..%lld are possible",
+                            (long long)(table ? vocab : 0), (long long)MAX_COLUMNS);
+    p->vocab = min64(p->vocab, vocab);
+    return record(p, embed_run, &(rowwise){.out = out, .rows = table}, OWN_ROWS);
+}
+
+/* ---- norm --------------------------------------------------------------------------------------- */
+
+static void norm_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float *y = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c += o->head_width)
+            w->kernels->norm(x + c, o->gain, o->head_width, o->eps, y + c);
+    }
+}
+
+int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, const float *gain, float eps)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "norm in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "norm out", out, program_domain(p, in));
+    if (!failed)
+        failed = program_check_overlap(p, "norm", out, in, 1);
+    if (failed)
+        return failed;
+    if (!gain || in.width != out.width || head_width < 1 || in.width % head_width != 0)
+        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld%s", in.width, out.width,
+                            (long long)head_width, gain ? "" : ", without a gain");
+    return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
+                  OWN_ROWS);
+}
+
+/* ---- rope --------------------------------------------------------------------------------------- */
+
+int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (dim < 2 || dim % 2 != 0 || dim > MAX_COLUMNS || !inv_freq)
+        return program_fail(p, KT_ERR_SHAPE, "rope table: dim is %lld; an even number of columns is rotated",
+                            (long long)dim);
+    size_t size = (size_t)dim / 2 * sizeof(float);
+    float *copy = program_new(p, size);
+    if (!copy || !ROOM(p, p->tables))
+        return KT_ERR_MEMORY;
+    memcpy(copy, inv_freq, size);
+    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .inv_freq = copy,
+                                             .resource = program_resource(p)};
+    return p->tables.n++;
+}
+
+/* In f32, as the models were trained: the angle is rounded before its sine is taken. */
+static void table_run(const void *arg, worker *w)
+{
+    const rope_table *r = &w->program->tables.at[((const rowwise *)arg)->table];
+    int64_t t, last, half = r->dim / 2;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t);
+        for (int64_t i = 0; i < half; i++) {
+            float angle = position * r->inv_freq[i];
+            cosine[i] = cosf(angle) * r->scale;
+            cosine[half + i] = sinf(angle) * r->scale;
+        }
+    }
+}
+
+static void rope_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    const rope_table *r = &w->program->tables.at[o->table];
+    int64_t t, last;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        const float *cosine = r->data + t * r->dim;
+        float *x = view_row(w, o->out, t);
+        for (int64_t c = o->first; c < o->out.width; c += o->head_width)
+            w->kernels->rope(x + c, cosine, cosine + r->dim / 2, r->dim, o->interleaved);
+    }
+}
+
+int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width, int64_t first,
+                    int32_t interleaved)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "rope", x, KT_ROWS_TOKENS);
+    if (failed)
+        return failed;
+    if (table < 0 || table >= p->tables.n)
+        return program_fail(p, KT_ERR_RANGE, "rope: table %d of %d", table, p->tables.n);
+    int64_t dim = p->tables.at[table].dim;
+    if (head_width < 1 || x.width % head_width != 0 || first < 0 || first > head_width || dim > head_width - first)
+        return program_fail(p, KT_ERR_SHAPE, "rope: columns %lld..%lld of runs of %lld in %d columns",
+                            (long long)first, (long long)first + dim, (long long)head_width, x.width);
+    rowwise *o = program_new(p, sizeof *o);
+    if (!o)
+        return KT_ERR_MEMORY;
+    *o = (rowwise){.out = x, .head_width = head_width, .first = first, .interleaved = interleaved, .table = table};
+    program_operation(p);
+    rope_table *r = &p->tables.at[table];
+    if (!r->recorded) {     /* once per step, at its first use */
+        program_phase(p, table_run, o);
+        program_touch(p, r->resource, 0, 1, OWN_ROWS | WRITES);
+        r->recorded = 1;
+    }
+    program_phase(p, rope_run, o);
+    program_touch(p, r->resource, 0, 1, OWN_ROWS);
+    program_touch_view(p, x, OWN_ROWS | WRITES);
+    return KT_OK;
+}
+
+/* ---- swiglu, add, select ------------------------------------------------------------------------ */
+
+static void swiglu_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++)
+        w->kernels->swiglu(view_row(w, o->a, t), o->out.width, view_row(w, o->out, t));
+}
+
+int kt_program_swiglu(kt_program *p, kt_view out, kt_view in)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "swiglu in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "swiglu out", out, program_domain(p, in));
+    if (!failed)
+        failed = program_check_overlap(p, "swiglu", out, in, 0);
+    if (failed)
+        return failed;
+    if (in.width != ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2)
+        return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
+                            "needed", out.width, in.width);
+    return record(p, swiglu_run, &(rowwise){.out = out, .a = in}, OWN_ROWS);
+}
+
+static void add_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++)
+        w->kernels->add(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, view_row(w, o->out, t));
+}
+
+int kt_program_add(kt_program *p, kt_view out, kt_view a, kt_view b)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "add a", a, -1);
+    if (!failed)
+        failed = program_check_view(p, "add b", b, program_domain(p, a));
+    if (!failed)
+        failed = program_check_view(p, "add out", out, program_domain(p, a));
+    if (!failed)
+        failed = program_check_overlap(p, "add", out, a, 1);
+    if (!failed)
+        failed = program_check_overlap(p, "add", out, b, 1);
+    if (failed)
+        return failed;
+    if (a.width != b.width || a.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "add: %d columns and %d to %d", a.width, b.width, out.width);
+    return record(p, add_run, &(rowwise){.out = out, .a = a, .b = b}, OWN_ROWS);
+}
+
+static void select_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t i, last;
+    for (own_rows(w, KT_ROWS_OUTPUTS, &i, &last); i < last; i++)
+        memcpy(view_row(w, o->out, i), view_row(w, o->a, w->step->first_output + i),
+               (size_t)o->out.width * sizeof(float));
+}
+
+int kt_program_select(kt_program *p, kt_view out, kt_view in)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "select in", in, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_view(p, "select out", out, KT_ROWS_OUTPUTS);
+    if (failed)
+        return failed;
+    if (in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "select: %d columns to %d", in.width, out.width);
+    /* Output rows are shared out otherwise than token rows, so any thread may read any token. */
+    return record(p, select_run, &(rowwise){.out = out, .a = in}, ANY_ROWS);
+}

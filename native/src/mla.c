@@ -1,0 +1,229 @@
+/* mla.c - multi-head latent attention: the cache keeps one latent row per token, shared by all heads.
+ *
+ * Absorbed: each head's q_nope goes through uk_in into the latent space, the heads attend over the
+ * latent rows as if those were their keys and values, and uv brings the result back. Weighted sums of
+ * latents are cheap to make for a few tokens and dear for many. Source: DeepSeek-V2 report, section 2.1.
+ */
+#include "attention.h"
+
+#include <string.h>
+
+typedef struct mla {
+    kt_view out, q, latent;
+    kt_mla s;
+    matrices uk_in, uv;
+    attention a;                /* over latent rows: dk = lora + rope, dv = lora */
+    size_t nope_offset, query_offset, result_offset;    /* bytes into the shared scratch */
+} mla;
+
+/* Scratch: q_nope converted [heads][T], absorbed queries [T][heads][lora + rope], results
+ * [T][heads][lora], the results converted [heads][T] (where q_nope was). */
+
+static int64_t max_tokens(const worker *w)
+{
+    return w->program->options.max_tokens;
+}
+
+static act nope_act(const mla *o, const worker *w)
+{
+    return act_at(o->uk_in.kind, shared_scratch(w) + o->nope_offset, max_tokens(w) * o->s.heads,
+                  act_stride(o->uk_in.kind, o->s.nope));
+}
+
+static act result_act(const mla *o, const worker *w)
+{
+    return act_at(o->uv.kind, shared_scratch(w) + o->nope_offset, max_tokens(w) * o->s.heads,
+                  act_stride(o->uv.kind, o->s.lora));
+}
+
+static head_rows queries(const mla *o, const worker *w)
+{
+    return (head_rows){(float *)(void *)(shared_scratch(w) + o->query_offset), (int64_t)o->s.heads * o->a.dk, o->a.dk};
+}
+
+static head_rows results(const mla *o, const worker *w)
+{
+    return (head_rows){(float *)(void *)(shared_scratch(w) + o->result_offset), (int64_t)o->s.heads * o->s.lora,
+                       o->s.lora};
+}
+
+/* ---- phases ------------------------------------------------------------------------------------- */
+
+static void append_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    int64_t t, last;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        int64_t position = w->step->start + t, width = o->a.dk;
+        uint8_t *to = cache_page(w, position / KT_PAGE_TOKENS) + o->a.k_offset;
+        const float *x = view_row(w, o->latent, t);
+        if (o->a.kv_f32)
+            memcpy((float *)(void *)to + position % KT_PAGE_TOKENS * width, x, (size_t)width * sizeof *x);
+        else
+            w->kernels->to_bf16(x, width, width, (uint16_t *)(void *)to + position % KT_PAGE_TOKENS * width);
+    }
+}
+
+/* q_nope as uk_in reads it, q_rope to the end of the absorbed queries. */
+static void split_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    act a = nope_act(o, w);
+    head_rows to = queries(o, w);
+    int64_t t, last, tokens = w->step->n_tokens;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        for (int64_t h = 0; h < o->s.heads; h++) {
+            const float *x = view_row(w, o->q, t) + h * (o->s.nope + o->s.rope);
+            if (a.kind != ACT_F32)
+                act_convert(w, &a, x, o->s.nope, h * tokens + t);
+            memcpy(to.data + t * to.token_stride + h * to.head_stride + o->s.lora, x + o->s.nope,
+                   (size_t)o->s.rope * sizeof *x);
+        }
+    }
+}
+
+static void absorb_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    act all = nope_act(o, w), some;
+    head_rows to = queries(o, w);
+    product p = {.n_tokens = w->step->n_tokens, .y_stride = to.token_stride};
+    for (int64_t h; (h = worker_take(w, 1)) < o->s.heads;) {
+        matrices_bind(w, &o->uk_in, h, 0, o->uk_in.panels, &p);
+        some = act_rows(&all, h * p.n_tokens);
+        act_bind(&some, &p);
+        if (all.kind == ACT_F32) {
+            p.xf = view_row(w, o->q, 0) + h * (o->s.nope + o->s.rope);
+            p.x_stride = view_stride(w, o->q);
+        }
+        p.y = to.data + h * to.head_stride;
+        product_run(w, all.kind, &p);
+    }
+}
+
+static void attend_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    attend(&o->a, w, queries(o, w), results(o, w));
+}
+
+static void results_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    act a = result_act(o, w);
+    head_rows from = results(o, w);
+    int64_t tokens = w->step->n_tokens;
+    for (int64_t i; (i = worker_take(w, 1)) < tokens * o->s.heads;)
+        act_convert(w, &a, from.data + i * from.head_stride, o->s.lora, i % o->s.heads * tokens + i / o->s.heads);
+}
+
+static void values_run(const void *arg, worker *w)
+{
+    const mla *o = arg;
+    act all = result_act(o, w), some;
+    head_rows from = results(o, w);
+    product p = {.n_tokens = w->step->n_tokens, .y_stride = view_stride(w, o->out)};
+    for (int64_t h; (h = worker_take(w, 1)) < o->s.heads;) {
+        matrices_bind(w, &o->uv, h, 0, o->uv.panels, &p);
+        some = act_rows(&all, h * p.n_tokens);
+        act_bind(&some, &p);
+        if (all.kind == ACT_F32) {
+            p.xf = from.data + h * from.head_stride;
+            p.x_stride = from.token_stride;
+        }
+        p.y = view_row(w, o->out, 0) + h * o->s.v;
+        product_run(w, all.kind, &p);
+    }
+}
+
+/* ---- recording ---------------------------------------------------------------------------------- */
+
+static int check(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt_mla *s)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "mla q", q, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_view(p, "mla latent", latent, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_view(p, "mla out", out, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_overlap(p, "mla", out, q, 0);
+    if (failed)
+        return failed;
+    if (s->heads < 1 || s->nope < 1 || s->rope < 0 || s->v < 1 || s->lora < 1 ||
+        s->heads * ((int64_t)s->nope + s->rope) != q.width || s->heads * (int64_t)s->v != out.width ||
+        (int64_t)s->lora + s->rope != latent.width)
+        return program_fail(p, KT_ERR_SHAPE, "mla: %d heads of nope %d, rope %d, v %d, lora %d, but q has %d columns, "
+                            "latent %d, out %d", s->heads, s->nope, s->rope, s->v, s->lora, q.width, latent.width,
+                            out.width);
+    if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
+        return program_fail(p, KT_ERR_SHAPE, "mla: layer_offset %zu is not a multiple of 64", s->layer_offset);
+    return KT_OK;
+}
+
+static size_t align64(size_t size)
+{
+    return size_add(size, 63) / 64 * 64;
+}
+
+static void reserve(kt_program *p, mla *o)
+{
+    int64_t rows = p->options.max_tokens * o->s.heads;
+    size_t nope = act_bytes(o->uk_in.kind, rows, act_stride(o->uk_in.kind, o->s.nope));
+    size_t result = act_bytes(o->uv.kind, rows, act_stride(o->uv.kind, o->s.lora));
+    o->nope_offset = align64(attention_shared_bytes(&o->a));
+    o->query_offset = size_add(o->nope_offset, align64(nope > result ? nope : result));
+    o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
+    program_reserve(p, size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))),
+                    attention_local_bytes(&o->a));
+}
+
+static void record(kt_program *p, mla *o, size_t layer_bytes)
+{
+    program_operation(p);
+    program_phase(p, append_run, o);
+    program_touch_view(p, o->latent, OWN_ROWS);
+    program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS | WRITES);
+    program_phase(p, split_run, o);
+    program_touch_view(p, o->q, OWN_ROWS);
+    program_touch_scratch(p, ANY_ROWS | WRITES);
+    program_phase(p, absorb_run, o);
+    program_touch_view(p, o->q, ANY_ROWS);
+    program_touch_scratch(p, ANY_ROWS | WRITES);
+    program_phase(p, attend_run, o);
+    program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS);
+    program_touch_scratch(p, ANY_ROWS | WRITES);
+    if (o->uv.kind != ACT_F32) {
+        program_phase(p, results_run, o);
+        program_touch_scratch(p, ANY_ROWS | WRITES);
+    }
+    program_phase(p, values_run, o);
+    program_touch_scratch(p, ANY_ROWS);
+    program_touch_view(p, o->out, ANY_ROWS | WRITES);
+}
+
+int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt_mla *shape)
+{
+    matrices uk_in, uv;
+    int64_t heads = shape->heads;
+    int failed = check(p, out, q, latent, shape);
+    if (!failed)
+        failed = program_matrices(p, "mla uk_in", &shape->uk_in, (int64_t[3]){shape->lora, shape->nope, heads}, 0, &uk_in);
+    if (!failed)
+        failed = program_matrices(p, "mla uv", &shape->uv, (int64_t[3]){shape->v, shape->lora, heads}, 0, &uv);
+    mla *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    int32_t width = latent.width, exact = p->options.exact;
+    size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
+    *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uv = uv,
+               .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
+                     .scale = shape->scale, .k_stride = width, .v_stride = width,
+                     .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
+    p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
+                                                                      : shape->layer_offset + layer_bytes;
+    reserve(p, o);
+    record(p, o, layer_bytes);
+    return KT_OK;
+}

@@ -1,0 +1,280 @@
+/* moe.c - the routed experts: group the token slots by expert, gate and up, swiglu, down, weighted sum.
+ *
+ * A *slot* is one (token, k) pair of the routing, number t * top_k + k. Each thread sorts the slots by
+ * expert for itself (a counting sort: cheaper than letting one do it and waiting). The first phase
+ * shares out (expert, block of gate and up panels); its rows of hidden values lie in sorted order, so
+ * that an expert's rows are neighbours. The last phase shares out blocks of *output columns*: a thread
+ * computes its columns of every expert for all slots and adds them up in slot order, so the sum needs
+ * neither atomics nor a buffer of [slots][H], and its order never depends on threads or token counts.
+ */
+#include "program.h"
+
+#include <string.h>
+
+#define TASKS_PER_THREAD 8
+#define BLOCK_TOKENS 128                /* rows of gate and up that a task holds at once */
+#define MOST_PAIRS 16                   /* pairs of a gate and an up panel of one task */
+#define BLOCK_BYTES ((size_t)128 << 10) /* weights of one task when many tokens pass by */
+#define SUM_COLUMNS 64                  /* output columns of one task at the largest step */
+#define QUANTIZE_RUN 8                  /* rows */
+
+typedef struct moe {
+    kt_view out;
+    source in;
+    int32_t routing, domain;
+    int64_t top_k, experts, width;      /* width: I */
+    int64_t h_stride;                   /* floats of a row of hidden values */
+    int64_t max_slots;
+    matrices gate_up, down;
+} moe;
+
+/* The step's slots by expert; arrays in this thread's scratch. */
+typedef struct groups {
+    int32_t n_active, n_slots;
+    int32_t *active;                    /* [n_active] experts that have slots, ascending */
+    int32_t *first;                     /* [experts + 1] expert e has sorted rows first[e]..first[e+1] */
+    int32_t *slot;                      /* [n_slots] of each sorted row */
+    int32_t *token;                     /* [n_slots] */
+} groups;
+
+static size_t groups_bytes(const moe *o)
+{
+    size_t size = size_mul((size_t)o->max_slots * 2 + (size_t)o->experts * 2 + 1, sizeof(int32_t));
+    return (size + 63) / 64 * 64;
+}
+
+static groups groups_at(const moe *o, const worker *w)
+{
+    groups g = {.active = (int32_t *)(void *)local_scratch(w)};
+    g.first = g.active + o->experts;
+    g.slot = g.first + o->experts + 1;
+    g.token = g.slot + o->max_slots;
+    return g;
+}
+
+/* What the first phase of the step left in this thread's scratch. */
+static groups groups_again(const moe *o, const worker *w)
+{
+    groups g = groups_at(o, w);
+    g.n_slots = g.first[o->experts];
+    for (int64_t e = 0; e < o->experts; e++)
+        g.n_active += g.first[e + 1] > g.first[e];
+    return g;
+}
+
+static groups group_slots(const moe *o, const worker *w)
+{
+    groups g = groups_at(o, w);
+    const int32_t *ids = w->program->routings.at[o->routing].ids;
+    int64_t n = rows_of(w, o->domain) * o->top_k;
+    memset(g.first, 0, (size_t)(o->experts + 1) * sizeof *g.first);
+    for (int64_t s = 0; s < n; s++) {
+        if (ids[s] >= 0)
+            g.first[ids[s] + 1]++;
+    }
+    for (int64_t e = 0; e < o->experts; e++) {
+        if (g.first[e + 1] > 0)
+            g.active[g.n_active++] = (int32_t)e;
+        g.first[e + 1] += g.first[e];
+    }
+    /* first[e] walks through its rows here; afterwards it stands at the next expert's first. */
+    for (int64_t s = 0; s < n; s++) {
+        if (ids[s] >= 0) {
+            int32_t row = g.first[ids[s]]++;
+            g.slot[row] = (int32_t)s;
+            g.token[row] = (int32_t)(s / o->top_k);
+        }
+    }
+    memmove(g.first + 1, g.first, (size_t)o->experts * sizeof *g.first);
+    g.first[0] = 0;
+    g.n_slots = g.first[o->experts];
+    return g;
+}
+
+/* Shared scratch: hidden values f32, then the same as down reads them. */
+static float *hidden(const worker *w)
+{
+    return (float *)(void *)shared_scratch(w);
+}
+
+static act hidden_act(const moe *o, const worker *w)
+{
+    uint8_t *at = shared_scratch(w) + (size_t)o->max_slots * (size_t)o->h_stride * sizeof(float);
+    return act_at(o->down.kind, at, o->max_slots, act_stride(o->down.kind, o->width));
+}
+
+/* ---- gate, up and swiglu ------------------------------------------------------------------------ */
+
+static int64_t pairs_per_task(const moe *o, const groups *g, int threads)
+{
+    int64_t pairs = o->gate_up.panels / 2;
+    int64_t fair = max64(1, pairs * g->n_active / ((int64_t)threads * TASKS_PER_THREAD));
+    int64_t most = g->n_slots > g->n_active ? max64(1, (int64_t)(BLOCK_BYTES / (2 * o->gate_up.panel_bytes)))
+                                            : MOST_PAIRS;
+    return min64(min64(fair, most), MOST_PAIRS);
+}
+
+/* Hidden columns [16 * pair, 16 * last_pair) of all rows of one expert. */
+static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair)
+{
+    float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
+    int64_t columns = (last_pair - pair) * 2 * KT_PANEL_ROWS;
+    int64_t width = min64(columns / 2, o->width - pair * KT_PANEL_ROWS);
+    act a;
+    product p = {.y = y, .y_stride = columns};
+    source_bind(w, &o->in, &a, &p);
+    matrices_bind(w, &o->gate_up, expert, 2 * pair, 2 * last_pair, &p);
+    for (int32_t row = g->first[expert]; row < g->first[expert + 1]; row += BLOCK_TOKENS) {
+        p.n_tokens = min64(BLOCK_TOKENS, g->first[expert + 1] - row);
+        p.x_rows = g->token + row;
+        product_run(w, o->gate_up.kind, &p);
+        float *h = hidden(w) + row * o->h_stride + pair * KT_PANEL_ROWS;
+        for (int64_t i = 0; i < p.n_tokens; i++)
+            w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
+    }
+}
+
+static void gate_up_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    groups g = group_slots(o, w);
+    int64_t pairs = o->gate_up.panels / 2, run = pairs_per_task(o, &g, w->threads);
+    int64_t blocks = (pairs + run - 1) / run;
+    for (int64_t i; (i = worker_take(w, 1)) < blocks * g.n_active;) {
+        int64_t pair = i % blocks * run;
+        gate_up(o, w, &g, g.active[i / blocks], pair, min64(pair + run, pairs));
+    }
+}
+
+static void quantize_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    act a = hidden_act(o, w);
+    int64_t n = groups_at(o, w).first[o->experts];
+    for (int64_t row; (row = worker_take(w, QUANTIZE_RUN)) < n;) {
+        for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++)
+            act_convert(w, &a, hidden(w) + i * o->h_stride, o->width, i);
+    }
+}
+
+/* ---- down and the weighted sum ------------------------------------------------------------------ */
+
+/* Output panels of one task: what fits the scratch for these rows, and enough tasks for all. */
+static int64_t panels_per_task(const moe *o, int64_t slots, int threads)
+{
+    int64_t fit = max64(1, o->max_slots * (SUM_COLUMNS / KT_PANEL_ROWS) / max64(1, slots));
+    int64_t fair = max64(1, o->down.panels / ((int64_t)threads * TASKS_PER_THREAD));
+    return min64(fit, fair);
+}
+
+/* y[slot][columns] = down of the slot's hidden values, for the output panels of this task. */
+static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel, float *y)
+{
+    act all = hidden_act(o, w), some;
+    product p = {.y = y, .y_stride = (last_panel - panel) * KT_PANEL_ROWS};
+    for (int32_t i = 0; i < g->n_active; i++) {
+        int32_t expert = g->active[i], row = g->first[expert];
+        matrices_bind(w, &o->down, expert, panel, last_panel, &p);
+        p.n_tokens = g->first[expert + 1] - row;
+        p.y_rows = g->slot + row;
+        some = act_rows(&all, row);
+        act_bind(&some, &p);
+        if (o->down.kind == ACT_F32) {
+            p.xf = hidden(w) + row * o->h_stride;
+            p.x_stride = o->h_stride;
+        }
+        product_run(w, o->down.kind, &p);
+    }
+}
+
+static void down_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    groups g = groups_again(o, w);
+    const routing *r = &w->program->routings.at[o->routing];
+    float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
+    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, rows * o->top_k, w->threads);
+    for (int64_t panel; (panel = worker_take(w, run)) < o->down.panels;) {
+        int64_t last = min64(panel + run, o->down.panels), stride = (last - panel) * KT_PANEL_ROWS;
+        int64_t width = min64(stride, o->out.width - panel * KT_PANEL_ROWS);
+        down(o, w, &g, panel, last, y);
+        for (int64_t t = 0; t < rows; t++) {
+            float *out = view_row(w, o->out, t) + panel * KT_PANEL_ROWS;
+            memset(out, 0, (size_t)width * sizeof *out);
+            for (int64_t s = t * o->top_k; s < (t + 1) * o->top_k; s++) {
+                if (r->ids[s] >= 0)
+                    w->kernels->add_scaled(y + s * stride, r->gate[s], width, out);
+            }
+        }
+    }
+}
+
+/* ---- recording ---------------------------------------------------------------------------------- */
+
+static int check(kt_program *p, kt_view out, kt_view in, int32_t number)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "experts in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "experts out", out, program_domain(p, in));
+    if (failed)
+        return failed;
+    if (number < 0 || number >= p->routings.n)
+        return program_fail(p, KT_ERR_RANGE, "experts: routing %d of %d", number, p->routings.n);
+    if (p->routings.at[number].domain != program_domain(p, in) || in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "experts: %d columns to %d, rows of domain %d routed in domain %d",
+                            in.width, out.width, program_domain(p, in), p->routings.at[number].domain);
+    return program_check_overlap(p, "experts", out, in, 1);
+}
+
+static void record(kt_program *p, moe *o, kt_view in)
+{
+    size_t hidden_bytes = size_mul(size_mul((size_t)o->max_slots, (size_t)o->h_stride), sizeof(float));
+    size_t act_size = act_bytes(o->down.kind, o->max_slots, act_stride(o->down.kind, o->width));
+    size_t block = (size_t)BLOCK_TOKENS * MOST_PAIRS * 2 * KT_PANEL_ROWS * sizeof(float);
+    size_t sums = size_mul((size_t)o->max_slots, SUM_COLUMNS * sizeof(float));
+    program_reserve(p, size_add(hidden_bytes, act_size),
+                    size_add(groups_bytes(o), sums > block ? sums : block));
+    program_operation(p);
+    o->in = program_source(p, in, o->gate_up.kind);
+    program_phase(p, gate_up_run, o);
+    program_touch_source(p, &o->in);
+    program_touch(p, p->routings.at[o->routing].resource, 0, 1, ANY_ROWS);
+    program_touch_scratch(p, ANY_ROWS | WRITES);
+    if (o->down.kind != ACT_F32) {
+        program_phase(p, quantize_run, o);
+        program_touch_scratch(p, ANY_ROWS | WRITES);
+    }
+    program_phase(p, down_run, o);
+    program_touch_scratch(p, ANY_ROWS);
+    program_touch(p, p->routings.at[o->routing].resource, 0, 1, ANY_ROWS);
+    program_touch_view(p, o->out, ANY_ROWS | WRITES);
+}
+
+int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, const kt_weight *gate_up,
+                       const kt_weight *down)
+{
+    matrices first, second;
+    int failed = check(p, out, in, number);
+    if (failed)
+        return failed;
+    const routing *r = &p->routings.at[number];
+    int64_t width = down->k, padded = (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
+    if (width < 1 || width > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)width);
+    failed = program_matrices(p, "experts gate_up", gate_up, (int64_t[3]){2 * padded, in.width, r->experts}, 0, &first);
+    if (!failed)
+        failed = program_matrices(p, "experts down", down, (int64_t[3]){in.width, width, r->experts}, 0, &second);
+    moe *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    *o = (moe){.out = out, .routing = number, .domain = r->domain, .top_k = r->top_k, .experts = r->experts,
+               .width = width, .h_stride = padded, .max_slots = program_rows(p, r->domain) * r->top_k,
+               .gate_up = first, .down = second};
+    if (o->max_slots > INT32_MAX)
+        return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",
+                            (long long)program_rows(p, r->domain), r->top_k);
+    record(p, o, in);
+    return KT_OK;
+}

@@ -1,0 +1,430 @@
+/* program.c - recording: buffers, phases with their barriers, converted activations, and the one
+ * reservation of all memory at the end. Running is step.c; what the operations compute stands in the
+ * files named after them.
+ */
+#include "program.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGN 64
+/* Buffers whose rows are a multiple of this many floats get one more line per row: rows that lie a
+ * multiple of 4 kB apart compete for the same sets of the first cache. */
+#define ALIASING_FLOATS 1024
+#define SLOTS 4     /* conversions of one kind and domain kept at once: more than a layer has inputs */
+
+/* ---- errors and sizes --------------------------------------------------------------------------- */
+
+int program_fail(kt_program *p, int code, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(p->error, sizeof p->error, format, arguments);
+    va_end(arguments);
+    return code;
+}
+
+size_t size_mul(size_t a, size_t b)
+{
+    size_t product;
+    return __builtin_mul_overflow(a, b, &product) ? SIZE_MAX : product;
+}
+
+size_t size_add(size_t a, size_t b)
+{
+    size_t sum;
+    return __builtin_add_overflow(a, b, &sum) ? SIZE_MAX : sum;
+}
+
+static size_t align_up(size_t size)
+{
+    return size_add(size, ALIGN - 1) / ALIGN * ALIGN;
+}
+
+int program_room(kt_program *p, void *at, int32_t n, int32_t *capacity, size_t item)
+{
+    if (n < *capacity)
+        return 1;
+    void *items;
+    memcpy(&items, at, sizeof items);
+    int32_t wanted = *capacity ? 2 * *capacity : 16;
+    items = wanted > 0 ? realloc(items, (size_t)wanted * item) : NULL;
+    if (!items) {
+        p->failed = 1;
+        program_fail(p, KT_ERR_MEMORY, "no memory left to record operation %d", p->operations);
+        return 0;
+    }
+    memcpy(at, &items, sizeof items);
+    *capacity = wanted;
+    return 1;
+}
+
+/* ---- create and free ---------------------------------------------------------------------------- */
+
+kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, char *error, size_t error_size)
+{
+    if (options->max_tokens < 1 || options->max_tokens > MAX_ROWS || options->max_outputs < 0 ||
+        options->max_outputs > options->max_tokens) {
+        snprintf(error, error_size, "max_tokens %lld is outside 1..%lld or max_outputs %lld outside 0..max_tokens",
+                 (long long)options->max_tokens, (long long)MAX_ROWS, (long long)options->max_outputs);
+        return NULL;
+    }
+    kt_program *p = calloc(1, sizeof *p);
+    if (!p) {
+        snprintf(error, error_size, "no memory for a program");
+        return NULL;
+    }
+    p->pool = pool;
+    p->options = *options;
+    p->vocab = INT64_MAX;
+    p->resources = 2;       /* 0: scratch, 1: the cache */
+    return p;
+}
+
+void kt_program_free(kt_program *p)
+{
+    if (!p)
+        return;
+    for (int32_t i = 0; i < p->owned.n; i++)
+        free(p->owned.at[i]);
+    free(p->owned.at);
+    free(p->buffers.at);
+    free(p->slots.at);
+    free(p->tables.at);
+    free(p->routings.at);
+    free(p->phases.at);
+    free(p->recent.at);
+    free(p->profile);
+    kt_arena_free(p->arena);
+    free(p);
+}
+
+const char *kt_program_error(const kt_program *p)
+{
+    return p->error;
+}
+
+int program_open(kt_program *p)
+{
+    if (p->failed)
+        return program_fail(p, KT_ERR_MEMORY, "no memory left to record operation %d", p->operations);
+    if (p->finished)
+        return program_fail(p, KT_ERR_SHAPE, "the program is finished; nothing can be recorded any more");
+    return KT_OK;
+}
+
+void *program_new(kt_program *p, size_t size)
+{
+    void *memory = ROOM(p, p->owned) ? calloc(1, size) : NULL;
+    if (!memory) {
+        p->failed = 1;
+        program_fail(p, KT_ERR_MEMORY, "no memory left to record operation %d", p->operations);
+        return NULL;
+    }
+    p->owned.at[p->owned.n++] = memory;
+    return memory;
+}
+
+int32_t program_resource(kt_program *p)
+{
+    return p->resources++;
+}
+
+/* ---- buffers and views -------------------------------------------------------------------------- */
+
+int32_t kt_program_buffer(kt_program *p, int64_t width, int32_t domain)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (width < 1 || width > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_SHAPE, "a buffer of %lld columns: 1..%lld are possible", (long long)width,
+                            (long long)MAX_COLUMNS);
+    if (domain != KT_ROWS_TOKENS && domain != KT_ROWS_OUTPUTS)
+        return program_fail(p, KT_ERR_RANGE, "a buffer of domain %d: there are %d (tokens) and %d (outputs)",
+                            domain, KT_ROWS_TOKENS, KT_ROWS_OUTPUTS);
+    if (!ROOM(p, p->buffers))
+        return program_open(p);
+    int64_t stride = (width + 15) / 16 * 16;
+    if (stride % ALIASING_FLOATS == 0)
+        stride += 16;
+    p->buffers.at[p->buffers.n] = (buffer){.width = width, .stride = stride, .domain = domain,
+                                           .resource = program_resource(p)};
+    return p->buffers.n++;
+}
+
+float *kt_program_data(kt_program *p, int32_t number, int64_t *stride)
+{
+    if (!p->finished || number < 0 || number >= p->buffers.n)
+        return NULL;
+    if (stride)
+        *stride = p->buffers.at[number].stride;
+    return p->buffers.at[number].data;
+}
+
+int program_check_view(kt_program *p, const char *name, kt_view v, int32_t domain)
+{
+    if (v.buffer < 0 || v.buffer >= p->buffers.n)
+        return program_fail(p, KT_ERR_RANGE, "%s: buffer %d of %d", name, v.buffer, p->buffers.n);
+    const buffer *b = &p->buffers.at[v.buffer];
+    if (v.column < 0 || v.width < 1 || (int64_t)v.column + v.width > b->width)
+        return program_fail(p, KT_ERR_SHAPE, "%s: columns %d..%lld of buffer %d, which has %lld", name, v.column,
+                            (long long)v.column + v.width, v.buffer, (long long)b->width);
+    if (domain >= 0 && b->domain != domain)
+        return program_fail(p, KT_ERR_SHAPE, "%s: buffer %d has rows of domain %d, not %d", name, v.buffer,
+                            b->domain, domain);
+    return KT_OK;
+}
+
+int32_t program_domain(const kt_program *p, kt_view v)
+{
+    return p->buffers.at[v.buffer].domain;
+}
+
+int64_t program_rows(const kt_program *p, int32_t domain)
+{
+    return domain == KT_ROWS_TOKENS ? p->options.max_tokens : p->options.max_outputs;
+}
+
+int program_check_overlap(kt_program *p, const char *name, kt_view a, kt_view b, int32_t equal_allowed)
+{
+    int apart = a.buffer != b.buffer || (int64_t)a.column + a.width <= b.column ||
+                (int64_t)b.column + b.width <= a.column;
+    int equal = a.column == b.column && a.width == b.width;
+    if (apart || (equal && equal_allowed))
+        return KT_OK;
+    return program_fail(p, KT_ERR_SHAPE, "%s: columns %d..%d and %d..%d of buffer %d overlap", name, a.column,
+                        a.column + a.width, b.column, b.column + b.width, a.buffer);
+}
+
+/* ---- phases and barriers ------------------------------------------------------------------------ */
+
+void program_operation(kt_program *p)
+{
+    p->operations++;
+}
+
+void program_phase(kt_program *p, phase_run *run, const void *arg)
+{
+    if (!ROOM(p, p->phases))
+        return;
+    p->phase_first = p->recent.n;
+    /* Between two barriers each phase takes its work from another counter of the pool. */
+    int32_t full = p->loops == POOL_LOOPS;
+    if (full) {
+        p->recent.n = p->phase_first = 0;
+        p->loops = 0;
+    }
+    p->loops++;
+    p->phases.at[p->phases.n++] = (phase){.run = run, .arg = arg, .operation = p->operations - 1, .barrier = full};
+}
+
+static int conflict(const access *a, const access *b)
+{
+    int apart = a->resource != b->resource || a->last <= b->first || b->last <= a->first;
+    int reading = !((a->how | b->how) & WRITES);
+    int own = !((a->how | b->how) & ANY_ROWS);
+    return !apart && !reading && !own;
+}
+
+void program_touch(kt_program *p, int32_t resource, int64_t first, int64_t last, int32_t how)
+{
+    access now = {.resource = resource, .how = how, .first = first, .last = last};
+    int32_t meets = 0;
+    for (int32_t i = 0; i < p->phase_first && !meets; i++)
+        meets = conflict(&p->recent.at[i], &now);
+    if (meets) {
+        p->phases.at[p->phases.n - 1].barrier = 1;
+        p->recent.n -= p->phase_first;
+        memmove(p->recent.at, p->recent.at + p->phase_first, (size_t)p->recent.n * sizeof(access));
+        p->phase_first = 0;
+        p->loops = 1;
+    }
+    if (ROOM(p, p->recent))
+        p->recent.at[p->recent.n++] = now;
+}
+
+void program_touch_view(kt_program *p, kt_view v, int32_t how)
+{
+    int64_t last = (int64_t)v.column + v.width;
+    program_touch(p, p->buffers.at[v.buffer].resource, v.column, last, how);
+    if (!(how & WRITES))
+        return;
+    for (int32_t i = 0; i < p->slots.n; i++) {
+        slot *s = &p->slots.at[i];
+        if (s->view.buffer == v.buffer && s->view.column < last && v.column < (int64_t)s->view.column + s->view.width)
+            s->valid = 0;
+    }
+}
+
+void program_touch_source(kt_program *p, const source *s)
+{
+    if (s->slot < 0)
+        program_touch_view(p, s->view, ANY_ROWS);
+    else
+        program_touch(p, p->slots.at[s->slot].resource, 0, 1, ANY_ROWS);
+}
+
+void program_touch_scratch(kt_program *p, int32_t how)
+{
+    program_touch(p, 0, 0, 1, how);
+}
+
+void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
+{
+    program_touch(p, 1, (int64_t)offset, (int64_t)(offset + size), how);
+}
+
+void program_reserve(kt_program *p, size_t scratch, size_t local)
+{
+    if (scratch > p->scratch_bytes)
+        p->scratch_bytes = scratch;
+    if (local > p->local_bytes)
+        p->local_bytes = local;
+}
+
+/* ---- sources and matrices ----------------------------------------------------------------------- */
+
+typedef struct conversion {
+    source source;
+    int32_t domain;
+} conversion;
+
+static void convert_run(const void *arg, worker *w)
+{
+    const conversion *c = arg;
+    const source *s = &c->source;
+    act a;
+    product unused;
+    source_bind(w, s, &a, &unused);
+    int64_t row, last;
+    for (own_rows(w, c->domain, &row, &last); row < last; row++)
+        act_convert(w, &a, view_row(w, s->view, row), s->view.width, row);
+}
+
+/* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
+static int32_t find_slot(kt_program *p, kt_view v, int32_t kind)
+{
+    int32_t domain = program_domain(p, v), n = 0, oldest = -1;
+    for (int32_t i = 0; i < p->slots.n; i++) {
+        slot *s = &p->slots.at[i];
+        if (s->kind != kind || s->domain != domain)
+            continue;
+        if (s->valid && memcmp(&s->view, &v, sizeof v) == 0)
+            return i;
+        n++;
+        if (oldest < 0 || s->used < p->slots.at[oldest].used)
+            oldest = i;
+    }
+    if (n == SLOTS)
+        return oldest;
+    if (!ROOM(p, p->slots))
+        return -1;
+    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .resource = program_resource(p)};
+    return p->slots.n++;
+}
+
+source program_source(kt_program *p, kt_view v, int32_t kind)
+{
+    source s = {.kind = kind, .slot = -1, .view = v, .stride = act_stride(kind, v.width)};
+    if (kind == ACT_F32)
+        return s;
+    s.slot = find_slot(p, v, kind);
+    conversion *c = s.slot < 0 ? NULL : program_new(p, sizeof *c);
+    if (!c)
+        return s;           /* the program is marked failed and will not run */
+    slot *at = &p->slots.at[s.slot];
+    int32_t fresh = !at->valid || memcmp(&at->view, &v, sizeof v) != 0;
+    at->used = p->phases.n;
+    if (!fresh)
+        return s;
+    at->view = v;
+    at->stride = s.stride > at->stride ? s.stride : at->stride;
+    *c = (conversion){.source = s, .domain = at->domain};
+    program_phase(p, convert_run, c);
+    program_touch_view(p, v, OWN_ROWS);
+    program_touch(p, p->slots.at[s.slot].resource, 0, 1, OWN_ROWS | WRITES);
+    p->slots.at[s.slot].valid = 1;
+    return s;
+}
+
+int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
+                     int32_t precise, matrices *m)
+{
+    if (w->n != n_k_count[0] || w->k != n_k_count[1] || w->count != n_k_count[2] || w->count < 1)
+        return program_fail(p, KT_ERR_SHAPE, "%s: %lld matrices [%lld, %lld], but [%lld, %lld] x %lld are needed",
+                            name, (long long)w->count, (long long)w->n, (long long)w->k, (long long)n_k_count[0],
+                            (long long)n_k_count[1], (long long)n_k_count[2]);
+    size_t bytes = w->n <= MAX_COLUMNS && w->k <= MAX_COLUMNS ? kt_packed_bytes(&w->format, w->n, w->k) : 0;
+    if (bytes == 0 || size_mul(bytes, (size_t)w->count) == SIZE_MAX)
+        return program_fail(p, KT_ERR_SHAPE, "%s: %lld x [%lld, %lld] with %d bits, group %d, scale type %d is not a "
+                            "valid weight", name, (long long)w->count, (long long)w->n, (long long)w->k,
+                            w->format.bits, w->format.group, w->format.scale);
+    if (!w->data)
+        return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
+    int32_t exact = p->options.exact || precise || w->format.bits == 32;
+    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : ACT_INT8,
+                    .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
+                    .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes};
+    size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
+    if (scratch > p->product_bytes)
+        p->product_bytes = align_up(scratch);
+    return KT_OK;
+}
+
+/* ---- finish ------------------------------------------------------------------------------------- */
+
+/* Two passes over the same list: with base NULL it only counts, then it hands out. */
+static size_t lay_out(kt_program *p, uint8_t *base)
+{
+    size_t at = 0;
+#define PLACE(pointer, type, size)                                      \
+    do {                                                                \
+        if (base)                                                       \
+            (pointer) = (type *)(void *)(base + at);                    \
+        at = size_add(at, align_up(size));                              \
+    } while (0)
+    for (int32_t i = 0; i < p->buffers.n; i++) {
+        buffer *b = &p->buffers.at[i];
+        PLACE(b->data, float, size_mul((size_t)program_rows(p, b->domain), (size_t)b->stride * sizeof(float)));
+    }
+    for (int32_t i = 0; i < p->slots.n; i++) {
+        slot *s = &p->slots.at[i];
+        PLACE(s->data, uint8_t, act_bytes(s->kind, program_rows(p, s->domain), s->stride));
+    }
+    for (int32_t i = 0; i < p->tables.n; i++) {
+        rope_table *t = &p->tables.at[i];
+        PLACE(t->data, float, size_mul((size_t)p->options.max_tokens, (size_t)t->dim * sizeof(float)));
+    }
+    for (int32_t i = 0; i < p->routings.n; i++) {
+        routing *r = &p->routings.at[i];
+        size_t size = size_mul((size_t)program_rows(p, r->domain), (size_t)r->top_k * sizeof(float));
+        PLACE(r->ids, int32_t, size);
+        PLACE(r->gate, float, size);
+    }
+    PLACE(p->scratch, uint8_t, p->scratch_bytes);
+    /* One page between two threads' scratch, less than a multiple of 4 kB apart. */
+    p->local_stride = size_add(align_up(size_add(p->product_bytes, p->local_bytes)), 4096 + ALIGN);
+    PLACE(p->local, uint8_t, size_mul(p->local_stride, (size_t)kt_pool_threads(p->pool)));
+#undef PLACE
+    return at;
+}
+
+int kt_program_finish(kt_program *p, size_t *size)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    size_t bytes = lay_out(p, NULL);
+    p->profile = calloc((size_t)p->operations + 1, sizeof *p->profile);
+    p->arena = p->profile ? kt_arena_create(bytes, p->error, sizeof p->error) : NULL;
+    if (!p->arena)
+        return p->profile ? KT_ERR_MEMORY : program_fail(p, KT_ERR_MEMORY, "no memory for the profile");
+    lay_out(p, kt_arena_data(p->arena));
+    p->finished = 1;
+    if (size)
+        *size = bytes;
+    return KT_OK;
+}

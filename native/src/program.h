@@ -1,0 +1,242 @@
+/* program.h - how operations are recorded and run; shared by the drivers.
+ *
+ * An operation is one or more *phases*. A phase is a function that every thread of the team calls
+ * once per step and that shares out its work itself. While recording, each phase says what it reads
+ * and writes; where that meets something touched since the last barrier, a barrier is put before the
+ * phase. Two kinds of sharing are known:
+ *
+ *   OWN_ROWS   row t is touched only by the thread that own_rows() gives it, in every such phase; so
+ *              chains of norm, add, rope, ... over the same rows need no barrier between them;
+ *   ANY_ROWS   any thread touches any row: a product's outputs, the cache, the scratch memory.
+ *
+ * Products read activations as int8, bf16 or f32 (a *source*); the conversion of a view is recorded
+ * once and reused by every later product until something writes to that view.
+ */
+#ifndef KT_PROGRAM_H
+#define KT_PROGRAM_H
+
+#include "pool.h"
+
+#define MAX_COLUMNS ((int64_t)1 << 28)      /* of a buffer or matrix; keeps all size arithmetic in range */
+#define MAX_ROWS ((int64_t)1 << 24)
+
+enum { OWN_ROWS = 0, ANY_ROWS = 1, WRITES = 2 };
+enum { ACT_F32, ACT_BF16, ACT_INT8 };       /* what a product reads its activations as */
+
+typedef struct buffer {
+    int64_t width, stride;          /* floats */
+    int32_t domain;
+    int32_t resource;
+    float *data;                    /* from finish on */
+} buffer;
+
+/* Memory for the rows of one view at a time, converted. */
+typedef struct slot {
+    int32_t kind, domain, resource;
+    int32_t valid;                  /* while recording: holds `view` as it is now */
+    kt_view view;
+    int64_t used;                   /* phase number of the last use: the oldest is given away */
+    int64_t stride;                 /* largest of its views, elements */
+    uint8_t *data;
+} slot;
+
+typedef struct source {
+    int32_t kind;                   /* ACT_* */
+    int32_t slot;                   /* -1: f32, straight from the view */
+    kt_view view;
+    int64_t stride;                 /* elements of a converted row */
+} source;
+
+/* A weight, checked, with what is needed to cut it. */
+typedef struct matrices {
+    kt_weight weight;
+    int32_t kind;                   /* ACT_* that its product reads */
+    int64_t panels;
+    size_t panel_bytes, bytes;      /* of a panel and of one matrix */
+} matrices;
+
+typedef struct rope_table {
+    int64_t dim;
+    float scale;
+    const float *inv_freq;          /* [dim/2] */
+    int32_t resource, recorded;
+    float *data;                    /* [max_tokens][dim]: dim/2 cosines, dim/2 sines */
+} rope_table;
+
+typedef struct routing {
+    int32_t experts, top_k, domain, resource;
+    int32_t *ids;                   /* [rows][top_k] */
+    float *gate;
+} routing;
+
+typedef struct worker {
+    const struct kt_program *program;
+    kt_pool *pool;
+    const kt_kernels *kernels;
+    const kt_step *step;
+    int thread, threads;
+    uint8_t *local;                 /* this thread's scratch: product scratch, then what phases asked for */
+} worker;
+
+typedef void phase_run(const void *arg, worker *w);
+
+typedef struct phase {
+    phase_run *run;
+    const void *arg;
+    int32_t operation;              /* whose time this is */
+    int32_t barrier;                /* 1: wait for all before it */
+} phase;
+
+typedef struct access {
+    int32_t resource, how;
+    int64_t first, last;
+} access;
+
+/* A growing array while recording. */
+#define LIST(type) struct { type *at; int32_t n, capacity; }
+
+struct kt_program {
+    kt_pool *pool;
+    kt_program_options options;
+    char error[256];
+    LIST(buffer) buffers;
+    LIST(slot) slots;
+    LIST(rope_table) tables;
+    LIST(routing) routings;
+    LIST(phase) phases;
+    LIST(access) recent;            /* touched since the last barrier */
+    LIST(void *) owned;             /* freed with the program */
+    int32_t phase_first;            /* recent.at[phase_first..]: the phase being recorded */
+    int32_t loops;                  /* phases since the last barrier */
+    int32_t resources, operations;
+    int32_t finished, failed;       /* failed: memory ran out while recording */
+    size_t scratch_bytes, product_bytes, local_bytes;
+    int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
+    size_t page_bytes;              /* that a page must have; 0: no cache is used */
+    kt_arena *arena;
+    uint8_t *scratch, *local;
+    size_t local_stride;
+    int64_t *profile;               /* [operations] ns */
+};
+
+/* ---- recording ---------------------------------------------------------------------------------- */
+
+int program_fail(kt_program *p, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* KT_OK if an operation may be recorded. */
+int program_open(kt_program *p);
+/* KT_OK if v lies inside a buffer of the domain (-1: of any). */
+int program_check_view(kt_program *p, const char *name, kt_view v, int32_t domain);
+int32_t program_domain(const kt_program *p, kt_view v);
+int64_t program_rows(const kt_program *p, int32_t domain);      /* most that a step can have */
+/* KT_OK if a and b are apart, or equal and that is allowed. */
+int program_check_overlap(kt_program *p, const char *name, kt_view a, kt_view b, int32_t equal_allowed);
+
+/* Check w against [n, k] x count and fill *m; precise: its products read f32. Reserves their scratch. */
+int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
+                     int32_t precise, matrices *m);
+
+/* Room for one more item in a LIST; 0 if there is no memory, and then the program is marked failed. */
+int program_room(kt_program *p, void *at, int32_t n, int32_t *capacity, size_t item);
+#define ROOM(p, list) program_room(p, &(list).at, (list).n, &(list).capacity, sizeof *(list).at)
+
+/* Zeroed memory that lives as long as the program; NULL with the error set if there is none. */
+void *program_new(kt_program *p, size_t size);
+int32_t program_resource(kt_program *p);
+void program_operation(kt_program *p);
+void program_phase(kt_program *p, phase_run *run, const void *arg);
+/* The phase just recorded touches [first, last) of a resource; `how`: OWN_ROWS or ANY_ROWS, | WRITES. */
+void program_touch(kt_program *p, int32_t resource, int64_t first, int64_t last, int32_t how);
+void program_touch_view(kt_program *p, kt_view v, int32_t how);
+void program_touch_source(kt_program *p, const source *s);
+void program_touch_scratch(kt_program *p, int32_t how);
+void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how);
+/* Most that any operation needs: shared scratch, and local scratch of each thread. */
+void program_reserve(kt_program *p, size_t scratch, size_t local);
+/* v as `kind`; records the conversion if it is not there already. */
+source program_source(kt_program *p, kt_view v, int32_t kind);
+int64_t act_stride(int32_t kind, int64_t k);
+size_t act_bytes(int32_t kind, int64_t rows, int64_t stride);
+
+/* Products and sums of sizes that stop at SIZE_MAX instead of wrapping. */
+size_t size_mul(size_t a, size_t b);
+size_t size_add(size_t a, size_t b);
+
+/* ---- running ------------------------------------------------------------------------------------ */
+
+static inline int64_t rows_of(const worker *w, int32_t domain)
+{
+    return domain == KT_ROWS_TOKENS ? w->step->n_tokens : w->step->n_tokens - w->step->first_output;
+}
+
+/* The rows [*first, *last) of a domain that belong to this thread; thread 0 owns a single row. */
+static inline void own_rows(const worker *w, int32_t domain, int64_t *first, int64_t *last)
+{
+    int64_t rows = rows_of(w, domain);
+    *first = (rows * w->thread + w->threads - 1) / w->threads;
+    *last = (rows * (w->thread + 1) + w->threads - 1) / w->threads;
+}
+
+static inline float *view_row(const worker *w, kt_view v, int64_t row)
+{
+    const buffer *b = &w->program->buffers.at[v.buffer];
+    return b->data + row * b->stride + v.column;
+}
+
+static inline int64_t view_stride(const worker *w, kt_view v)
+{
+    return w->program->buffers.at[v.buffer].stride;
+}
+
+/* What program_reserve asked for: memory of all threads, and of this one. */
+static inline uint8_t *shared_scratch(const worker *w)
+{
+    return w->program->scratch;
+}
+
+static inline uint8_t *local_scratch(const worker *w)
+{
+    return w->local + w->program->product_bytes;
+}
+
+static inline int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline int64_t worker_take(const worker *w, int64_t run)
+{
+    return pool_take(w->pool, w->thread, run);
+}
+
+static inline void worker_barrier(const worker *w)
+{
+    pool_barrier(w->pool, w->thread);
+}
+
+/* Converted activations, `rows` rows of `stride` elements laid out at data (act_bytes). */
+typedef struct act {
+    int32_t kind;
+    int64_t stride;
+    act8 x8;
+    uint16_t *xh;
+} act;
+act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride);
+/* Row `row` of a = x[0..k) */
+void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row);
+/* The rows of a from `row` on. */
+act act_rows(const act *a, int64_t row);
+/* Let p read its activations from a, which must live as long as p. */
+void act_bind(const act *a, product *p);
+/* The same for a source; `a` gives the storage. */
+void source_bind(const worker *w, const source *s, act *a, product *p);
+/* Let p multiply with rows [first_panel, last_panel) * 16 of matrix `index`, as a matrix of its own. */
+void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t first_panel, int64_t last_panel,
+                   product *p);
+void product_run(const worker *w, int32_t kind, const product *p);
+
+#endif

@@ -1,0 +1,183 @@
+/* route.c - which experts each token goes to, and with which weight.
+ *
+ * Plain loops per token: a few hundred experts are few. Chosen by score + bias, weighted by score
+ * alone; experts of groups that were not chosen take no part at all (DeepSeek-V2 and -V3 as
+ * transformers computes them: the former masks with 0 where all scores are positive, the latter with
+ * -inf). Sources: DeepSeek-V2 report section 2.2.2, DeepSeek-V3 report section 2.1.2.
+ */
+#include "program.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct route {
+    kt_router r;
+    kt_view logits;
+    int32_t routing, domain;
+} route;
+
+/* Scratch of one thread. */
+typedef struct choice {
+    float *score;       /* [experts] */
+    float *rank;        /* [experts] score + bias: what is compared */
+    float *group;       /* [n_group] */
+    uint8_t *open;      /* [experts] may still be chosen */
+    uint8_t *open_group;
+} choice;
+
+/* The open item with the greatest value, the first of equals; NaN loses to nothing but an open item is
+ * always found. */
+static int32_t best_of(const float *value, const uint8_t *open, int32_t n)
+{
+    int32_t best = -1;
+    for (int32_t i = 0; i < n; i++) {
+        if (open[i] && (best < 0 || value[i] > value[best]))
+            best = i;
+    }
+    return best;
+}
+
+static void softmax(const float *x, int32_t n, float *out)
+{
+    float max = x[0], sum = 0;
+    for (int32_t i = 1; i < n; i++)
+        max = x[i] > max ? x[i] : max;
+    for (int32_t i = 0; i < n; i++)
+        sum += out[i] = expf(x[i] - max);
+    for (int32_t i = 0; i < n; i++)
+        out[i] /= sum;
+}
+
+static void score(const kt_router *r, const float *logits, choice *c)
+{
+    if (r->score == KT_SCORE_SOFTMAX)
+        softmax(logits, r->experts, c->score);
+    else
+        for (int32_t e = 0; e < r->experts; e++)
+            c->score[e] = 1 / (1 + expf(-logits[e]));
+    for (int32_t e = 0; e < r->experts; e++)
+        c->rank[e] = r->bias ? c->score[e] + r->bias[e] : c->score[e];
+}
+
+/* Greatest value of a group, or the sum of its two greatest. */
+static float group_score(const float *rank, int32_t n, int32_t how)
+{
+    float first = -INFINITY, second = -INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        if (rank[i] > first) {
+            second = first;
+            first = rank[i];
+        } else if (rank[i] > second) {
+            second = rank[i];
+        }
+    }
+    return how == KT_GROUP_TOP2 && n > 1 ? first + second : first;
+}
+
+/* Open the experts of the topk_group best groups. */
+static void open_groups(const kt_router *r, choice *c)
+{
+    int32_t size = r->experts / r->n_group;
+    for (int32_t g = 0; g < r->n_group; g++)
+        c->group[g] = group_score(c->rank + g * size, size, r->group_score);
+    memset(c->open, 0, (size_t)r->experts);
+    memset(c->open_group, 1, (size_t)r->n_group);
+    for (int32_t i = 0; i < r->topk_group; i++) {
+        int32_t g = best_of(c->group, c->open_group, r->n_group);
+        c->open_group[g] = 0;
+        memset(c->open + g * size, 1, (size_t)size);
+    }
+}
+
+static void choose(const kt_router *r, choice *c, int32_t *ids, float *gate)
+{
+    float sum = 0, scale = r->scale;
+    for (int32_t k = 0; k < r->top_k; k++) {
+        ids[k] = best_of(c->rank, c->open, r->experts);
+        c->open[ids[k]] = 0;
+        gate[k] = c->score[ids[k]];
+        sum += gate[k];
+    }
+    for (int32_t k = 0; k < r->top_k; k++) {
+        if (r->normalize)
+            gate[k] /= sum + 1e-20f;        /* DeepSeek's guard against a zero sum */
+        gate[k] *= scale;
+    }
+}
+
+static choice choice_at(uint8_t *memory, const kt_router *r)
+{
+    choice c;
+    c.score = (float *)(void *)memory;
+    c.rank = c.score + r->experts;
+    c.group = c.rank + r->experts;
+    c.open = (uint8_t *)(c.group + r->n_group);
+    c.open_group = c.open + r->experts;
+    return c;
+}
+
+static void route_run(const void *arg, worker *w)
+{
+    const route *o = arg;
+    const routing *to = &w->program->routings.at[o->routing];
+    choice c = choice_at(local_scratch(w), &o->r);
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        score(&o->r, view_row(w, o->logits, t), &c);
+        if (o->r.n_group > 1)
+            open_groups(&o->r, &c);
+        else
+            memset(c.open, 1, (size_t)o->r.experts);
+        choose(&o->r, &c, to->ids + t * to->top_k, to->gate + t * to->top_k);
+    }
+}
+
+static int check_router(kt_program *p, kt_view logits, const kt_router *r)
+{
+    if (r->experts != logits.width || r->experts < 1 || r->top_k < 1 || r->top_k > r->experts)
+        return program_fail(p, KT_ERR_SHAPE, "route: top_k %d of %d experts from %d logits", r->top_k, r->experts,
+                            logits.width);
+    if (r->n_group > 1 && (r->experts % r->n_group != 0 || r->topk_group < 1 || r->topk_group > r->n_group ||
+                           r->top_k > (int64_t)r->topk_group * (r->experts / r->n_group)))
+        return program_fail(p, KT_ERR_SHAPE, "route: top_k %d from %d of %d groups of %d experts", r->top_k,
+                            r->topk_group, r->n_group, r->experts);
+    if (r->score < KT_SCORE_SOFTMAX || r->score > KT_SCORE_SIGMOID || r->group_score < KT_GROUP_MAX ||
+        r->group_score > KT_GROUP_TOP2)
+        return program_fail(p, KT_ERR_RANGE, "route: score %d, group score %d: there are 0 and 1", r->score,
+                            r->group_score);
+    return KT_OK;
+}
+
+int32_t kt_program_route(kt_program *p, kt_view logits, const kt_router *router)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "route", logits, -1);
+    if (!failed)
+        failed = check_router(p, logits, router);
+    route *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    if (!ROOM(p, p->routings))
+        return KT_ERR_MEMORY;
+    int32_t number = p->routings.n++, domain = program_domain(p, logits);
+    p->routings.at[number] = (routing){.experts = router->experts, .top_k = router->top_k, .domain = domain,
+                                       .resource = program_resource(p)};
+    *o = (route){.r = *router, .logits = logits, .routing = number, .domain = domain};
+    o->r.n_group = router->n_group > 1 ? router->n_group : 1;
+    program_reserve(p, 0, (size_t)router->experts * 9 + (size_t)o->r.n_group * 5);
+    program_operation(p);
+    program_phase(p, route_run, o);
+    program_touch_view(p, logits, OWN_ROWS);
+    program_touch(p, p->routings.at[number].resource, 0, 1, OWN_ROWS | WRITES);
+    return number;
+}
+
+const int32_t *kt_program_routing(kt_program *p, int32_t number, const float **gate)
+{
+    if (!p->finished || number < 0 || number >= p->routings.n)
+        return NULL;
+    if (gate)
+        *gate = p->routings.at[number].gate;
+    return p->routings.at[number].ids;
+}

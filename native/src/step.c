@@ -1,0 +1,214 @@
+/* step.c - running a recorded program: check the step, then let the whole team walk the list of phases.
+ *
+ * All that can be wrong with a step is found before the team starts, so no phase checks anything. One
+ * pool task per step; nothing is allocated.
+ */
+#define _GNU_SOURCE
+#include "program.h"
+
+#include <time.h>
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* ---- checks ------------------------------------------------------------------------------------- */
+
+static int check_counts(kt_program *p, const kt_step *s)
+{
+    const kt_program_options *o = &p->options;
+    if (s->n_tokens < 1 || s->n_tokens > o->max_tokens)
+        return program_fail(p, KT_ERR_RANGE, "n_tokens is %lld, outside 1..%lld", (long long)s->n_tokens,
+                            (long long)o->max_tokens);
+    if (s->start < 0 || s->start > INT32_MAX - s->n_tokens)
+        return program_fail(p, KT_ERR_RANGE, "start is %lld, outside 0..%lld", (long long)s->start,
+                            (long long)(INT32_MAX - s->n_tokens));
+    if (s->first_output < 0 || s->first_output > s->n_tokens || s->n_tokens - s->first_output > o->max_outputs)
+        return program_fail(p, KT_ERR_RANGE, "first_output is %lld of %lld tokens; at most %lld outputs are possible",
+                            (long long)s->first_output, (long long)s->n_tokens, (long long)o->max_outputs);
+    return KT_OK;
+}
+
+static int check_ids(kt_program *p, const kt_step *s)
+{
+    if (p->vocab == INT64_MAX)
+        return KT_OK;
+    if (!s->ids)
+        return program_fail(p, KT_ERR_RANGE, "no ids given");
+    for (int64_t t = 0; t < s->n_tokens; t++) {
+        if (s->ids[t] < 0 || s->ids[t] >= p->vocab)
+            return program_fail(p, KT_ERR_RANGE, "ids[%lld] is %d, outside 0..%lld", (long long)t, s->ids[t],
+                                (long long)(p->vocab - 1));
+    }
+    return KT_OK;
+}
+
+static int check_cache(kt_program *p, const kt_step *s)
+{
+    if (p->page_bytes == 0)
+        return KT_OK;
+    int64_t needed = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    if (!s->cache || !s->pages || s->n_pages < needed)
+        return program_fail(p, KT_ERR_RANGE, "%lld pages given; positions up to %lld need %lld",
+                            (long long)(s->cache && s->pages ? s->n_pages : 0),
+                            (long long)(s->start + s->n_tokens), (long long)needed);
+    if (s->page_bytes < p->page_bytes || s->page_bytes % 64 != 0)
+        return program_fail(p, KT_ERR_RANGE, "page_bytes is %zu; a multiple of 64 from %zu on is needed",
+                            s->page_bytes, p->page_bytes);
+    for (int64_t i = 0; i < needed; i++) {
+        if (s->pages[i] < 0 || s->pages[i] >= s->cache_pages)
+            return program_fail(p, KT_ERR_RANGE, "pages[%lld] is %d, outside 0..%lld", (long long)i, s->pages[i],
+                                (long long)(s->cache_pages - 1));
+    }
+    return KT_OK;
+}
+
+/* ---- run ---------------------------------------------------------------------------------------- */
+
+typedef struct run {
+    kt_program *program;
+    const kt_step *step;
+} run;
+
+static void step_task(void *arg, int thread, int threads)
+{
+    const run *r = arg;
+    kt_program *p = r->program;
+    worker w = {.program = p, .pool = p->pool, .kernels = pool_kernels(p->pool), .step = r->step,
+                .thread = thread, .threads = threads, .local = p->local + (size_t)thread * p->local_stride};
+    int64_t last = thread == 0 ? now_ns() : 0;
+    for (int32_t i = 0; i < p->phases.n; i++) {
+        const phase *f = &p->phases.at[i];
+        if (f->barrier)
+            pool_barrier(p->pool, thread);
+        else if (i > 0)
+            pool_next_loop(p->pool, thread);
+        f->run(f->arg, &w);
+        if (thread == 0) {
+            int64_t now = now_ns();
+            p->profile[f->operation] += now - last;
+            last = now;
+        }
+    }
+}
+
+int kt_program_run(kt_program *p, const kt_step *step)
+{
+    if (!p->finished)
+        return program_fail(p, KT_ERR_RANGE, "the program is not finished; it cannot run yet");
+    int failed = check_counts(p, step);
+    if (!failed)
+        failed = check_ids(p, step);
+    if (!failed)
+        failed = check_cache(p, step);
+    if (failed)
+        return failed;
+    run r = {.program = p, .step = step};
+    pool_run(p->pool, step_task, &r);
+    return KT_OK;
+}
+
+int32_t kt_program_profile(const kt_program *p, int64_t *nanoseconds, int32_t capacity)
+{
+    for (int32_t i = 0; p->finished && i < p->operations && i < capacity; i++)
+        nanoseconds[i] = p->profile[i];
+    return p->operations;
+}
+
+/* ---- what phases use ---------------------------------------------------------------------------- */
+
+int64_t act_stride(int32_t kind, int64_t k)
+{
+    int64_t unit = kind == ACT_INT8 ? 128 : 64;     /* act8's rule; whole lines of bf16 */
+    return (k + unit - 1) / unit * unit;
+}
+
+/* int8: q [rows][stride], sum [rows][stride/32], scale [rows]; bf16: [rows][stride]. */
+size_t act_bytes(int32_t kind, int64_t rows, int64_t stride)
+{
+    size_t row = kind == ACT_INT8 ? (size_t)stride + (size_t)stride / 8 + sizeof(float)
+               : kind == ACT_BF16 ? (size_t)stride * sizeof(uint16_t) : 0;
+    return size_mul((size_t)rows, row);
+}
+
+act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
+{
+    act a = {.kind = kind, .stride = stride};
+    if (kind == ACT_INT8) {
+        int32_t *sum = (int32_t *)(void *)(data + rows * stride);
+        a.x8 = (act8){.q = (int8_t *)data, .sum = sum, .scale = (float *)(void *)(sum + rows * (stride / 32)),
+                      .stride = stride};
+    } else {
+        a.xh = (uint16_t *)(void *)data;
+    }
+    return a;
+}
+
+void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row)
+{
+    if (a->kind == ACT_INT8)
+        w->kernels->quantize(x, k, &a->x8, row);
+    else
+        w->kernels->to_bf16(x, k, a->stride, a->xh + row * a->stride);
+}
+
+act act_rows(const act *a, int64_t row)
+{
+    act b = *a;
+    if (a->kind == ACT_INT8) {
+        b.x8.q += row * a->stride;
+        b.x8.sum += row * (a->stride / 32);
+        b.x8.scale += row;
+    } else {
+        b.xh += row * a->stride;
+    }
+    return b;
+}
+
+void act_bind(const act *a, product *p)
+{
+    p->x8 = &a->x8;
+    p->xh = a->xh;
+    p->x_stride = a->stride;
+}
+
+void source_bind(const worker *w, const source *s, act *a, product *p)
+{
+    if (s->slot < 0) {
+        p->xf = view_row(w, s->view, 0);
+        p->x_stride = view_stride(w, s->view);
+        return;
+    }
+    const slot *at = &w->program->slots.at[s->slot];
+    const kt_program_options *o = &w->program->options;
+    *a = act_at(s->kind, at->data, at->domain == KT_ROWS_TOKENS ? o->max_tokens : o->max_outputs, s->stride);
+    act_bind(a, p);
+}
+
+void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t first_panel, int64_t last_panel,
+                   product *p)
+{
+    int64_t rows = m->weight.n - first_panel * KT_PANEL_ROWS;
+    int64_t wanted = (last_panel - first_panel) * KT_PANEL_ROWS;
+    p->format = &m->weight.format;
+    p->n = rows < wanted ? rows : wanted;
+    p->k = m->weight.k;
+    p->w = (const uint8_t *)m->weight.data + (size_t)index * m->bytes + (size_t)first_panel * m->panel_bytes;
+    p->panel_bytes = m->panel_bytes;
+    p->first_panel = 0;
+    p->last_panel = last_panel - first_panel;
+    p->scratch = w->local;
+}
+
+void product_run(const worker *w, int32_t kind, const product *p)
+{
+    if (kind == ACT_INT8)
+        w->kernels->product_int8(p);
+    else if (kind == ACT_BF16)
+        w->kernels->product_bf16(p);
+    else
+        w->kernels->product_f32(p);
+}

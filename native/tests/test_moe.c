@@ -1,0 +1,178 @@
+/* test_moe.c - linear and routed experts against plain loops: every ISA row, format and awkward size;
+ * and the law that integer formats give the same bits for every thread and token count. */
+#include "check.h"
+
+enum { EXPERTS = 7, TOP_K = 3, MOST = 150 };
+
+typedef struct layer {
+    int32_t hidden, width;
+    test_weight router, gate_up, down, plain;
+    float *bias;
+} layer;
+
+typedef struct run {
+    kt_program *program;
+    kt_view x, logits, out, plain;
+    int32_t routing;
+} run;
+
+static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width)
+{
+    int64_t padded = (width + 15) / 16 * 16;
+    layer l = {.hidden = hidden, .width = width, .bias = need(200)};
+    l.router = make_weight(pool, &test_formats[F32].format, EXPERTS, hidden, 1, 1);
+    l.gate_up = make_weight(pool, format, 2 * padded, hidden, EXPERTS, 2);
+    l.down = make_weight(pool, format, hidden, width, EXPERTS, 3);
+    l.plain = make_weight(pool, format, 37, hidden, 1, 4);
+    fill(l.bias, 37, 5);
+    return l;
+}
+
+static void free_layer(layer *l)
+{
+    free_weight(&l->router);
+    free_weight(&l->gate_up);
+    free_weight(&l->down);
+    free_weight(&l->plain);
+    free(l->bias);
+}
+
+static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
+{
+    run r = {.program = make_program(pool, tokens, 1, exact)};
+    r.x = make_view(r.program, l->hidden, KT_ROWS_TOKENS);
+    r.logits = make_view(r.program, EXPERTS, KT_ROWS_TOKENS);
+    r.out = make_view(r.program, l->hidden, KT_ROWS_TOKENS);
+    r.plain = make_view(r.program, 37, KT_ROWS_TOKENS);
+    OK(kt_program_linear(r.program, r.plain, r.x, &l->plain.w, l->bias, 0), kt_program_error(r.program));
+    OK(kt_program_linear(r.program, r.logits, r.x, &l->router.w, NULL, 1), kt_program_error(r.program));
+    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
+    r.routing = kt_program_route(r.program, r.logits, &router);
+    OK(r.routing, kt_program_error(r.program));
+    OK(kt_program_experts(r.program, r.out, r.x, r.routing, &l->gate_up.w, &l->down.w), kt_program_error(r.program));
+    OK(kt_program_finish(r.program, NULL), kt_program_error(r.program));
+    return r;
+}
+
+/* Tokens first..first+n of the test's text; every run of the same tokens gets the same inputs. */
+static void step(run *r, int64_t first, int64_t n)
+{
+    for (int64_t t = 0; t < n; t++)
+        fill(row_of(r->program, r->x, t), (size_t)r->x.width, 777 + (uint64_t)(first + t));
+    kt_step s = {.n_tokens = n, .first_output = n};
+    OK(kt_program_run(r->program, &s), kt_program_error(r->program));
+}
+
+static void expect_experts(const layer *l, const float *x, const int32_t *ids, const float *gate, double *out)
+{
+    int64_t padded = (l->width + 15) / 16 * 16;
+    double *in = need(sizeof(double) * (size_t)l->hidden), *y = need(sizeof(double) * (size_t)(2 * padded));
+    double *h = need(sizeof(double) * (size_t)l->width), *d = need(sizeof(double) * (size_t)l->hidden);
+    for (int32_t i = 0; i < l->hidden; i++) {
+        in[i] = (double)x[i];
+        out[i] = 0;
+    }
+    for (int k = 0; k < TOP_K; k++) {
+        multiply(l->gate_up.values + ids[k] * 2 * padded * l->hidden, 2 * padded, l->hidden, in, y);
+        for (int32_t i = 0; i < l->width; i++) {
+            double g = y[i / 16 * 32 + i % 16], u = y[i / 16 * 32 + 16 + i % 16];
+            h[i] = g / (1 + exp(-g)) * u;
+        }
+        multiply(l->down.values + (int64_t)ids[k] * l->hidden * l->width, l->hidden, l->width, h, d);
+        for (int32_t i = 0; i < l->hidden; i++)
+            out[i] += (double)gate[k] * d[i];
+    }
+    free(in);
+    free(y);
+    free(h);
+    free(d);
+}
+
+static void compare(run *r, const layer *l, int64_t n, double tolerance, const char *what)
+{
+    const float *gate;
+    const int32_t *ids = kt_program_routing(r->program, r->routing, &gate);
+    double want[1024], x[1024];
+    for (int64_t t = 0; t < n; t++) {
+        const float *in = row_of(r->program, r->x, t);
+        expect_experts(l, in, ids + t * TOP_K, gate + t * TOP_K, want);
+        double off = distance(row_of(r->program, r->out, t), want, l->hidden);
+        CHECK(off <= tolerance, "experts, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t, off);
+        for (int32_t i = 0; i < l->hidden; i++)
+            x[i] = (double)in[i];
+        multiply(l->plain.values, 37, l->hidden, x, want);
+        for (int i = 0; i < 37; i++)
+            want[i] += (double)l->bias[i];
+        off = distance(row_of(r->program, r->plain, t), want, 37);
+        CHECK(off <= tolerance, "linear, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t, off);
+    }
+}
+
+/* Rows first..first+n of `all` ([MOST][hidden + 37]) are equal to this run's, bit for bit. */
+static void same_bits(run *r, const layer *l, const float *all, int64_t first, int64_t n, const char *what)
+{
+    for (int64_t t = 0; t < n; t++) {
+        const float *want = all + (first + t) * (l->hidden + 37);
+        int same = memcmp(want, row_of(r->program, r->out, t), sizeof(float) * (size_t)l->hidden) == 0 &&
+                   memcmp(want + l->hidden, row_of(r->program, r->plain, t), sizeof(float) * 37) == 0;
+        CHECK(same, "%s: token %lld in a step of %lld has other bits", what, (long long)(first + t), (long long)n);
+    }
+}
+
+static void check_bits(const char *isa, const layer *l, const float *all, const char *format)
+{
+    const int64_t sizes[] = {1, 2, 5, 17, 33, MOST};
+    for (int32_t threads = 1; threads <= 4; threads++) {
+        kt_pool *pool = make_pool(isa, threads);
+        run r = record(pool, l, MOST, 0);
+        char what[80];
+        snprintf(what, sizeof what, "%s, %s, %d threads", isa, format, threads);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            step(&r, 3 % (MOST - sizes[i] + 1), sizes[i]);
+            same_bits(&r, l, all, 3 % (MOST - sizes[i] + 1), sizes[i], what);
+        }
+        kt_program_free(r.program);
+        kt_pool_free(pool);
+    }
+}
+
+static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width)
+{
+    kt_pool *pool = make_pool(NULL, 2);
+    const struct named_format *f = &test_formats[format];
+    layer l = make_layer(pool, &f->format, hidden, width);
+    float *all = need(sizeof(float) * MOST * (size_t)(hidden + 37));
+    for (int i = 0; i < n_rows; i++) {
+        kt_pool *own = make_pool(rows[i], 3);
+        for (int32_t exact = 0; exact < 2; exact++) {
+            run r = record(own, &l, MOST, exact);
+            const int64_t sizes[] = {1, 2, 17, MOST};
+            for (int s = 0; s < 4; s++) {
+                step(&r, 0, sizes[s]);
+                compare(&r, &l, sizes[s] < 17 ? sizes[s] : 17, exact ? 2e-6 : fast_tolerance(&f->format), f->name);
+            }
+            for (int64_t t = 0; t < MOST && !exact; t++) {      /* of the last step: all tokens */
+                memcpy(all + t * (hidden + 37), row_of(r.program, r.out, t), sizeof(float) * (size_t)hidden);
+                memcpy(all + t * (hidden + 37) + hidden, row_of(r.program, r.plain, t), sizeof(float) * 37);
+            }
+            kt_program_free(r.program);
+        }
+        kt_pool_free(own);
+        if (f->format.bits <= 8)
+            check_bits(rows[i], &l, all, f->name);
+    }
+    free(all);
+    free_layer(&l);
+    kt_pool_free(pool);
+}
+
+int main(void)
+{
+    const char *rows[8];
+    int n = usable_rows(rows);
+    for (int format = 0; format < TEST_FORMATS; format++) {
+        check_format(rows, n, format, 160, 72);
+        check_format(rows, n, format, 128, 64);
+    }
+    return report("test_moe");
+}
