@@ -32,11 +32,10 @@ LEVELS = [
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 FLOOR = LEVELS[0]
 
-# These two stand beside: they know only the floor, and only these parts know them.
-BESIDE = {
-    "hardware": {"hardware", "planner", "engine", "chat", "server", "commands", "output", "main"},
-    "store": {"store", "engine", "chat", "server", "commands", "output", "main"},
-}
+# These two stand beside: they know only the floor, and only these parts know them. The store asks the
+# hardware how much of a disk is free.
+ABOVE = {"engine", "chat", "server", "commands", "output", "main"}
+BESIDE = {"hardware": ABOVE | {"hardware", "store", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {("planner", "weights"), ("commands", "output"), ("output", "commands")}
 
@@ -102,7 +101,7 @@ def allowed(importer: str, target: str) -> bool:
         return True
     if target in BESIDE:
         return importer in BESIDE[target]
-    if importer in BESIDE:
+    if importer in BESIDE:  # neither floor nor beside
         return False
     return (importer, target) in SIDEWAYS or LEVEL_OF[target] < LEVEL_OF[importer]
 
