@@ -155,8 +155,9 @@ def write_checkpoint(case: Case, folder: Path, *, seed: int = 0) -> Path:
                 value.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "gate.weight")):
                 value.normal_(0, 0.3)  # routers that decide, biases that matter
-            else:
-                value.normal_(0, value.shape[-1] ** -0.5)
+            else:  # a layer adds less than it reads, as in trained models
+                scale = 0.5 if name.endswith(("o_proj.weight", "down_proj")) else 1.0
+                value.normal_(0, scale * value.shape[-1] ** -0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
     if case.model_type == "kimi_k2":
         text = (folder / "config.json").read_text()
@@ -171,8 +172,8 @@ class Judged:
     Attributes:
         logits: [T, vocab].
         chosen: per MoE layer the experts of each token, [T, top_k], sorted.
-        margin: [T] smallest gap between the last chosen and the first refused expert over the layers,
-            in standard deviations of the router's choice scores.
+        margin: [T] smallest gap of choice scores between chosen and refused experts (and groups), over
+            the layers.
     """
 
     logits: F32Array
@@ -203,7 +204,7 @@ def judge(
 
 
 def _margin(module: Any, out: Any) -> F32Array:
-    """[T] gap of choice scores between chosen and refused experts, in standard deviations."""
+    """[T] gap of choice scores between chosen and refused experts, and between groups."""
     logits, _, chosen = out
     logits = logits.reshape(-1, logits.shape[-1]).float()
     if hasattr(module, "e_score_correction_bias"):
@@ -226,5 +227,5 @@ def _margin(module: Any, out: Any) -> F32Array:
     chosen = chosen.reshape(scores.shape[0], -1)
     lowest = scores.gather(1, chosen).min(1).values
     refused = scores.masked_fill(~allowed, float("-inf")).scatter(1, chosen, float("-inf"))
-    gap = torch.minimum(lowest - refused.max(1).values, group_gap) / scores.std(1)
+    gap = torch.minimum(lowest - refused.max(1).values, group_gap)
     return gap.numpy().astype(np.float32)

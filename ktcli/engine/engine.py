@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ktcli import config
 from ktcli.engine.kvcache import PageLayout
 from ktcli.engine.loader import (
     PackSource,
@@ -20,7 +21,6 @@ from ktcli.engine.loader import (
     memory_bytes,
 )
 from ktcli.engine.session import Session
-from ktcli import config
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.memory import read_memory
