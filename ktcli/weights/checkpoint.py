@@ -109,7 +109,10 @@ class Checkpoint:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -127,7 +130,9 @@ class Checkpoint:
         """
         source = self.sources.get(name)
         if source is None:
-            raise BadCheckpoint(f"the checkpoint in {self.folder} has no tensor {name!r}", hint=HINT)
+            raise BadCheckpoint(
+                f"the checkpoint in {self.folder} has no tensor {name!r}", hint=HINT
+            )
         if source.entry.dtype not in _DTYPES:
             raise BadCheckpoint(
                 f"{name} in {source.file} is stored as {source.entry.dtype}, which kt cannot convert",
@@ -177,14 +182,18 @@ class Checkpoint:
         try:
             values = pool.decode(source.dtype, raw, span.stop - span.first, source.columns, scale)
         except BadCheckpoint:
-            raise BadCheckpoint(f"{source.name} in {source.file} holds NaN or Inf", hint=HINT) from None
+            raise BadCheckpoint(
+                f"{source.name} in {source.file} holds NaN or Inf", hint=HINT
+            ) from None
         return values[span.start - span.first :]
 
     def _block_scale(self, source: Source) -> Source:
         """The factors of an FP8 tensor, [ceil(rows / 128), ceil(columns / 128)]."""
         companion = f"{source.name}_scale_inv"
         if companion not in self.sources or self.sources[companion].entry.dtype == "F8_E4M3":
-            raise BadCheckpoint(f"{source.name} in {source.file} is FP8 without its {companion}", hint=HINT)
+            raise BadCheckpoint(
+                f"{source.name} in {source.file} is FP8 without its {companion}", hint=HINT
+            )
         return self.find(companion, (-(-source.rows // FP8_BLOCK), -(-source.columns // FP8_BLOCK)))
 
 
@@ -195,8 +204,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         BadCheckpoint: missing, too large, not JSON, not an object, or it holds NaN or Infinity.
     """
     if not folder.is_dir():
-        raise BadCheckpoint(f"{folder} is not a folder", hint="kt convert takes a model's name or its folder")
-    return parse_object(read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json")
+        raise BadCheckpoint(
+            f"{folder} is not a folder", hint="kt convert takes a model's name or its folder"
+        )
+    return parse_object(
+        read_bounded(inside(folder, "config.json"), MAX_CONFIG_BYTES), "config.json"
+    )
 
 
 def parse_object(data: bytes, what: str) -> dict[str, Any]:
@@ -301,7 +314,9 @@ def _list_shards(folder: Path) -> list[str]:
     numbered = [found for name in names if (found := _OF.fullmatch(name))]
     if numbered:
         first = numbered[0]
-        wanted = [f"{first[1]}-{i:05}-of-{first[3]}.safetensors" for i in range(1, int(first[3]) + 1)]
+        wanted = [
+            f"{first[1]}-{i:05}-of-{first[3]}.safetensors" for i in range(1, int(first[3]) + 1)
+        ]
         missing = sorted(set(wanted) - set(names))
         if missing:
             raise BadCheckpoint(f"the shard {missing[0]} is missing from {folder}")

@@ -24,7 +24,9 @@ from ktcli.weights.checkpoint import Checkpoint, Source, Span
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, format_of
 
-PIECE_ELEMENTS = 4 << 20  # f32 in memory at a time; with what is read ahead and waits to be written x 6
+PIECE_ELEMENTS = (
+    4 << 20
+)  # f32 in memory at a time; with what is read ahead and waits to be written x 6
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 Raw = NDArray[np.uint8]
@@ -99,11 +101,16 @@ class Encoder:
             return
         for index in piece.indices:
             if len(piece.indices) > 1 or tensor.join is not stack_rows:
-                shaped = [v.reshape(s.source.entry.shape) for v, s in zip(values, piece.spans, strict=True)]
+                shaped = [
+                    v.reshape(s.source.entry.shape)
+                    for v, s in zip(values, piece.spans, strict=True)
+                ]
                 matrix = np.ascontiguousarray(tensor.join(shaped, index), dtype=np.float32)
                 matrix = matrix.reshape(tensor.n, tensor.k)
             elif tensor.role is Role.VECTOR:
-                matrix = np.concatenate([each.reshape(-1) for each in values]).reshape(tensor.n, tensor.k)
+                matrix = np.concatenate([each.reshape(-1) for each in values]).reshape(
+                    tensor.n, tensor.k
+                )
             else:
                 matrix = values[0] if len(values) == 1 else np.concatenate(values)
             yield self._plain(tensor, matrix) if fmt is None else self._pack(tensor, fmt, matrix)
@@ -121,13 +128,17 @@ class Encoder:
         self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), stored))
         return stored
 
-    def _pack_alternate(self, tensor: Tensor, fmt: Format, values: list[Matrix]) -> NDArray[np.uint8]:
+    def _pack_alternate(
+        self, tensor: Tensor, fmt: Format, values: list[Matrix]
+    ) -> NDArray[np.uint8]:
         """Panels of two matrices [rows, k] in turn: first, second, first, second …"""
         one = packed_bytes(fmt, PANEL_ROWS, tensor.k)
         stored = np.zeros(2 * packed_bytes(fmt, *values[0].shape), dtype=np.uint8)
         for which, matrix in enumerate(values):
             target = stored[which * one :]
-            self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), target, panel_step=2))
+            self._add(
+                tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), target, panel_step=2)
+            )
         return stored
 
     def _add(self, tensor: Tensor, sums: tuple[float, float]) -> None:
@@ -183,9 +194,13 @@ def check(tensor: Tensor, checkpoint: Checkpoint) -> int:
             fits = sum(source.entry.elements for source in sources) == tensor.n * tensor.k
         elif tensor.alternate:
             half = {ceil_to(source.rows, PANEL_ROWS) for source in sources}
-            fits = len(sources) == 2 and half == {tensor.n // 2} and sources[0].rows == sources[1].rows
+            fits = (
+                len(sources) == 2 and half == {tensor.n // 2} and sources[0].rows == sources[1].rows
+            )
         else:
-            fits = tensor.join is not stack_rows or sum(source.rows for source in sources) == tensor.n
+            fits = (
+                tensor.join is not stack_rows or sum(source.rows for source in sources) == tensor.n
+            )
         if tensor.role is not Role.VECTOR and (tensor.join is stack_rows or tensor.alternate):
             fits = fits and all(source.columns == tensor.k for source in sources)
         if not fits:

@@ -35,5 +35,7 @@ def format_named(name: str) -> Format:
     if row is None:
         near = get_close_matches(name.lower(), FORMATS, n=1)
         guess = f", did you mean {near[0]}?" if near else ""
-        raise UsageError(f"there is no number format {name!r}{guess}", hint="formats: " + ", ".join(FORMATS))
+        raise UsageError(
+            f"there is no number format {name!r}{guess}", hint="formats: " + ", ".join(FORMATS)
+        )
     return row

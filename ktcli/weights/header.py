@@ -102,7 +102,9 @@ def read_header(path: Path) -> Header:
                 f"{path.name} claims a header of {length} bytes, at most {MAX_HEADER_BYTES} are believable"
             )
         if length > size - 8:
-            raise BadCheckpoint(f"{path.name} is cut short: its header has {length} bytes, the file {size}")
+            raise BadCheckpoint(
+                f"{path.name} is cut short: its header has {length} bytes, the file {size}"
+            )
         raw = file.read(length)
     try:
         text = raw.decode("utf-8")
@@ -121,7 +123,9 @@ def read_header(path: Path) -> Header:
     )
 
 
-def encode_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+def encode_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
     """Length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, no gaps.
 
     Padded with spaces so that the data begins at a multiple of 64 bytes.
@@ -226,7 +230,9 @@ def _entry(name: str, fields: dict[str, str]) -> Entry:
     bits = prod(shape) * DTYPE_BITS[dtype]
     if bits != 8 * (span[1] - span[0]):
         size = span[1] - span[0]
-        raise _Fault(f"tensor {name!r} is {dtype} {list(shape)}, which is not the {size} bytes of its range")
+        raise _Fault(
+            f"tensor {name!r} is {dtype} {list(shape)}, which is not the {size} bytes of its range"
+        )
     return Entry(dtype, shape, span[0], span[1] - span[0])
 
 

@@ -60,7 +60,7 @@ class Manifest:
     """What `kt.json` says.
 
     Attributes:
-        repository, revision: where the checkpoint was published; None: it was a local folder.
+        hub, repository, revision: where the checkpoint was published; None: nobody recorded it.
         digest: of the checkpoint's headers, see `Checkpoint`.
         extras: the small files taken over: config, tokenizer, template, licence.
         files: the weight files, in the order they were written; while a conversion runs, those that
@@ -68,6 +68,7 @@ class Manifest:
     """
 
     family: str
+    hub: str | None
     repository: str | None
     revision: str | None
     digest: str
@@ -86,7 +87,12 @@ class Manifest:
         document = {
             "kt_pack": VERSION,
             "family": self.family,
-            "source": {"repository": self.repository, "revision": self.revision, "digest": self.digest},
+            "source": {
+                "hub": self.hub,
+                "repository": self.repository,
+                "revision": self.revision,
+                "digest": self.digest,
+            },
             "recipe": {"experts": self.recipe.experts.name, "dense": self.recipe.dense.name},
             "formats": formats,
             "extras": [encode_record(record) for record in self.extras],
@@ -133,6 +139,7 @@ def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
     experts, dense = (_read_format(formats, recipe.get(key), what) for key in ("experts", "dense"))
     return Manifest(
         family=_text(document, "family", what),
+        hub=_optional_text(source, "hub", what),
         repository=_optional_text(source, "repository", what),
         revision=_optional_text(source, "revision", what),
         digest=_text(source, "digest", what),
@@ -151,10 +158,17 @@ def parse_record(row: object, what: str) -> FileRecord:
     if not isinstance(row, dict):
         raise BadPack(f"{what} has a file that is no object")
     name, size, digest = _text(row, "name", what), row.get("size_bytes"), _text(row, "sha256", what)
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0 or not _SHA256.fullmatch(digest):
+    if (
+        not isinstance(size, int)
+        or isinstance(size, bool)
+        or size < 0
+        or not _SHA256.fullmatch(digest)
+    ):
         raise BadPack(f"{what} gives {name[:60]!r} a size or hash that is none")
     error = row.get("error", {})
-    if not isinstance(error, dict) or not all(isinstance(each, float | int) for each in error.values()):
+    if not isinstance(error, dict) or not all(
+        isinstance(each, float | int) for each in error.values()
+    ):
         raise BadPack(f"{what} gives {name[:60]!r} an error that is no number")
     return FileRecord(name, size, digest, {str(kind): float(each) for kind, each in error.items()})
 

@@ -62,7 +62,9 @@ def pack(fmt: Format, matrix: F32) -> NDArray[np.uint8]:
     lines = _to_lines(fmt, lay, codes)
     out[:, : lines.shape[1]] = lines
     if scales is not None:  # [panels, groups, 16]
-        stored = _store_scale(fmt, scales).reshape(panels, PANEL_ROWS, lay.groups).transpose(0, 2, 1)
+        stored = (
+            _store_scale(fmt, scales).reshape(panels, PANEL_ROWS, lay.groups).transpose(0, 2, 1)
+        )
         tail = np.ascontiguousarray(stored).reshape(panels, -1).view(np.uint8)
         out[:, lines.shape[1] : lines.shape[1] + tail.shape[1]] = tail
     return out.reshape(-1)
@@ -106,7 +108,9 @@ def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
         return codes.astype(np.float32)
     if fmt.bits == 16:
         return (codes.astype(np.uint32) << 16).view(np.float32)
-    values = np.array(fmt.codebook, np.float32)[codes] if fmt.bits == 4 else codes.astype(np.float32)
+    values = (
+        np.array(fmt.codebook, np.float32)[codes] if fmt.bits == 4 else codes.astype(np.float32)
+    )
     assert scales is not None
     return values * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
 
@@ -169,8 +173,7 @@ def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
 def _searched(fmt: Format, book: F32, m: F32) -> list[F32]:
     """The candidate scales of the search, in order; 0 where one must be skipped."""
     if fmt.scale is not Scale.E8M0:
-        ends = [end for end in (book[0], book[15])]
-        pairs = ((end, factor) for factor in FACTORS for end in ends)
+        pairs = ((end, factor) for factor in FACTORS for end in (book[0], book[15]))
         return [_round_scale(fmt, m / (end * f)) if end else np.zeros_like(m) for end, f in pairs]
     top = max(abs(float(book[0])), abs(float(book[15])))
     span = int(np.floor(np.log2(top))) if top >= 1 else 0
@@ -194,7 +197,9 @@ def _total(e: F32) -> F32:
 
 
 def _scale_type(fmt: Format) -> np.dtype[np.generic]:
-    return np.dtype({Scale.F32: "<f4", Scale.BF16: "<u2", Scale.E8M0: "u1", Scale.NONE: "u1"}[fmt.scale])
+    return np.dtype(
+        {Scale.F32: "<f4", Scale.BF16: "<u2", Scale.E8M0: "u1", Scale.NONE: "u1"}[fmt.scale]
+    )
 
 
 def _store_scale(fmt: Format, s: F32) -> NDArray[np.generic]:
@@ -217,7 +222,9 @@ def _to_lines(fmt: Format, lay: Layout, codes: NDArray[np.generic]) -> NDArray[n
         halves = codes.reshape(panels, PANEL_ROWS, -1, 2, 8, 4).transpose(3, 0, 2, 4, 1, 5)
         low, high = halves.astype(np.uint8)
         return np.ascontiguousarray(low | high << 4).reshape(panels, -1)
-    tiled = codes.reshape(panels, PANEL_ROWS, -1, lay.step // lay.line, lay.line).transpose(0, 2, 3, 1, 4)
+    tiled = codes.reshape(panels, PANEL_ROWS, -1, lay.step // lay.line, lay.line).transpose(
+        0, 2, 3, 1, 4
+    )
     return np.ascontiguousarray(tiled).reshape(panels, -1).view(np.uint8)
 
 

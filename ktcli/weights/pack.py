@@ -35,7 +35,7 @@ KT.JSON is a JSON object, one-space indented, ASCII:
 
     kt_pack    1, the version of this description
     family     name of the model's family
-    source     repository and revision (null for a local folder); digest: SHA-256 over, for each weight
+    source     hub, repository, revision (null if nobody recorded them); digest: SHA-256 over, for each weight
                file of the checkpoint by name, "NAME\\nLENGTH\\n" and its header's JSON
     recipe     experts, dense: names of number formats
     formats    for each of these: bits, group, scale, codebook
@@ -202,7 +202,8 @@ class Pack:
         wanted = _meaning(tensor, self.recipe)
         if meaning != wanted or (entry.dtype, entry.shape) != _stored_as(tensor, self.recipe):
             raise BadPack(
-                f"{tensor.name} in {path.name} is {meaning[:80]!r}, but the model needs {wanted!r}", hint=HINT
+                f"{tensor.name} in {path.name} is {meaning[:80]!r}, but the model needs {wanted!r}",
+                hint=HINT,
             )
         return Location(path, entry.offset, entry.size_bytes)
 
@@ -221,14 +222,18 @@ class Pack:
                 if progress:
                     progress(done, total)
             if digest.hexdigest() != record.sha256:
-                raise BadPack(f"{record.name} in {self.path.name} does not match its hash", hint=HINT)
+                raise BadPack(
+                    f"{record.name} in {self.path.name} does not match its hash", hint=HINT
+                )
 
     def _read_file(self, record: FileRecord) -> None:
         path = self.path / record.name
         header = read_header(path)
         for name, entry in header.entries.items():
             if name in self._entries:
-                raise BadPack(f"{name} lies in both {self._entries[name][0].name} and {record.name}")
+                raise BadPack(
+                    f"{name} lies in both {self._entries[name][0].name} and {record.name}"
+                )
             self._entries[name] = (path, entry, header.metadata.get(name, ""))
 
     def _read_config(self) -> dict[str, Any]:
@@ -262,7 +267,9 @@ def _check_size(folder: Path, record: FileRecord) -> None:
         raise BadPack(f"{record.name} is missing from {folder.name}")
     size = path.stat().st_size
     if size != record.size_bytes:
-        raise BadPack(f"{record.name} in {folder.name} has {size} bytes instead of {record.size_bytes}")
+        raise BadPack(
+            f"{record.name} in {folder.name} has {size} bytes instead of {record.size_bytes}"
+        )
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

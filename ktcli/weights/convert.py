@@ -1,0 +1,320 @@
+"""Conversion: a checkpoint and a recipe in, a pack out. A pure map: two runs give the same bytes.
+
+Files are written one by one and named when complete; `kt.json.part` lists them and becomes `kt.json` at
+the end. So a conversion that was killed goes on at the first file that is not listed, and never reads
+those that are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from ktcli.config import lock
+from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError
+from ktcli.layers.tensors import Role
+from ktcli.models import build
+from ktcli.native import Pool
+from ktcli.weights.checkpoint import Checkpoint, inside, parse_object
+from ktcli.weights.encode import Encoder, check
+from ktcli.weights.header import is_regular, read_bounded
+from ktcli.weights.manifest import (
+    FileRecord,
+    Manifest,
+    encode_record,
+    extra_limit,
+    parse_manifest,
+    parse_record,
+)
+from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
+from ktcli.weights.recipe import Recipe
+from ktcli.weights.writer import (
+    SUFFIX,
+    FileWriter,
+    append_line,
+    explained,
+    free_bytes,
+    sync_folder,
+    write_file,
+)
+
+PART = "kt.json.part"
+LOCK = "kt.lock"
+ERROR_DIGITS = 4
+
+Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a checkpoint was published; None: nobody recorded it."""
+
+    hub: str | None = None
+    repository: str | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a conversion did.
+
+    Attributes:
+        source_bytes: of the tensors the pack was made from.
+        kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
+        error: relative error of the whole model by kind of tensor; see `FileRecord`.
+    """
+
+    path: Path
+    manifest: Manifest
+    source_bytes: int
+    size_bytes: int
+    kept_files: int
+    error: dict[str, float]
+
+    @property
+    def already_complete(self) -> bool:
+        return self.kept_files == len(self.manifest.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be written: the manifest without files, the files, and the sizes of both sides."""
+
+    manifest: Manifest
+    files: tuple[WeightFile, ...]
+    source_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def convert(
+    source: Path,
+    out: Path,
+    recipe: Recipe,
+    pool: Pool,
+    *,
+    progress: Progress | None = None,
+    provenance: Provenance = Provenance(),
+) -> Report:
+    """Convert the checkpoint in `source` into a pack in the folder `out`, or finish it there.
+
+    Raises:
+        BadCheckpoint: the checkpoint is damaged, hostile or of an unknown kind.
+        UsageError: `out` holds something else; it is left as it is.
+        Busy: another process is converting into `out`.
+        NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
+    """
+    with Checkpoint(source) as checkpoint:
+        plan = _plan(checkpoint, recipe, provenance)
+        _refuse_foreign(out)
+        if (done := _complete(out, plan)) is not None:
+            return done
+        what = f"converting {source.name} into {out}"
+        with explained(what, out, plan.size_bytes):
+            _check_space(what, out, plan)
+            with lock(out / LOCK, what):
+                # Another process may have finished it while this one waited for nothing but the lock.
+                done = _complete(out, plan) or _convert(checkpoint, plan, out, pool, progress)
+                (out / LOCK).unlink(missing_ok=True)
+        return done
+
+
+def _plan(checkpoint: Checkpoint, recipe: Recipe, provenance: Provenance) -> Plan:
+    model = build(checkpoint.config)
+    source_bytes = sum(check(tensor, checkpoint) for tensor in model.tensors)
+    manifest = Manifest(
+        family=model.spec.family,
+        hub=provenance.hub,
+        repository=provenance.repository,
+        revision=provenance.revision,
+        digest=checkpoint.digest,
+        recipe=recipe,
+        extras=tuple(_extras(checkpoint.folder)),
+    )
+    return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
+
+
+def _extras(folder: Path) -> Iterator[FileRecord]:
+    """The small files the pack takes over, by name."""
+    for name in sorted(path.name for path in folder.iterdir()):
+        limit = extra_limit(name)
+        if limit and is_regular(inside(folder, name)):
+            data = read_bounded(inside(folder, name), limit)
+            yield FileRecord(name, len(data), sha256(data).hexdigest())
+
+
+def _refuse_foreign(out: Path) -> None:
+    """Never touch a folder that is not ours.
+
+    Raises:
+        UsageError: `out` is a file, or holds files but neither a pack nor a started one.
+    """
+    if not out.exists():
+        return
+    hint = "name a folder that does not exist yet with --out"
+    if not out.is_dir():
+        raise UsageError(f"{out} is not a folder", hint=hint)
+    names = {path.name for path in out.iterdir()}
+    if names - {LOCK, PART + SUFFIX} and not names & {MANIFEST, PART}:
+        raise UsageError(f"{out} is not empty and is no conversion of kt's", hint=hint)
+
+
+def _complete(out: Path, plan: Plan) -> Report | None:
+    """The report of a pack that is already there, None if there is none.
+
+    Raises:
+        UsageError: there is another one.
+        BadPack: it is damaged.
+    """
+    if not is_pack(out):
+        return None
+    pack = Pack.open(out)
+    _refuse_other(out, pack.manifest.identity, plan)
+    return _report(out, plan, pack.manifest, len(pack.manifest.files))
+
+
+def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
+    if found == plan.manifest:
+        return
+    mine, theirs = plan.manifest.recipe, found.recipe
+    if replace(found, recipe=mine) == plan.manifest:
+        what = f"this model as --experts {theirs.experts.name} --dense {theirs.dense.name}"
+    else:
+        what = f"a conversion of another checkpoint ({found.repository or found.family})"
+    raise UsageError(
+        f"{out} already holds {what}", hint="choose another folder with --out, or remove that one"
+    )
+
+
+def _check_space(what: str, out: Path, plan: Plan) -> None:
+    """Before anything is written; what an earlier run completed counts as there."""
+    there = sum(file.size_bytes for file in plan.files if is_regular(out / file.name))
+    extras = sum(record.size_bytes for record in plan.manifest.extras)
+    need, have = plan.size_bytes - there + extras, free_bytes(out.absolute())
+    if need > have:
+        raise NotEnoughDisk(what, need, have, str(out))
+
+
+def _convert(
+    checkpoint: Checkpoint, plan: Plan, out: Path, pool: Pool, progress: Progress | None
+) -> Report:
+    records = _resume(out, plan)
+    kept = len(records)
+    written = sum(record.size_bytes for record in records)
+    encoder = Encoder(checkpoint, plan.manifest.recipe, pool)
+    for file in plan.files[kept:]:
+        with _naming(checkpoint, file), FileWriter(out / file.name) as target:
+            target.write(file.header)
+            for part in encoder.encode(file.tensors):
+                target.write(part.data)
+                if progress:
+                    progress(written + target.size_bytes, plan.size_bytes)
+            assert target.size_bytes == file.size_bytes, f"{file.name} is not as planned"
+            digest = target.finish()
+        written += file.size_bytes
+        error = {
+            role.value: _relative(*sums)
+            for role, sums in sorted(encoder.sums.items(), key=_by_role)
+        }
+        encoder.sums.clear()
+        records.append(FileRecord(file.name, file.size_bytes, digest, error))
+        append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
+    manifest = replace(plan.manifest, files=tuple(records))
+    _finish(checkpoint.folder, out, manifest)
+    return _report(out, plan, manifest, kept)
+
+
+def _by_role(item: tuple[Role, object]) -> int:
+    return list(Role).index(item[0])
+
+
+@contextmanager
+def _naming(checkpoint: Checkpoint, file: WeightFile) -> Iterator[None]:
+    """Say of an error in the checkpoint where the conversion stands."""
+    try:
+        yield
+    except BadCheckpoint as error:
+        if not error.hint:
+            error.hint = f"{file.name} was not written; {checkpoint.folder} is unchanged"
+        raise
+
+
+def _resume(out: Path, plan: Plan) -> list[FileRecord]:
+    """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there is none.
+
+    Raises:
+        UsageError: the earlier run was of another model or recipe.
+    """
+    part = out / PART
+    records: list[FileRecord] = []
+    if part.exists():
+        first, *lines = read_bounded(part, MAX_MANIFEST_BYTES).split(b"\n")
+        _refuse_other(out, parse_manifest(first, PART), plan)
+        for file, line in zip(plan.files, lines[:-1], strict=False):
+            record = _parse_line(line)
+            if record is None or record.name != file.name or not _is_there(out, record, file):
+                break
+            records.append(record)
+    text = plan.manifest.encode(indent=None)
+    text += b"".join(json.dumps(encode_record(record)).encode() + b"\n" for record in records)
+    write_file(part, text)
+    return records
+
+
+def _parse_line(line: bytes) -> FileRecord | None:
+    try:
+        return parse_record(parse_object(line, PART), PART)
+    except (BadPack, BadCheckpoint):
+        return None
+
+
+def _is_there(out: Path, record: FileRecord, file: WeightFile) -> bool:
+    path = out / record.name
+    return is_regular(path) and path.stat().st_size == record.size_bytes == file.size_bytes
+
+
+def _finish(source: Path, out: Path, manifest: Manifest) -> None:
+    """Take over the small files, then name the pack complete."""
+    for record in manifest.extras:
+        data = read_bounded(inside(source, record.name), extra_limit(record.name))
+        if write_file(out / record.name, data) != record.sha256:
+            raise BadCheckpoint(
+                f"{record.name} changed while it was converted", hint="run the command again"
+            )
+    for left in out.glob(f"*{SUFFIX}"):
+        left.unlink()
+    write_file(out / MANIFEST, manifest.encode())
+    (out / PART).unlink(missing_ok=True)
+    sync_folder(out)
+
+
+def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:
+    extras = sum(record.size_bytes for record in manifest.extras)
+    return Report(
+        out, manifest, plan.source_bytes, plan.size_bytes + extras, kept, _overall(plan, manifest)
+    )
+
+
+def _overall(plan: Plan, manifest: Manifest) -> dict[str, float]:
+    """Error of the whole model: root mean square over the files, by bytes of each kind of tensor."""
+    squares: dict[str, list[tuple[float, int]]] = {}
+    for file, record in zip(plan.files, manifest.files, strict=True):
+        for kind, error in record.error.items():
+            weight = sum(tensor.elements for tensor in file.tensors if tensor.role.value == kind)
+            squares.setdefault(kind, []).append((error * error, weight))
+    return {
+        kind: _relative(sum(e * w for e, w in rows), sum(w for _, w in rows))
+        for kind, rows in squares.items()
+    }
+
+
+def _relative(sum_sq_error: float, sum_sq: float) -> float:
+    value = math.sqrt(sum_sq_error / sum_sq) if sum_sq > 0 else 0.0
+    return float(f"{value:.{ERROR_DIGITS}g}")

@@ -1,0 +1,138 @@
+"""Writing files that are either complete or not there: beside, flushed, renamed, hashed on the way."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+
+from ktcli.errors import KtError, NotEnoughDisk
+
+SUFFIX = ".tmp"
+QUEUE = 1  # parts that wait while one is written
+FLUSH_BYTES = (
+    256 << 20
+)  # flush now and then, so that the last flush does not stand still for minutes
+
+
+class FileWriter:
+    """One file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
+
+    Hashing and writing happen in a thread of their own, in order; a part must not be changed after it
+    was handed over. Errors of the system surface as OSError in `write` or `finish`.
+
+    Attributes:
+        size_bytes: handed over so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._beside = path.with_name(path.name + SUFFIX)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self._beside, flags, 0o644)
+        self._hash = sha256()
+        self._unflushed = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kt-write")
+        self._waiting: deque[Future[None]] = deque()
+        self.size_bytes = 0
+
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
+        os.close(self._file)
+        if kind is not None:
+            self._beside.unlink(missing_ok=True)
+
+    def write(self, part: memoryview | bytes) -> None:
+        """Append `part`."""
+        self.size_bytes += len(part)
+        self._waiting.append(self._thread.submit(self._put, part))
+        while len(self._waiting) > QUEUE:
+            self._waiting.popleft().result()
+
+    def finish(self) -> str:
+        """The file is complete: flush it and give it its name. Returns its SHA-256."""
+        while self._waiting:
+            self._waiting.popleft().result()
+        os.fsync(self._file)
+        os.rename(self._beside, self._path)
+        sync_folder(self._path.parent)
+        return self._hash.hexdigest()
+
+    def _put(self, part: memoryview | bytes) -> None:
+        self._hash.update(part)
+        view = memoryview(part)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._unflushed += len(part)
+        if self._unflushed >= FLUSH_BYTES:
+            os.fdatasync(self._file)
+            self._unflushed = 0
+
+
+def write_file(path: Path, data: bytes) -> str:
+    """A whole small file. Returns its SHA-256."""
+    with FileWriter(path) as file:
+        file.write(data)
+        return file.finish()
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append to a file and flush; a line torn by a power cut has no newline."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        view = memoryview(line)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """Names that were given or taken away in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(folder: Path) -> int:
+    """What may be written to the disk of `folder`, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def explained(what: str, folder: Path, need_bytes: int) -> Iterator[None]:
+    """Turn a failure to write into one sentence.
+
+    Raises:
+        NotEnoughDisk: the disk is full.
+        KtError: anything else the system refused.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise NotEnoughDisk(what, need_bytes, free_bytes(folder), str(folder)) from error
+        raise KtError(
+            f"{what} stopped: the system refused to write to {folder}: {error.strerror}",
+            hint="what is complete is kept: free space, raise the limit or fix the folder, and run it again",
+        ) from error
