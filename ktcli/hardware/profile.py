@@ -1,0 +1,131 @@
+"""A machine as a file: TOML written by hand, or the JSON that `kt doctor --json` prints.
+
+    kt doctor --json > server.json      on the server
+    kt plan kimi-k2 --machine server.json      anywhere
+
+Core numbers are written in the kernel's notation ("0-31"). Keys that are not fields are refused, so that
+a typing error is not taken for a machine without that part.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.text import cpu_list, cpu_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MAX_BYTES = 1 << 20
+
+
+def document(machine: Machine) -> dict[str, Any]:
+    """The machine for JSON; `from_document` is the inverse."""
+    found = asdict(machine)
+    found["cpu"]["cores"] = cpu_text(machine.cpu.cores)
+    for node, row in zip(machine.nodes, found["nodes"], strict=True):
+        row["cores"] = cpu_text(node.cores)
+    return found
+
+
+def from_document(found: Mapping[str, Any]) -> Machine:
+    """The machine of a parsed file.
+
+    Raises:
+        ValueError: a field is missing, unknown or of the wrong type; the message names it.
+    """
+    machine = _build(Machine, found, "the file")
+    assert isinstance(machine, Machine)
+    return machine
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine that a file describes.
+
+    Raises:
+        NotFound: there is no such file.
+        UsageError: it does not describe a machine.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise NotFound(f"cannot read the machine file {path}: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"{path} is too large for a machine file")
+    try:
+        text = data.decode("utf-8")
+        found: Any = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        if isinstance(found, dict) and isinstance(found.get("machine"), dict):
+            found = found["machine"]
+        return from_document(found)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} does not describe a machine: {str(error)[:200]}",
+            hint="make one with: kt doctor --json > machine.json",
+        ) from error
+
+
+def _build(kind: type, found: Any, where: str) -> object:
+    """An object of a dataclass from a mapping."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{where} is not a table")
+    assert is_dataclass(kind)
+    hints = typing.get_type_hints(kind)
+    known = {field.name: field for field in fields(kind)}
+    unknown = sorted(set(map(str, found)) - set(known))
+    if unknown:
+        raise ValueError(f"{where} has the unknown key {unknown[0]!r}")
+    values = {
+        name: _value(
+            hints[name],
+            found[name],
+            f"{where}: {name}" if where == "the file" else f"{where}.{name}",
+        )
+        for name in known
+        if name in found
+    }
+    try:
+        return kind(**values)
+    except TypeError as error:
+        missing = str(error).split(":")[-1].strip()
+        raise ValueError(f"{where} lacks {missing}") from None
+
+
+def _value(hint: Any, found: Any, where: str) -> object:
+    """`found`, checked against a type and made of it."""
+    arms = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        if found is None and type(None) in arms:
+            return None
+        return _value(next(arm for arm in arms if arm is not type(None)), found, where)
+    if typing.get_origin(hint) is tuple:
+        if arms[0] is int and isinstance(found, str):
+            return cpu_list(found)
+        if not isinstance(found, list):
+            raise ValueError(f"{where} is not a list")
+        return tuple(_value(arms[0], each, f"{where}[{i}]") for i, each in enumerate(found))
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return _build(hint, found, where)
+    if hint is float and isinstance(found, int) and not isinstance(found, bool):
+        return float(found)
+    if not isinstance(found, hint) or (hint is int and isinstance(found, bool)):
+        raise ValueError(f"{where} is {str(found)[:40]!r}, which is not {_NAMES[hint]}")
+    if hint in (int, float) and found < 0:
+        raise ValueError(f"{where} is {found}, which is below zero")
+    return typing.cast(object, found)
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
