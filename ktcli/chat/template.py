@@ -1,0 +1,133 @@
+"""The chat template of a model: from messages to the text the model was trained on.
+
+It comes from the model's data files (`chat_template.jinja`, or `chat_template` in
+tokenizer_config.json, which may be a list of named ones) and runs in `sandbox`. Whatever goes wrong
+in a template, a loop without end included, is one sentence that names the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError, UndefinedError
+
+from ktcli.chat.files import read_json, read_text
+from ktcli.chat.meter import Meter
+from ktcli.chat.sandbox import MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
+from ktcli.errors import BadCheckpoint
+
+Message = Mapping[str, str]
+
+
+class ChatTemplate:
+    """A compiled template, with the special tokens it may name.
+
+    Args:
+        source: the Jinja text.
+        name: of the model, for sentences.
+        tokens: bos_token, eos_token and the like.
+    Raises:
+        BadCheckpoint: it is not a template, or one that would not be run.
+    """
+
+    def __init__(self, source: str, *, name: str, tokens: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self._tokens = dict(tokens or {})
+        self._sandbox = Sandbox()
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise self._bad(f"has {len(source):,} characters, more than {MAX_TEMPLATE_CHARS:,}")
+        try:
+            with time_limit():
+                self._template = self._sandbox.from_string(source)
+        except (Exception, TemplateTimeout) as error:
+            raise self._explained(error) from error
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any
+    ) -> str:
+        """The conversation as text, special tokens included.
+
+        Args:
+            more: further variables of the template, e.g. enable_thinking=False.
+        Raises:
+            BadCheckpoint: the template is wrong, refuses the conversation, or was stopped.
+        """
+        plain = [dict(message) for message in messages]
+        given = {**self._tokens, "tools": None, "documents": None, **more}
+        chars = sum(len(text) for message in plain for text in message.values())
+        self._sandbox.meter = Meter.for_input(5 * len(plain), chars)
+        try:
+            with time_limit():
+                return "".join(
+                    self._template.generate(
+                        messages=plain, add_generation_prompt=add_generation_prompt, **given
+                    )
+                )
+        except (Exception, TemplateTimeout) as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: BaseException) -> BadCheckpoint:
+        said = " ".join(str(error).split())[:200]
+        said = "".join(c if c.isprintable() else "?" for c in said)
+        if isinstance(error, TemplateSyntaxError):
+            return self._bad(f"has an error in line {error.lineno}: {said}")
+        if isinstance(error, SecurityError):
+            return self._bad(f"was stopped: {said}")
+        if isinstance(error, (TemplateTimeout, RecursionError, MemoryError)):
+            return self._bad("was stopped: it runs too long")
+        if isinstance(error, UndefinedError):
+            return self._bad(f"failed: {said}")
+        if type(error) is TemplateError:  # its own raise_exception
+            return self._bad(f"refuses this conversation: {said}")
+        return self._bad(f"failed: {said or type(error).__name__}")
+
+    def _bad(self, what: str) -> BadCheckpoint:
+        return BadCheckpoint(f"the chat template of {self.name} {what}")
+
+
+def find_template(folder: Path, *, name: str) -> str:
+    """The text of a model's template.
+
+    Raises:
+        BadCheckpoint: the folder has none; base models do not.
+    """
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return read_text(beside, 4 * MAX_TEMPLATE_CHARS)
+    for file in ("tokenizer_config.json", "chat_template.json"):
+        path = folder / file
+        found = read_json(path).get("chat_template") if path.is_file() else None
+        if isinstance(found, list):
+            found = _default_of(found)
+        if isinstance(found, str):
+            return found
+    raise BadCheckpoint(
+        f"{name} has no chat template: it is a base model, not one to talk to",
+        hint="choose its instruction-tuned sibling; kt list --all shows names",
+    )
+
+
+def _default_of(named: Sequence[Any]) -> str | None:
+    """Of several templates, the one called default, else the first."""
+    texts = {entry.get("name"): entry.get("template") for entry in named if isinstance(entry, dict)}
+    found = texts.get("default") or next(iter(texts.values()), None)
+    return found if isinstance(found, str) else None
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token and so on, as a template may name them."""
+    found: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / file
+        for key, value in (read_json(path) if path.is_file() else {}).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found[key] = text
+    return found
+
+
+def load_template(folder: Path, *, name: str) -> ChatTemplate:
+    """The template of the model whose data files lie in `folder`."""
+    return ChatTemplate(find_template(folder, name=name), name=name, tokens=special_tokens(folder))
