@@ -1,0 +1,168 @@
+"""The packer and the oracle agree to the byte: formats x ISA rows x awkward shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktcli.native import Format, Pool, Scale, Weight, isa_rows, packed_bytes
+from ktcli.weights import oracle
+from ktcli.weights.formats import FORMATS, LINEAR
+
+# Beyond the table: what a new row may need.
+NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
+OTHERS = (
+    Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
+    Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1),
+    Format("int4-row", bits=4, group=0, scale=Scale.F32, codebook=LINEAR),
+    Format("int4-f32", bits=4, group=64, scale=Scale.F32, codebook=LINEAR),
+    Format("int8-g64", bits=8, group=64, scale=Scale.BF16),
+    Format("mxint8", bits=8, group=32, scale=Scale.E8M0),
+)
+ALL = (*FORMATS.values(), *OTHERS)
+SHAPES = ((1, 1), (16, 64), (17, 65), (5, 128), (33, 300), (48, 2880 // 8))
+ROWS = [row.name for row in isa_rows() if row.usable]
+POOLS = {isa: Pool(2, isa=isa, spin_us=0) for isa in ROWS}
+
+
+def matrices(n: int, k: int) -> dict[str, np.ndarray]:
+    """Weights as they occur, and as they should not."""
+    rng = np.random.default_rng(n * 1000 + k)
+    normal = rng.standard_normal((n, k)).astype(np.float32)
+    rows = np.zeros((n, k), dtype=np.float32)
+    rows[::2] = normal[::2]
+    return {
+        "normal": normal * np.float32(0.02),
+        "heavy": rng.standard_t(2, (n, k)).astype(np.float32),
+        "outliers": normal * np.where(rng.random((n, k)) < 0.01, 50, 1).astype(np.float32),
+        "zero rows": rows,
+        "zeros": np.zeros((n, k), dtype=np.float32),
+        "tiny": normal * np.float32(2.0**-62),
+        "subnormal": normal * np.float32(1e-40),
+        "large": normal * np.float32(1e18),
+        "one sign": -np.abs(normal),
+        "few values": np.round(normal * 2) / np.float32(2),
+    }
+
+
+def c_pack(pool: Pool, fmt: Format, x: np.ndarray) -> np.ndarray:
+    data = np.full(packed_bytes(fmt, *x.shape), 0xAA, dtype=np.uint8)
+    pool.pack(fmt, x, data)
+    return data
+
+
+def c_unpack(pool: Pool, fmt: Format, data: np.ndarray, n: int, k: int) -> np.ndarray:
+    return pool.unpack(Weight(fmt, n, k, 1, data.ctypes.data, data))
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_packed_bytes_are_the_oracles(fmt: Format):
+    for n, k in SHAPES:
+        for what, x in matrices(n, k).items():
+            expected = oracle.pack(fmt, x).tobytes()
+            for isa, pool in POOLS.items():
+                assert expected == c_pack(pool, fmt, x).tobytes(), f"{isa} {n} x {k} {what}"
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_unpacked_values_are_the_oracles(fmt: Format):
+    for n, k in SHAPES:
+        data = oracle.pack(fmt, matrices(n, k)["heavy"])
+        expected = oracle.unpack(fmt, data, n, k)
+        found = c_unpack(POOLS[ROWS[0]], fmt, data, n, k)
+        assert expected.tobytes() == found.tobytes(), f"{n} x {k}"
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_what_a_format_can_hold_comes_back(fmt: Format):
+    """Packing decoded weights again changes no value."""
+    x = matrices(33, 320)["normal"]  # whole groups: padding is 0, which a codebook may not have
+    once = oracle.unpack(fmt, oracle.pack(fmt, x), *x.shape)
+    again = oracle.unpack(fmt, oracle.pack(fmt, once), *x.shape)
+    if (
+        fmt.bits == 8 and fmt.scale is not Scale.E8M0
+    ):  # amax / 127 rounds: within one step of f32 or bf16
+        assert np.abs(again - once).max() <= np.abs(once).max() * 2.0**-7
+    else:
+        assert np.array_equal(once, again)
+
+
+def test_reported_error_is_the_difference():
+    x = matrices(48, 360)["heavy"]
+    for fmt in FORMATS.values():
+        data = np.zeros(packed_bytes(fmt, *x.shape), dtype=np.uint8)
+        error, square = POOLS[ROWS[0]].pack(fmt, x, data)
+        back = oracle.unpack(fmt, data, *x.shape).astype(np.float64)
+        assert error == pytest.approx(((back - x) ** 2).sum(), rel=1e-5, abs=1e-12)
+        assert square == pytest.approx((x.astype(np.float64) ** 2).sum(), rel=1e-5)
+
+
+def test_search_beats_the_largest_value():
+    """The searched scale is never worse than the one that just holds the largest value."""
+    x = matrices(33, 300)["heavy"]
+    for name in ("int4", "int4-g32", "int4-g128"):
+        fmt = FORMATS[name]
+        groups = np.zeros((33, oracle.layout(fmt, 300).columns), dtype=np.float32)
+        groups[:, :300] = x
+        groups = groups.reshape(-1, fmt.group)
+        codes, scales = oracle.encode(fmt, groups)
+        searched = ((oracle.decode(fmt, codes, scales) - groups) ** 2).sum()
+        s = np.abs(groups).max(axis=1, keepdims=True) / np.float32(7)
+        s[s == 0] = 1
+        plain = ((np.clip(np.rint(groups / s), -8, 7) * s - groups) ** 2).sum()
+        assert searched < plain
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_sizes_agree(fmt: Format):
+    for n, k in ((1, 1), (16, 64), (2880, 2880), (151936, 2048), (7168, 18432)):
+        panels = -(-n // 16)
+        assert oracle.layout(fmt, k).panel_bytes * panels == packed_bytes(fmt, n, k)
+
+
+def test_panels_of_two_matrices_alternate():
+    x, y = matrices(40, 96)["normal"], matrices(40, 96)["heavy"]
+    for fmt in FORMATS.values():
+        panel = packed_bytes(fmt, 16, 96)
+        both = np.zeros(6 * panel, dtype=np.uint8)
+        POOLS[ROWS[0]].pack(fmt, x, both, panel_step=2)
+        POOLS[ROWS[0]].pack(fmt, y, both[panel:], panel_step=2)
+        found = both.reshape(3, 2, panel)
+        assert np.array_equal(found[:, 0].reshape(-1), oracle.pack(fmt, x))
+        assert np.array_equal(found[:, 1].reshape(-1), oracle.pack(fmt, y))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    fmt=st.sampled_from(ALL),
+    n=st.integers(1, 20),
+    k=st.integers(1, 140),
+    seed=st.integers(0, 2**32 - 1),
+    power=st.integers(-70, 60),
+)
+def test_any_shape_and_size(fmt: Format, n: int, k: int, seed: int, power: int):
+    x = np.random.default_rng(seed).standard_normal((n, k)).astype(np.float32) * np.float32(
+        2.0**power
+    )
+    data = oracle.pack(fmt, x)
+    assert data.tobytes() == c_pack(POOLS[ROWS[0]], fmt, x).tobytes()
+    back = oracle.unpack(fmt, data, n, k)
+    assert np.all(np.isfinite(back))
+    bound = {32: 0.0, 16: 2.0**-8, 8: 2.0**-6, 4: 2.0**-1}[fmt.bits]
+    assert np.abs(back - x).max() <= bound * max(np.abs(x).max(), 2.0**-59)
+
+
+def test_bf16_rounds_to_nearest_even():
+    x = np.array([1.0, 1.00390625, 1.01171875, -1.00390625, 3.4e38, 1e-45], dtype=np.float32)
+    assert [hex(v) for v in oracle.round_to_bf16(x)] == [
+        "0x3f80", "0x3f80", "0x3f82", "0xbf80", "0x7f80", "0x0",
+    ]  # fmt: skip
+
+
+def test_rows_of_the_table_differ():
+    assert len({replace(row, name="") for row in FORMATS.values()}) == len(FORMATS)
