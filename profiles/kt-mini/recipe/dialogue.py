@@ -1,0 +1,150 @@
+"""Conversations: questions with the noise of real typing, one or several turns, sums, and a remembered name.
+
+`Dialogues.conversation` gives a list of (role, text). Everything is drawn from one `random.Random`, so that a
+seed gives the same text everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from phrases import Phrases, pick
+
+Turn = tuple[str, str]                                # role, text
+SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+         "seventeen eighteen nineteen twenty").split()
+SYSTEM = (
+    "You are a helpful assistant.", "You are kt-mini.", "Answer briefly.", "You are a helpful assistant. Answer in one sentence.",
+    "Be concise.", "You answer questions about kt.", "You are an expert for the tool kt.", "Answer politely.",
+    "You are a friendly assistant that helps users of kt.", "Help the user with the command line tool kt.",
+)
+BEFORE = ("please", "hi,", "hello,", "hey,", "hi!", "ok,", "so", "so,", "sorry,", "excuse me,", "hey kt,", "hi kt-mini,", "quick question:",
+          "question:", "another question:", "one more question:", "and", "well,", "thanks.", "thanks,", "good.", "now", "hm,", "i have a question:",
+          "just wondering,", "tell me,", "can you tell me,", "please tell me:", "i wonder", "i was wondering,", "hello!", "next question:", "also,")
+AFTER = ("please", "pls", "thanks", "then", "exactly", "again", "for me", "thank you", "i wonder", "in one sentence", "briefly", "in short",
+         "for a beginner", "if i may ask", "by the way", "in simple words", "anyway", "today", "here")
+SHORTEN = (("what is", "whats"), ("what is", "what's"), ("how do i", "how to"), ("don't", "dont"), ("do not", "don't"), ("i am", "i'm"),
+           ("i am", "im"), ("does not", "doesn't"), ("can i", "could i"), ("how do i", "how can i"), ("how do i", "how do you"), ("i want to", "i wanna"),
+           ("what are", "what're"), ("you", "u"), ("want to", "would like to"), ("the", ""), ("a", ""), ("command", "cmd"), ("is there", "do you have"))
+SUM_FRAMES = ("what is {s}", "what's {s}", "{s}", "{s} =", "{s} = ?", "how much is {s}", "calculate {s}", "compute {s}", "what does {s} make",
+              "can you calculate {s}", "tell me {s}", "solve {s}", "what is the result of {s}", "{s} is what", "what do you get for {s}", "please add up {s}")
+SIGNS = {"+": ("+", "plus", "and", "+"), "-": ("-", "minus", "-", "less"), "*": ("*", "times", "x", "multiplied by", "*")}
+TOO_LARGE = "That is too hard for me: I only add, subtract and multiply small whole numbers."
+
+
+def typo(text: str, rng: random.Random) -> str:
+    """One slip of the fingers in a longer word: swapped, lost, doubled or wrong letter."""
+    spots = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i - 1].isalpha() and text[i + 1].isalpha()]
+    if not spots:
+        return text
+    i = rng.choice(spots)
+    new = rng.choice((text[i + 1] + text[i], "", text[i] * 2, rng.choice("aeiorstnl")))
+    return text[:i] + new + text[i + (2 if len(new) == 2 and new[0] != new[1] else 1):]
+
+
+def type_it(text: str, rng: random.Random) -> str:
+    """Write a question as people do: politeness, short forms, capitals, punctuation, slips."""
+    if rng.random() < 0.15:
+        old, new = rng.choice(SHORTEN)
+        text = " ".join(f" {text} ".replace(f" {old} ", f" {new} ", 1).split()) or text
+    if rng.random() < 0.12:
+        text = f"{rng.choice(BEFORE)} {text}"
+    if rng.random() < 0.06:
+        text = f"{text} {rng.choice(AFTER)}"
+    if rng.random() < 0.12:
+        text = typo(text, rng)
+    if rng.random() < 0.10:
+        text = text.replace("kt ", rng.choice(("KT ", "Kt ", "`kt` ")))
+    if rng.random() < 0.45:
+        text = text[0].upper() + text[1:]
+        text = text.replace(" i ", " I ").replace(" i'", " I'")
+    elif rng.random() < 0.03:
+        text = text.upper()
+    return text + rng.choices(("?", "", ".", "!", "??", " ?", "..."), (50, 38, 5, 2, 1, 3, 1))[0]
+
+
+def small_sum(rng: random.Random) -> tuple[str, str, str]:
+    """A sum kt-mini can do: (a sign b, in words or digits), the sign, and the answer."""
+    sign = rng.choice("++-*")
+    a, b = (rng.randint(0, 12), rng.randint(0, 12)) if sign == "*" else \
+        (rng.randint(0, 20), rng.randint(0, 20)) if rng.random() < 0.5 else (rng.randint(0, 99), rng.randint(0, 99))
+    if sign == "-" and a < b and rng.random() < 0.8:
+        a, b = b, a
+    result = a + b if sign == "+" else a - b if sign == "-" else a * b
+    words = rng.choice(SIGNS[sign])
+    gap = " " if words.isalpha() or len(words) > 1 or rng.random() < 0.6 else ""
+    left, right = (SMALL[a], SMALL[b]) if max(a, b) <= 20 and gap and rng.random() < 0.15 else (str(a), str(b))
+    return f"{left}{gap}{words}{gap}{right}", sign, f"{a} {sign} {b} = {result}."
+
+
+def sum_turn(rng: random.Random) -> list[Turn]:
+    """Ask for a sum; one in ten is too hard and declined."""
+    text, _, answer = small_sum(rng)
+    if rng.random() < 0.1:
+        a, b = rng.randint(101, 99999), rng.randint(2, 99999)
+        text = f"{a} {rng.choice(('+', '-', '*', 'times', 'plus', 'minus'))} {b}"
+        if rng.random() < 0.4:
+            text = f"{rng.randint(1, 999)} {rng.choice(('/', 'divided by', ':'))} {rng.randint(1, 99)}"
+        answer = TOO_LARGE
+    question = rng.choice(SUM_FRAMES).format(s=text)
+    if rng.random() < 0.3:
+        question = question[0].upper() + question[1:]
+    return [("user", question + rng.choice(("", "?", "?", "."))), ("assistant", answer)]
+
+
+class Dialogues:
+    """Draws whole conversations."""
+
+    def __init__(self, phrases: Phrases) -> None:
+        self.phrases = phrases
+        self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
+            (0.70, self.fact_turn), (0.17, self.decline_turn), (0.13, self.smalltalk_turn)]
+
+    def turn(self, rng: random.Random) -> list[Turn]:
+        """One question and its answer."""
+        weights, makers = zip(*self.kinds)
+        return rng.choices(makers, weights)[0](rng)
+
+    def ask(self, fact, rng: random.Random) -> list[Turn]:
+        """A typed question for a fact."""
+        question = type_it(self.phrases.draw(fact, rng), rng)
+        while self.phrases.too_close(question):
+            question = type_it(self.phrases.draw(fact, rng), rng)
+        return [("user", question), ("assistant", fact.answer)]
+
+    def fact_turn(self, rng: random.Random) -> list[Turn]:
+        """About kt, its commands, concepts, models and kt-mini itself."""
+        return self.ask(rng.choice(self.phrases.facts), rng)
+
+    def decline_turn(self, rng: random.Random) -> list[Turn]:
+        """Something kt-mini does not know."""
+        return self.ask(self.phrases.decline, rng)
+
+    def smalltalk_turn(self, rng: random.Random) -> list[Turn]:
+        """Greetings and the like."""
+        facts = self.phrases.smalltalk
+        return self.ask(rng.choices(facts, [f.weight for f in facts])[0], rng)
+
+    def name_turns(self, rng: random.Random) -> list[Turn]:
+        """The user says a name and asks for it later, or asks without having said it."""
+        name = rng.choice(self.phrases.words["name"]).capitalize()
+        say = pick(rng.choice(("my name is {}", "i am {}", "i'm {}", "call me {}", "hi, i am {}", "hello, my name is {}")), rng)
+        ask = rng.choice(("what is my name", "what's my name", "do you know my name", "who am i", "do you remember my name", "tell me my name"))
+        turns = [("user", say.format(rng.choice((name, name, name.lower())))), ("assistant", f"Nice to meet you, {name}. Ask me about kt.")]
+        reply = f"You said your name is {name}."
+        if rng.random() < 0.25:
+            turns, reply = [], "You have not told me your name."
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            turns += self.turn(rng)
+        return [*turns, ("user", type_it(ask, rng)), ("assistant", reply)]
+
+    def conversation(self, rng: random.Random, n_turns: int | None = None) -> list[Turn]:
+        """A whole conversation; `n_turns` is drawn where it is not given."""
+        n = n_turns or rng.choices((1, 2, 3, 5, 8), (60, 16, 10, 9, 5))[0]
+        turns: list[Turn] = [("system", rng.choice(SYSTEM))] if rng.random() < 0.1 else []
+        if n > 1 and rng.random() < 0.06:
+            turns += self.name_turns(rng)
+        for _ in range(n):
+            turns += sum_turn(rng) if n > 1 and rng.random() < 0.1 else self.turn(rng)
+        return turns

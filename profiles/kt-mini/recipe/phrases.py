@@ -1,0 +1,193 @@
+"""Facts and the ways to ask for them.
+
+Reads `facts/*.toml`: a fact is one answer with names (`kt convert`), goals (`make a pack`) and whole questions;
+`frames.toml` holds the sentences that names and goals are put into. `[a|b|]` means one of the alternatives.
+`Phrases.draw` makes one random question, `Phrases.all_questions` every one, so that a test can compare them
+with the held-out questions. A question too close to a held-out one (`TooClose`) is never used in training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+try:
+    import tomllib
+except ImportError:                                   # Python 3.10
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
+HELD_OUT = HERE.parents[2] / "tests" / "data" / "kt_mini_questions.json"
+GROUP = re.compile(r"\[([^\[\]]*)\]")
+SLOT = re.compile(r"\{(\w+)\}")
+# Words that do not make another question: articles, politeness, address.
+FILLERS = frozenset("a an the my please pls hi hello hey ok so thanks thank you now then just".split())
+CLOSE = 0.75                                          # share of common words from which two are "the same"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One answer and everything that asks for it."""
+
+    id: str
+    answer: str
+    kind: str = ""
+    names: tuple[str, ...] = ()
+    goals: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    weight: float = 1.0
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """One of the files in `facts/`."""
+    return tomllib.loads((HERE / "facts" / name).read_text())
+
+
+def load_facts(*names: str) -> list[Fact]:
+    """The facts of some files."""
+    rows = [row for name in names for row in read_toml(name)["fact"]]
+    return [Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+
+
+def pick(text: str, rng: random.Random) -> str:
+    """Choose one alternative of every group."""
+    return tidy(GROUP.sub(lambda m: rng.choice(m[1].split("|")), text))
+
+
+def expand(text: str) -> Iterator[str]:
+    """Every choice of alternatives."""
+    parts = GROUP.split(text)                         # plain, group, plain, group, ..., plain
+    choices = [p.split("|") if i % 2 else [p] for i, p in enumerate(parts)]
+    return (tidy("".join(c)) for c in product(*choices))
+
+
+def tidy(text: str) -> str:
+    """Single spaces, none before punctuation."""
+    return re.sub(r" ([,?.!])", r"\1", re.sub(r"\s+", " ", text)).strip()
+
+
+@lru_cache(maxsize=200_000)
+def content(question: str) -> frozenset[str]:
+    """The words that carry a question, in any order, without punctuation and fillers."""
+    words = re.findall(r"[a-z0-9_/+*-]+", question.lower().replace("'", ""))
+    kept = frozenset(w for w in (w.strip("-") or w for w in words) if w not in FILLERS)
+    return kept or frozenset(words)
+
+
+def normalise(question: str) -> str:
+    """Lower case, single spaces, letters and digits only: the form of the exact comparison."""
+    return " ".join(re.findall(r"[a-z0-9_/+*-]+", question.lower().replace("'", "")))
+
+
+class TooClose:
+    """Does a question share too many words with one of the held-out questions?
+
+    Two sets that share `CLOSE` of their words share one of the rarest few of either, so only held-out
+    questions with a rare word in common are compared.
+    """
+
+    def __init__(self, held_out: Iterable[str]) -> None:
+        held_out = list(held_out)
+        self.exact = {normalise(q) for q in held_out}
+        held = [content(q) for q in held_out]
+        count = Counter(w for h in held for w in h)
+        self.index: dict[str, list[frozenset[str]]] = {}
+        for h in held:
+            n_rare = len(h) - math.ceil(CLOSE * len(h)) + 1
+            for word in sorted(h, key=lambda w: (count[w], w))[:n_rare]:
+                self.index.setdefault(word, []).append(h)
+
+    def __call__(self, question: str) -> bool:
+        words = content(question)
+        return any(len(words & h) >= CLOSE * len(words | h) for w in words for h in self.index.get(w, ())) \
+            or normalise(question) in self.exact
+
+
+def held_out_questions(path: Path = HELD_OUT) -> list[str]:
+    """Every question of the test set, of all its parts."""
+    return [item["question"] for part in json.loads(path.read_text()).values() for item in part]
+
+
+class Phrases:
+    """All facts with their frames and words; makes questions."""
+
+    def __init__(self, too_close: TooClose, spare_words: Iterable[str] = ()) -> None:
+        self.too_close = too_close
+        self.facts = load_facts("commands.toml", "concepts.toml", "chat.toml", "about.toml")
+        self.smalltalk = load_facts("smalltalk.toml")
+        decline = read_toml("decline.toml")
+        self.decline = Fact("decline", decline["answer"], asks=tuple(decline["asks"]))
+        self.frames = {k: tuple(v) for k, v in read_toml("frames.toml").items()}
+        self.words = {k: v.split("|") for k, v in read_toml("words.toml").items()}
+        known = set().union(*(content(q) for f in self.facts for t in (*f.names, *f.goals, *f.asks)
+                              for q in [GROUP.sub(lambda m: m[1].replace("|", " "), t)]))
+        self.words["word"] = sorted(set(spare_words) - known) or ["quux"]
+        self.known = known
+
+    def name_frames(self, fact: Fact) -> tuple[str, ...]:
+        """Frames for the names of a fact."""
+        return self.frames["any"] + self.frames.get(fact.kind, ())
+
+    def draw(self, fact: Fact, rng: random.Random) -> str:
+        """One random question for a fact, never one too close to a held-out question."""
+        while True:
+            pools = [(p, w) for p, w in ((fact.asks, 5), (fact.goals, 4), (fact.names, 4)) if p]
+            pool = rng.choices([p for p, _ in pools], [w for _, w in pools])[0]
+            text = pick(rng.choice(pool), rng)
+            if pool is fact.names:
+                text = pick(rng.choice(self.name_frames(fact)), rng).replace("{n}", text)
+            elif pool is fact.goals:
+                text = pick(rng.choice(self.frames["goal"]), rng).replace("{g}", text)
+            text = SLOT.sub(lambda m: self.fill(m[1], rng), text)
+            if not self.too_close(text):
+                return text
+
+    def fill(self, slot: str, rng: random.Random) -> str:
+        """A word for a slot of a template."""
+        if slot == "number":
+            return str(rng.randint(1000, 99999))
+        if slot == "year":
+            return str(rng.randint(1000, 2030))
+        if slot in ("pseudo", "gibberish"):
+            return made_up(rng, joined=slot == "pseudo")
+        if slot == "unknown":
+            return self.unknown_command(rng)
+        return rng.choice(self.words[slot])
+
+    def unknown_command(self, rng: random.Random) -> str:
+        """A question for a command that does not exist."""
+        word = rng.choice(self.words["word"]) if rng.random() < 0.5 else made_up(rng, joined=True)
+        frame = rng.choice(("what does kt {w} do", "what is kt {w}", "how do i use kt {w}", "kt {w}", "explain kt {w}",
+                            "kt {w} does not work", "tell me about kt {w}", "what does the {w} command do",
+                            "is there a kt {w}", "does kt have a {w} command", "what is kt {w} for"))
+        return frame.format(w=word)
+
+    def all_questions(self, fact: Fact) -> Iterator[str]:
+        """Every question `draw` can make of asks, goals and names (slots left open)."""
+        frames = ((fact.goals, self.frames["goal"], "{g}"), (fact.names, self.name_frames(fact), "{n}"))
+        for ask in fact.asks:
+            yield from (q for q in expand(ask) if not self.too_close(q))
+        for items, sentences, slot in frames:
+            sentences_all = [s for f in sentences for s in expand(f)] if items else []
+            for item in (i for t in items for i in expand(t)):
+                for sentence in sentences_all:
+                    question = sentence.replace(slot, item)
+                    if not self.too_close(question):
+                        yield question
+
+
+def made_up(rng: random.Random, *, joined: bool) -> str:
+    """A word that does not exist, of syllables (joined) or of random keys."""
+    if joined:
+        return "".join(rng.choice("bcdfghjklmnpqrstvwz") + rng.choice(("a", "e", "i", "o", "u", "oo", "ar"))
+                       for _ in range(rng.randint(2, 4))) + rng.choice(("", "n", "x", "p", "rt"))
+    return "".join(rng.choice("asdfghjklqwertyuiopzxcvbnm") for _ in range(rng.randint(3, 12)))
