@@ -128,7 +128,7 @@ def convert(
 
 def _plan(checkpoint: Checkpoint, recipe: Recipe, provenance: Provenance) -> Plan:
     model = build(checkpoint.config)
-    source_bytes = sum(check(tensor, checkpoint) for tensor in model.tensors)
+    source_bytes = check(model.tensors, checkpoint)
     manifest = Manifest(
         family=model.spec.family,
         hub=provenance.hub,

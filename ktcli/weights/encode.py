@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -177,35 +177,37 @@ def cut(tensor: Tensor, checkpoint: Checkpoint) -> Iterator[Piece]:
             yield Piece(tensor, spans, one)
 
 
-def check(tensor: Tensor, checkpoint: Checkpoint) -> int:
-    """That a checkpoint has all sources of a tensor, in shapes that give it; their size in bytes.
+def check(tensors: Iterable[Tensor], checkpoint: Checkpoint) -> int:
+    """That a checkpoint has all sources of `tensors`, in shapes that give them; their size in bytes.
 
     Raises:
         BadCheckpoint: it has not.
     """
-    size = 0
-    for index in range(tensor.count):
-        names = tensor.source_names(index)
-        if index and names == tensor.source_names(0):
-            break
-        sources = _sources(tensor, checkpoint, index)
-        size += sum(source.entry.size_bytes for source in sources)
-        if tensor.role is Role.VECTOR:
-            fits = sum(source.entry.elements for source in sources) == tensor.n * tensor.k
-        elif tensor.alternate:
-            half = {ceil_to(source.rows, PANEL_ROWS) for source in sources}
-            fits = (
-                len(sources) == 2 and half == {tensor.n // 2} and sources[0].rows == sources[1].rows
-            )
-        else:
-            fits = (
-                tensor.join is not stack_rows or sum(source.rows for source in sources) == tensor.n
-            )
-        if tensor.role is not Role.VECTOR and (tensor.join is stack_rows or tensor.alternate):
-            fits = fits and all(source.columns == tensor.k for source in sources)
-        if not fits:
-            raise BadCheckpoint(f"{names[0]} does not have the shape that gives {tensor.name}")
-    return size
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        for index in range(tensor.count):
+            sources = _sources(tensor, checkpoint, index)
+            if not _fits(tensor, sources):
+                name = tensor.source_names(index)[0]
+                raise BadCheckpoint(f"{name} does not have the shape that gives {tensor.name}")
+            sizes.update((source.name, source.entry.size_bytes) for source in sources)
+            if tensor.source_names(index) == tensor.source_names(index + 1):
+                break  # all matrices come from the same sources
+    return sum(sizes.values())
+
+
+def _fits(tensor: Tensor, sources: Sequence[Source]) -> bool:
+    if tensor.role is Role.VECTOR:
+        return sum(source.entry.elements for source in sources) == tensor.n * tensor.k
+    if tensor.alternate:
+        rows = {source.rows for source in sources}
+        padded = ceil_to(sources[0].rows, PANEL_ROWS)
+        good = len(sources) == 2 and len(rows) == 1 and 2 * padded == tensor.n
+    elif tensor.join is stack_rows:
+        good = sum(source.rows for source in sources) == tensor.n
+    else:
+        return True  # what a join makes is checked when it is made
+    return good and all(source.columns == tensor.k for source in sources)
 
 
 def _sources(tensor: Tensor, checkpoint: Checkpoint, index: int) -> list[Source]:
