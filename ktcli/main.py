@@ -81,7 +81,16 @@ def load(name: str) -> Any:
         app.command(name, context_settings=_CONTEXT)(target)
     command = typer.main.get_command(app)
     command.name = name
+    _keep_indented(command)
     return command
+
+
+def _keep_indented(command: Any) -> None:
+    """Mark indented paragraphs of the help, so that examples are not filled like prose."""
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(f"\b\n{p}" if p.startswith("  ") else p for p in paragraphs)
+    for child in getattr(command, "commands", {}).values():
+        _keep_indented(child)
 
 
 _CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from ktcli.commands.options import JsonOpt
 from ktcli.output import out
+from ktcli.store import catalog, library
 
 
-def names(json: JsonOpt = False) -> None:
+def names(
+    here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
+    json: JsonOpt = False,
+) -> None:
     """List the names that MODEL can be."""
-    known = ["kt-mini"]
-    out.result({"names": known}, "\n".join(known))
+    known = {entry.label for entry in library.entries()}
+    if not here:
+        known |= set(catalog.names())
+    ordered = sorted(known)
+    out.result({"names": ordered}, "\n".join(ordered))

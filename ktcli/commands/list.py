@@ -1,0 +1,112 @@
+"""`kt list`: what is in the library, and what could be."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ktcli import config
+from ktcli.commands.options import JsonOpt, QuietOpt
+from ktcli.errors import gib
+from ktcli.output import out, table
+from ktcli.store import catalog, library
+from ktcli.store.catalog import Profile
+from ktcli.store.library import Entry
+
+
+def list_models(
+    all_models: Annotated[
+        bool, typer.Option("--all", "-a", help="Also those that kt knows and that are not here.")
+    ] = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """List the models in the library.
+
+    A checkpoint is a model as it was pulled; a pack is a conversion of it that is ready to run.
+
+    Examples:
+
+      kt list --all           names, sizes and licences of everything kt knows
+      kt list --json          for scripts
+    """
+    entries = library.entries()
+    known = _absent(entries) if all_models else ()
+    document = {
+        "home": str(config.home()),
+        "models": [_document(entry) for entry in entries],
+        "known": [_known(profile) for profile in known],
+    }
+    out.result(document, lambda: _render(entries, known))
+    if not all_models and all(not entry.managed for entry in entries):
+        out.note(f"\nThe library {config.home()} is empty. kt list --all shows what can be pulled.")
+
+
+def _absent(entries: tuple[Entry, ...]) -> tuple[Profile, ...]:
+    here = {entry.name for entry in entries} | {library.BUILTIN}
+    return tuple(
+        profile for name in catalog.names() if name not in here and (profile := catalog.get(name))
+    )
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.label,
+        "kind": entry.kind.value,
+        "formats": entry.formats,
+        "size_bytes": entry.size_bytes,
+        "path": str(entry.path),
+        "source": entry.source,
+        "complete": entry.complete,
+        "problem": entry.problem,
+    }
+
+
+def _known(profile: Profile) -> dict[str, Any]:
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "license": profile.license,
+        "repositories": dict(profile.repositories),
+        "parameters": profile.parameters,
+        "download_bytes": profile.download_bytes,
+    }
+
+
+def _render(entries: tuple[Entry, ...], known: tuple[Profile, ...]) -> str:
+    rows = [
+        (
+            entry.label,
+            entry.kind.value,
+            gib(entry.size_bytes),
+            _short(entry.source) if entry.complete else _sick(entry),
+        )
+        for entry in entries
+    ]
+    words = [table(rows, ("NAME", "KIND", "SIZE", "FROM"), right=(2,))] if rows else []
+    if known:
+        more = [
+            (
+                p.name,
+                gib(p.download_bytes or 0),
+                f"{(p.parameters or 0) / 1e9:.0f} billion",
+                p.license,
+            )
+            for p in known
+        ]
+        words += ["", table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2))]
+    return "\n".join(words)
+
+
+def _sick(entry: Entry) -> str:
+    if entry.problem != library.INTERRUPTED:
+        return f"damaged; kt verify {entry.label} says more"
+    verb = "convert" if entry.formats else "pull"
+    return f"interrupted; continue with kt {verb} {entry.name}"
+
+
+def _short(source: str) -> str:
+    """Commits are shortened for people."""
+    origin, at, revision = source.rpartition("@")
+    return f"{origin}@{revision[:12]}" if at else source

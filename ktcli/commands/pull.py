@@ -1,0 +1,104 @@
+"""`kt pull`: bring a model into the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
+from ktcli.errors import NotFound, UsageError, gib
+from ktcli.output import Progress, out, safe
+from ktcli.store import library
+from ktcli.store.library import Entry, Kind
+from ktcli.store.reference import HUBS, Reference, parse
+
+
+def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Download a model into the library.
+
+    Only data is taken: safetensors, JSON, templates, tokenizers; never a program. Free space is checked
+    first, every file against its hash at the end. Interrupted? The same command continues.
+
+    Examples:
+
+      kt pull qwen3-30b-a3b                  by short name (kt list --all)
+      kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
+      kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
+      kt pull ./my-model                     check that a local folder can be used as it is
+    """
+    reference = parse(model)
+    before = library.find(model, Kind.CHECKPOINT)
+    entry = before or _download(reference)
+    document: dict[str, Any] = {
+        "name": entry.label,
+        "path": str(entry.path),
+        "source": entry.source,
+        "size_bytes": entry.size_bytes,
+        "downloaded": before is None,
+    }
+    out.result(document, lambda: _render(entry, before is None))
+
+
+def _download(reference: Reference) -> Entry:
+    if reference.folder is not None:
+        raise NotFound(
+            f"{reference.folder} is a conversion, there is nothing to pull",
+            hint=f"kt chat {reference.text}",
+        )
+    if not reference.repository:
+        # Not on disk and no repository: the error has the nearest names.
+        return library.resolve(reference.text, Kind.CHECKPOINT)
+    if reference.formats:
+        raise UsageError(
+            f"{reference.text} names a conversion, which cannot be pulled",
+            hint=f"kt pull {reference.name}, then kt convert {reference.name}",
+        )
+    from ktcli.store.download import pull as fetch
+
+    where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
+    out.note(f"Looking at {where} on {HUBS[reference.hub]} …")
+    watcher = Bars()
+    try:
+        return fetch(reference, watcher)
+    except KeyboardInterrupt:
+        watcher.end()
+        out.note(f"\nStopped; what arrived is kept. Continue with: kt pull {reference.text}")
+        raise
+    finally:
+        watcher.end()
+
+
+class Bars:
+    """Shows each part of a pull as a progress bar."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+
+    def begin(self, what: str, total_bytes: int) -> None:
+        self.end()
+        self._bar = out.progress(what, total_bytes).__enter__()
+
+    def advance(self, n_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(n_bytes)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
+
+def _render(entry: Entry, fresh: bool) -> str:
+    if not entry.managed:
+        here = (
+            "ships with kt"
+            if entry.name == library.BUILTIN
+            else f"is a folder of this machine, {gib(entry.size_bytes)}"
+        )
+        return (
+            f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {safe(entry.label)}"
+        )
+    done = "is in the library" if fresh else "was already in the library"
+    return (
+        f"{entry.name} {done}: {gib(entry.size_bytes)} from {entry.source}\n"
+        f"Talk to it: kt chat {entry.label}      Will it fit: kt plan {entry.label}"
+    )

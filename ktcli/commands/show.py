@@ -1,0 +1,146 @@
+"""`kt show`: what one model is, what it needs, and where its files are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.commands.options import JsonOpt, ModelArg
+from ktcli.errors import BadCheckpoint, KtError, gib
+from ktcli.output import out, safe, table
+from ktcli.store import catalog, library
+from ktcli.store.library import Entry
+from ktcli.store.reference import parse
+
+
+def show(model: ModelArg, json: JsonOpt = False) -> None:
+    """Show what a model is and what it needs.
+
+    Works for every name that kt list --all shows, pulled or not, and for local folders.
+
+    Examples:
+
+      kt show qwen3-30b-a3b
+      kt show ./my-model --json
+    """
+    entries = library.matching(model)
+    profile = catalog.find(entries[0].name if entries else parse(model).name)
+    if profile is None and not entries:
+        library.resolve(model)
+    config = profile.config if profile is not None else _config(entries[0])
+    document: dict[str, Any] = {
+        "name": profile.name if profile else entries[0].name,
+        "title": profile.title if profile else entries[0].name,
+        "license": profile.license if profile else None,
+        "repositories": dict(profile.repositories) if profile else {},
+        "download_bytes": profile.download_bytes if profile else None,
+        "formats": {"experts": profile.experts, "dense": profile.dense} if profile else None,
+        "architecture": _architecture(config),
+        "on_disk": [_place(entry) for entry in entries],
+    }
+    out.result(document, lambda: _render(document))
+
+
+def _config(entry: Entry) -> Mapping[str, Any]:
+    from ktcli.weights.checkpoint import read_config
+
+    if not entry.complete:
+        raise BadCheckpoint(
+            f"{entry.label} is not complete: {entry.problem}", hint=f"kt pull {entry.name}"
+        )
+    return read_config(entry.path)
+
+
+def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's shape and its size in number formats; what is wrong, if kt cannot build it."""
+    from ktcli.models import build
+    from ktcli.weights.recipe import Recipe, stored_bytes
+
+    try:
+        built = build(config)
+    except KtError as error:
+        return {"model_type": str(config.get("model_type")), "problem": str(error)}
+    spec = built.spec
+    experts = [tensor for tensor in built.tensors if tensor.role.value == "experts"]
+    active = sum(t.elements * spec.top_k // max(1, spec.experts) for t in experts)
+    total = sum(tensor.elements for tensor in built.tensors)
+    sizes = {
+        f"{e}-{d}": sum(stored_bytes(tensor, Recipe.named(e, d)) for tensor in built.tensors)
+        for e, d in (("int4", "int8"), ("int8", "int8"), ("bf16", "bf16"))
+    }
+    return {
+        "model_type": str(config.get("model_type")),
+        "family": spec.family,
+        "layers": spec.layers,
+        "moe_layers": spec.moe_layers,
+        "hidden": spec.hidden,
+        "experts": spec.experts,
+        "experts_per_token": spec.top_k,
+        "expert_width": spec.expert_width,
+        "vocab": spec.vocab,
+        "context": spec.context,
+        "parameters": total,
+        "active_parameters": total - sum(t.elements for t in experts) + active,
+        "kv_bytes_per_token": spec.kv_elements * spec.layers * 2,
+        "pack_bytes": sizes,
+    }
+
+
+def _place(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.label,
+        "kind": entry.kind.value,
+        "size_bytes": entry.size_bytes,
+        "path": str(entry.path),
+        "source": entry.source,
+        "problem": entry.problem,
+    }
+
+
+def _render(document: dict[str, Any]) -> str:
+    rows = [("Model", document["title"])]
+    for hub, repository in document["repositories"].items():
+        rows.append(("From", f"{hub}:{repository}"))
+    if document["license"]:
+        rows.append(("Licence", document["license"]))
+    if document["download_bytes"]:
+        rows.append(("Download", gib(document["download_bytes"])))
+    rows += _shape(document["architecture"])
+    for place in document["on_disk"]:
+        state = f" ({place['problem']})" if place["problem"] else ""
+        rows.append(
+            (place["kind"].capitalize(), f"{gib(place['size_bytes'])} in {place['path']}{state}")
+        )
+    if not document["on_disk"]:
+        rows.append(("On disk", f"nothing; get it with: kt pull {document['name']}"))
+    return table([(f"{key}:", safe(value)) for key, value in rows])
+
+
+def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if "problem" in facts:
+        return [("Architecture", f"{facts['model_type']}; {facts['problem']}")]
+    experts = (
+        f"{facts['experts']} per layer in {facts['moe_layers']} layers, {facts['experts_per_token']} per token"
+        if facts["experts"]
+        else "none: a dense model"
+    )
+    packs = ", ".join(f"{gib(size)} as {name}" for name, size in facts["pack_bytes"].items())
+    return [
+        ("Architecture", f"{facts['family']}, {facts['layers']} layers, hidden {facts['hidden']}"),
+        (
+            "Parameters",
+            f"{_count(facts['parameters'])}, of them {_count(facts['active_parameters'])} per token",
+        ),
+        ("Experts", experts),
+        (
+            "Context",
+            f"{facts['context']} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
+        ),
+        ("Converted", packs),
+    ]
+
+
+def _count(parameters: int) -> str:
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:.1f} billion"
+    return f"{parameters / 1e6:.1f} million"

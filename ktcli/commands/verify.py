@@ -1,0 +1,71 @@
+"""`kt verify`: are the files of a model what they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
+from ktcli.errors import BadCheckpoint, NotFound, gib
+from ktcli.output import out, safe
+from ktcli.store import library, manifest
+from ktcli.store.library import Entry, Kind
+
+
+def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Check a model's files against their hashes.
+
+    Reads every byte of the checkpoint and of each conversion and compares size and SHA-256 with what was
+    recorded when they were written. Exit code 5: something differs.
+
+    Examples:
+
+      kt verify qwen3-30b-a3b
+      kt verify qwen3-30b-a3b@int4-int8 --json
+    """
+    entries = library.matching(model) or (library.resolve(model),)
+    reports = [_check(entry) for entry in entries]
+    bad = [report for report in reports if report["bad"]]
+    out.result({"ok": not bad, "models": reports}, lambda: "\n".join(map(_render, reports)))
+    if bad:
+        raise typer.Exit(BadCheckpoint.exit_code)
+
+
+def _check(entry: Entry) -> dict[str, Any]:
+    kind = manifest.PACK if entry.kind is Kind.PACK else manifest.CHECKPOINT
+    found = manifest.read(entry.path / kind)
+    if found is None:
+        if entry.managed:
+            verb = "convert" if entry.kind is Kind.PACK else "pull"
+            raise NotFound(
+                f"{entry.label} is not complete", hint=f"continue with: kt {verb} {entry.name}"
+            )
+        raise NotFound(
+            f"nobody recorded hashes for {entry.label}",
+            hint="kt pull and kt convert record them; a folder of your own has none",
+        )
+    bad: dict[str, str] = {}
+    with out.progress(f"Checking {entry.label}", found.size_bytes) as bar:
+        for file, problem in manifest.check(entry.path, found.files, bar.advance):
+            if problem:
+                bad[file.name] = problem
+    return {
+        "name": entry.label,
+        "kind": entry.kind.value,
+        "files": len(found.files),
+        "size_bytes": found.size_bytes,
+        "bad": bad,
+    }
+
+
+def _render(report: dict[str, Any]) -> str:
+    name = f"{safe(report['name'])} ({report['kind']})"
+    if not report["bad"]:
+        return f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
+    lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
+    lines += [f"  {safe(file)} {problem}" for file, problem in report["bad"].items()]
+    verb = "convert" if report["kind"] == "pack" else "pull"
+    base = report["name"].partition("@")[0]
+    lines.append(f"  make it again with: kt rm {safe(report['name'])} && kt {verb} {safe(base)}")
+    return "\n".join(lines)
