@@ -23,7 +23,11 @@ SMALLEST_BUFFER_BYTES = 512 << 20
 
 
 def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Measured | None:
-    """The rates of this CPU with these threads and this row; None if nobody measured them."""
+    """The rates of this CPU with these threads and this row; None if nobody measured them.
+
+    Raises:
+        UsageError: KT_THREADS makes no sense.
+    """
     isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
     threads = threads or config.forced_threads() or cpu.threads
     found = _read().get(_key(cpu.model, threads, isa))

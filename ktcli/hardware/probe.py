@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ktcli import config
-from ktcli.errors import NativeError
+from ktcli.errors import NativeError, UsageError
 from ktcli.hardware import measured
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import read_gpus
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Cpu, Disk, Machine, Measured
 from ktcli.hardware.memory import read_memory, read_nodes
 from ktcli.hardware.text import read
 
@@ -27,7 +27,6 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
     here = root == SYSTEM_ROOT
     cpu = read_cpu(root, usable_isa() if here else ())
     memory = read_memory(root)
-    rates = measured.load(cpu) if here else None
     return Machine(
         name="this machine" if here else root.name,
         system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
@@ -35,9 +34,26 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
         memory=memory,
         nodes=read_nodes(root, cpu.cores, memory),
         gpus=read_gpus(root),
-        disk=read_disk(config.home()) if here else None,
-        measured=rates,
+        disk=_library_disk() if here else None,
+        measured=_rates(cpu) if here else None,
     )
+
+
+# A wrong KT_HOME or KT_THREADS is an error of the command that needs it, not of looking at the machine.
+
+
+def _library_disk() -> Disk | None:
+    try:
+        return read_disk(config.home())
+    except UsageError:
+        return None
+
+
+def _rates(cpu: Cpu) -> Measured | None:
+    try:
+        return measured.load(cpu)
+    except UsageError:
+        return None
 
 
 def usable_isa() -> tuple[str, ...]:

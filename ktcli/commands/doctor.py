@@ -1,0 +1,253 @@
+"""`kt doctor`: what this machine is, what kt would use of it, and what stands in the way."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ktcli import __version__, config
+from ktcli.commands.options import JsonOpt
+from ktcli.errors import KtError, NativeError, gib
+from ktcli.hardware import gpu, measured, profile
+from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.probe import probe
+from ktcli.hardware.text import cpu_text
+from ktcli.output import out, safe, table
+
+
+def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure bandwidth and arithmetic too, and remember the result."
+        ),
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
+    """Show what this machine is and can do.
+
+    Exit code 0: good. 1: usable, with warnings. 2: kt cannot run here.
+
+    Examples:
+
+      kt doctor
+      kt doctor --measure                some seconds of all cores
+      kt doctor --json > server.json     a machine file for: kt plan NAME --machine server.json
+    """
+    problems: list[Problem] = []
+    kernels, native_error = _kernels()
+    setting = _setting(native_error, problems)
+    machine = probe()
+    if measure and not native_error:
+        machine = _measure(machine)
+    problems = sorted([*problems, *diagnose(machine, kernels, setting)], key=lambda p: -p.level)
+    code = max((problem.level for problem in problems), default=Level.NOTE)
+    document = {
+        "version": __version__,
+        "machine": profile.document(machine),
+        "threads": setting.forced_threads or machine.cpu.threads,
+        "kernels": [asdict(kernel) for kernel in kernels],
+        "amx": _amx(machine, kernels),
+        "torch": setting.torch,
+        "home": setting.home,
+        "problems": [
+            {"level": problem.level.name.lower(), "message": problem.message, "fix": problem.fix}
+            for problem in problems
+        ],
+        "exit_code": int(code),
+    }
+    out.result(document, lambda: _render(machine, kernels, setting, problems))
+    if code:
+        raise typer.Exit(int(code))
+
+
+def _kernels() -> tuple[tuple[Kernel, ...], str]:
+    """The rows of the native library, or why there are none."""
+    from ktcli import native
+
+    try:
+        rows = tuple((row.name, row.usable, row.missing) for row in native.isa_rows())
+    except NativeError as error:
+        return (), str(error)
+    return explain_rows(rows, config.forced_isa()), ""
+
+
+def _setting(native_error: str, problems: list[Problem]) -> Setting:
+    """Environment and installation; what cannot be read becomes a problem."""
+    threads: int | None = None
+    try:
+        threads = config.forced_threads()
+    except KtError as error:
+        problems.append(Problem(Level.ERROR, str(error), "unset KT_THREADS"))
+    home, home_error = os.environ.get("KT_HOME", ""), ""
+    try:
+        home = str(config.home())
+        home_error = _unwritable(config.home())
+    except KtError as error:
+        home_error = str(error)
+    return Setting(
+        system=f"{platform.system()} {platform.machine()}",
+        native_error=native_error,
+        forced_isa=config.forced_isa(),
+        forced_threads=threads,
+        torch=gpu.torch_installed(),
+        nvidia_driver=Path("/proc/driver/nvidia").is_dir(),
+        home=home,
+        home_error=home_error,
+    )
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be written to a folder or, if it does not exist, to where it would be made."""
+    here = folder
+    while not here.exists() and here != here.parent:
+        here = here.parent
+    if not here.is_dir():
+        return f"{folder} cannot be a folder, because {here} is a file"
+    return (
+        ""
+        if os.access(here, os.W_OK | os.X_OK)
+        else f"the library folder {folder} cannot be written"
+    )
+
+
+def _measure(machine: Machine) -> Machine:
+    out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
+    rates = measured.measure(
+        machine.cpu, machine.memory.free_bytes, lambda what: out.note(f"  {what} …")
+    )
+    measured.save(machine.cpu, rates)
+    return replace(machine, measured=rates)
+
+
+def _amx(machine: Machine, kernels: tuple[Kernel, ...]) -> dict[str, Any]:
+    flags = machine.cpu.flags
+    row = next((kernel for kernel in kernels if kernel.name == "amx"), None)
+    if "amx_tile" in flags:
+        reason = row.reason if row else "this build has no AMX kernels"
+    else:
+        virtual = ", or the hypervisor hides them" if "hypervisor" in flags else ""
+        reason = f"the CPU has no tiles{virtual}"
+    return {
+        "tile": "amx_tile" in flags,
+        "int8": "amx_int8" in flags,
+        "bf16": "amx_bf16" in flags,
+        "used": bool(row and row.used),
+        "reason": reason,
+    }
+
+
+def _render(
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, problems: list[Problem]
+) -> str:
+    rows = [
+        *_processor_rows(machine, kernels, setting),
+        *_memory_rows(machine),
+        *_device_rows(machine, setting),
+    ]
+    words = [table(rows), "", *map(_problem, problems)]
+    worst = max((problem.level for problem in problems), default=Level.NOTE)
+    verdict, colour = {
+        Level.NOTE: ("Good: this machine can run kt.", "green"),
+        Level.WARNING: ("Usable, with warnings.", "yellow"),
+        Level.ERROR: ("kt cannot run here until the errors above are fixed.", "red"),
+    }[worst]
+    return "\n".join([*words, "" if problems else "", out.style(verdict, colour)]).replace(
+        "\n\n\n", "\n\n"
+    )
+
+
+def _processor_rows(
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+) -> list[tuple[str, str]]:
+    cpu = machine.cpu
+    threads = setting.forced_threads or cpu.threads
+    sockets = f", {cpu.sockets} sockets" if cpu.sockets > 1 else ""
+    rows = [
+        ("CPU", cpu.model or "unknown"),
+        (
+            "",
+            f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
+        ),
+        ("Threads", f"{threads}, pinned to CPUs {cpu_text(cpu.cores)}"),
+    ]
+    if cpu.logical_cpus == cpu.physical_cores:
+        rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")
+    if setting.forced_threads:
+        rows[2] = ("Threads", f"{threads}, because KT_THREADS says so")
+    if cpu.caches:
+        caches = (
+            f"L{c.level} {gib(c.size_bytes)}{f' × {c.count}' if c.count > 1 else ''}"
+            for c in cpu.caches
+        )
+        rows.append(("Caches", ", ".join(caches)))
+    for i, kernel in enumerate(kernels):
+        state = "USED" if kernel.used else "yes" if kernel.usable else "no"
+        rows.append(("Kernels" if i == 0 else "", f"{kernel.name:<12}{state:<6}{kernel.reason}"))
+    amx = _amx(machine, kernels)
+    if not any(kernel.name == "amx" for kernel in kernels) or not amx["tile"]:
+        rows.append(("AMX", f"no: {amx['reason']}"))
+    return rows
+
+
+def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
+    memory = machine.memory
+    rows = [("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free")]
+    if memory.huge_pages:
+        rows.append(("", f"huge pages: {memory.huge_pages}"))
+    if len(machine.nodes) > 1:
+        for node in machine.nodes:
+            cores = f"cores {cpu_text(node.cores)}" if node.cores else "no usable cores"
+            rows.append(
+                (f"Node {node.id}", f"{gib(node.size_bytes)}, {gib(node.free_bytes)} free, {cores}")
+            )
+    rates = machine.measured
+    if rates is None:
+        rows.append(("Speed", "not measured; kt doctor --measure takes some seconds"))
+    else:
+        rows.append(
+            (
+                "Speed",
+                f"read {rates.read_bps / 1e9:.1f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s, "
+                f"bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
+            )
+        )
+        rows.append(
+            ("", f"measured {rates.date} with {_n(rates.threads, 'thread')} of {rates.isa}")
+        )
+    return rows
+
+
+def _device_rows(machine: Machine, setting: Setting) -> list[tuple[str, str]]:
+    rows = []
+    for found in machine.gpus:
+        link = f", link {found.link_bps / 1e9:.0f} GB/s" if found.link_bps else ""
+        words = f"{safe(found.name)}, {gib(found.vram_bytes)}, {gib(found.free_bytes)} free{link}"
+        rows.append((f"GPU {found.index}", words))
+    if not machine.gpus:
+        rows.append(("GPU", "none; kt runs on the CPU"))
+    disk = machine.disk
+    if disk is not None:
+        rows.append(("Disk", f"{gib(disk.free_bytes)} free of {gib(disk.size_bytes)}"))
+    rows.append(("Library", safe(setting.home)))
+    return rows
+
+
+def _problem(problem: Problem) -> str:
+    label, colour = {
+        Level.NOTE: ("note:", "cyan"),
+        Level.WARNING: ("warning:", "yellow"),
+        Level.ERROR: ("error:", "red"),
+    }[problem.level]
+    line = f"{out.style(label, colour)} {safe(problem.message)}"
+    return f"{line}\n  {safe(problem.fix)}" if problem.fix else line
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,217 @@
+"""What is wrong with a machine, and the command that fixes it: a pure function of facts.
+
+An *error* means kt cannot run here; a *warning* that it runs worse than it could, or will fail at
+something; a *note* is worth knowing and needs no action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ktcli.errors import gib
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.text import cpu_text
+
+_LITTLE_MEMORY = 2 << 30  # a small model, its cache and the interpreter
+_LITTLE_DISK = 20 << 30  # less than the smallest model of the catalogue, pulled and converted
+
+
+class Level(IntEnum):
+    """How bad; the worst one decides the exit code of `kt doctor`."""
+
+    NOTE = 0
+    WARNING = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding: a sentence, and the command or action that changes it (may be empty)."""
+
+    level: Level
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One row of kernels: whether it runs here, whether it is used, and why."""
+
+    name: str
+    usable: bool
+    used: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the installation and the environment say.
+
+    Attributes:
+        system: "Linux x86_64".
+        native_error: why the native library does not load; empty if it does.
+        forced_isa: KT_ISA; None if unset. forced_threads: KT_THREADS.
+        torch: PyTorch is installed.
+        nvidia_driver: a kernel driver for NVIDIA GPUs is loaded.
+        home: the library folder. home_error: why it cannot be used; empty if it can.
+    """
+
+    system: str
+    native_error: str
+    forced_isa: str | None
+    forced_threads: int | None
+    torch: bool
+    nvidia_driver: bool
+    home: str
+    home_error: str
+
+
+def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
+    """Rows (name, usable, what is missing), best first, with which one is used and why."""
+    usable = [name for name, ok, _ in rows if ok]
+    used = forced if forced in usable else (usable[0] if usable and not forced else None)
+    kernels = []
+    for name, ok, missing in rows:
+        if name == used:
+            reason = "KT_ISA asks for it" if forced else "the best this CPU can run"
+        elif ok:
+            reason = (
+                "runs here; a better row is used"
+                if not forced
+                else "runs here; KT_ISA asks for another"
+            )
+        else:
+            reason = f"missing: {missing}"
+        kernels.append(Kernel(name, ok, name == used, reason))
+    return tuple(kernels)
+
+
+def diagnose(
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+) -> tuple[Problem, ...]:
+    """Everything worth saying, worst first."""
+    found = [
+        *_installation(kernels, setting),
+        *_processor(machine, kernels, setting),
+        *_memory(machine),
+        *_devices(machine, setting),
+    ]
+    return tuple(sorted(found, key=lambda problem: -problem.level))
+
+
+def _installation(kernels: tuple[Kernel, ...], setting: Setting) -> Iterator[Problem]:
+    if setting.system != "Linux x86_64":
+        yield Problem(Level.ERROR, f"kt runs on Linux on x86-64; this is {setting.system}")
+    if setting.native_error:
+        yield Problem(Level.ERROR, setting.native_error, "install kt again with: pip install .")
+    elif setting.forced_isa and not any(kernel.used for kernel in kernels):
+        rows = ", ".join(kernel.name for kernel in kernels if kernel.usable)
+        yield Problem(
+            Level.ERROR,
+            f"KT_ISA is {setting.forced_isa!r}, which this machine cannot run; it can run {rows}",
+            "unset KT_ISA",
+        )
+    if setting.home_error:
+        yield Problem(
+            Level.ERROR,
+            setting.home_error,
+            "set KT_HOME to a folder you can write: export KT_HOME=~/kt",
+        )
+
+
+def _processor(
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+) -> Iterator[Problem]:
+    cpu = machine.cpu
+    used = next((kernel.name for kernel in kernels if kernel.used), "")
+    if used == "portable" and not setting.forced_isa:
+        yield Problem(
+            Level.WARNING,
+            "the CPU has no AVX2: everything works, but slowly",
+            "use a CPU from 2013 or later",
+        )
+    amx = next((kernel for kernel in kernels if kernel.name == "amx"), None)
+    if "amx_tile" in cpu.flags and amx is not None and not amx.usable:
+        yield Problem(
+            Level.WARNING,
+            f"the CPU has AMX but it cannot be used ({amx.reason})",
+            "use Linux 5.16 or later, and let the hypervisor pass AMX through",
+        )
+    threads = setting.forced_threads
+    if threads is not None and threads > len(cpu.cores):
+        yield Problem(
+            Level.WARNING,
+            f"KT_THREADS is {threads}, but this process may use {len(cpu.cores)} physical cores: "
+            "more threads than cores slow each other down",
+            "unset KT_THREADS",
+        )
+    if cpu.quota is not None and cpu.quota < len(cpu.cores):
+        yield Problem(
+            Level.WARNING,
+            f"the container may use {cpu.quota:g} CPUs' worth of time on {len(cpu.cores)} cores",
+            "raise the limit, for example: docker run --cpus=N",
+        )
+    if len(cpu.cores) < cpu.physical_cores:
+        yield Problem(
+            Level.NOTE,
+            f"this process may use {len(cpu.cores)} of {cpu.physical_cores} physical cores "
+            f"(CPUs {cpu_text(cpu.cores)})",
+            "the cpuset comes from taskset, numactl, a container or a batch system",
+        )
+
+
+def _memory(machine: Machine) -> Iterator[Problem]:
+    memory = machine.memory
+    if memory.free_bytes < _LITTLE_MEMORY:
+        yield Problem(
+            Level.WARNING,
+            f"only {gib(memory.free_bytes)} of memory is free",
+            "close other programs, or raise the container's limit",
+        )
+    if memory.limit_bytes is not None:
+        yield Problem(
+            Level.NOTE,
+            f"a container limit allows {gib(memory.limit_bytes)} of the machine's {gib(memory.total_bytes)} memory",
+        )
+    if memory.huge_pages == "never":
+        yield Problem(
+            Level.WARNING,
+            "huge pages are switched off, which slows prefill down",
+            "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+    for node in machine.nodes:
+        if not node.cores and len(machine.nodes) > 1:
+            yield Problem(
+                Level.NOTE, f"node {node.id} is memory without usable cores; no team runs there"
+            )
+
+
+def _devices(machine: Machine, setting: Setting) -> Iterator[Problem]:
+    if machine.gpus and not setting.torch:
+        yield Problem(
+            Level.WARNING,
+            f"there is a GPU ({machine.gpus[0].name}), but PyTorch is not installed, so only the CPU is used",
+            'pip install "ktcli[gpu]"',
+        )
+    if setting.nvidia_driver and not machine.gpus:
+        yield Problem(
+            Level.WARNING,
+            "an NVIDIA driver is loaded, but nvidia-smi does not answer, so only the CPU is used",
+            "nvidia-smi",
+        )
+    disk = machine.disk
+    if disk is None:
+        return
+    if disk.free_bytes < _LITTLE_DISK:
+        yield Problem(
+            Level.WARNING,
+            f"only {gib(disk.free_bytes)} is free on the disk of {setting.home}",
+            "set KT_HOME to a folder on a larger disk, or remove a model: kt rm NAME",
+        )
+    # Virtual disks often claim to spin.
+    if disk.rotational and "hypervisor" not in machine.cpu.flags:
+        yield Problem(
+            Level.NOTE, f"{setting.home} lies on a spinning disk: the first load of a model is slow"
+        )
