@@ -5,7 +5,7 @@ Weights are bf16 values, so that a bf16 pack holds them exactly; transformers ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,12 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from ktcli.layers.tensors import Role
+from ktcli.models import build
+from ktcli.weights.oracle import pack, unpack
+from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
@@ -181,17 +187,13 @@ class Judged:
     margin: F32Array
 
 
-def judge(
-    case: Case, folder: Path, ids: list[int], edit: Callable[[Any], None] | None = None
-) -> Judged:
-    """Run transformers in f32 on the checkpoint, after `edit(model)`."""
+def judge(case: Case, folder: Path, ids: list[int]) -> Judged:
+    """Run transformers in f32 on the checkpoint."""
     cls = getattr(transformers, f"{case.cls}ForCausalLM")
     model = cls.from_pretrained(
         folder, config=case.config(), dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
-    if edit:
-        edit(model)
     seen: list[tuple[Any, Any]] = []
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
@@ -229,3 +231,24 @@ def _margin(module: Any, out: Any) -> F32Array:
     refused = scores.masked_fill(~allowed, float("-inf")).scatter(1, chosen, float("-inf"))
     gap = torch.minimum(lowest - refused.max(1).values, group_gap)
     return gap.numpy().astype(np.float32)
+
+
+def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
+    """The checkpoint with every weight replaced by what the recipe's formats make of it, as f32."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    for tensor in build(config).tensors:
+        fmt = format_of(tensor, recipe)
+        for index in (
+            range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
+        ):
+            for name in tensor.source_names(index):
+                matrix = tensors[name].float().numpy()
+                tensors[name] = torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape))
+    out.mkdir()
+    save_file(
+        {name: value.float().contiguous() for name, value in tensors.items()},
+        out / "model.safetensors",
+    )
+    (out / "config.json").write_text(json.dumps(config))
+    return out

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from reference import CASES, Case
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import build, model_types
-from tests.reference import CASES, Case
 
 
 def own_spelling(case: Case) -> dict[str, Any]:

