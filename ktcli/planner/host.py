@@ -12,6 +12,15 @@ from ktcli.errors import gib
 from ktcli.hardware.machine import Machine
 from ktcli.planner.cost import CORE_READ_BPS, Rates, assumed_rates
 
+# Kept free for everything else that runs: a share of the memory there is, at most so much.
+_MARGIN_SHARE = 0.03
+MARGIN_LIMIT_BYTES = 4 << 30
+
+
+def margin_bytes(total_bytes: int) -> int:
+    """Memory that a plan leaves free."""
+    return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
+
 
 @dataclass(frozen=True, slots=True)
 class Host:

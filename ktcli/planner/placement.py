@@ -15,7 +15,7 @@ from ktcli.errors import NotEnoughMemory, UsageError, gib
 from ktcli.layers.tensors import Role
 from ktcli.models.model import Model
 from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.host import Host
+from ktcli.planner.host import Host, margin_bytes
 from ktcli.planner.spec import (
     KV_CACHE,
     PAGE_TOKENS,
@@ -38,9 +38,6 @@ EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
 
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
-# Kept free for everything else that runs: a share of the memory there is, at most so much.
-MARGIN_SHARE = 0.03
-MARGIN_LIMIT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,12 @@ def place(model: Model, host: Host, request: Request) -> Plan:
 
 def need_bytes(model: Model, host: Host, recipe: Recipe, context: int) -> int:
     """Memory of everything: weights, cache, scratch, the process itself, and the margin."""
-    fixed = weight_bytes(model, recipe) + scratch_bytes(model) + PROCESS_BYTES + _margin_bytes(host)
+    fixed = (
+        weight_bytes(model, recipe)
+        + scratch_bytes(model)
+        + PROCESS_BYTES
+        + margin_bytes(host.total_bytes)
+    )
     return fixed + kv_bytes(model.spec, context)
 
 
@@ -164,10 +166,6 @@ def scratch_bytes(model: Model) -> int:
     )
     routed = spec.top_k * (3 * spec.expert_width + spec.hidden)
     return 4 * (PREFILL_CHUNK * (4 * spec.hidden + 2 * dense + routed) + spec.vocab)
-
-
-def _margin_bytes(host: Host) -> int:
-    return min(int(host.total_bytes * MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
 def _room_bytes(model: Model, host: Host, recipe: Recipe) -> int:
@@ -259,12 +257,12 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
     yield line(
         "scratch", "f32", scratch_bytes(model), f"buffers of a step of {PREFILL_CHUNK} tokens"
     )
-    rest = PROCESS_BYTES + _margin_bytes(host)
+    rest = PROCESS_BYTES + margin_bytes(host.total_bytes)
     yield line(
         "process, margin",
         "",
         rest,
-        f"the program itself; {gib(_margin_bytes(host))} left for others",
+        f"the program itself; {gib(margin_bytes(host.total_bytes))} left for others",
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from shapes import GIB, RATES, host, shape
 
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.planner import placement
+from ktcli.planner.host import MARGIN_LIMIT_BYTES
 from ktcli.planner.placement import DEFAULT_CONTEXT, LEAST_CONTEXT, Plan, Request, place
 from ktcli.weights.recipe import Recipe
 
@@ -133,9 +133,7 @@ def test_advised_memory_is_enough(name: str):
     refused = plan(name, 4, context=4096)
     machine = host((refused.need_bytes + (1 << 20)) / GIB)
     # The margin grows with the machine, so room for it comes on top.
-    roomier = replace(
-        machine, available_bytes=machine.available_bytes + placement.MARGIN_LIMIT_BYTES
-    )
+    roomier = replace(machine, available_bytes=machine.available_bytes + MARGIN_LIMIT_BYTES)
     assert place(shape(name), roomier, Request(context=4096)).fits
 
 

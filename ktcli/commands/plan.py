@@ -1,0 +1,160 @@
+"""`kt plan`: whether a model fits, where its parts go, how fast it will be, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from ktcli import config
+from ktcli.commands.options import (
+    ContextOpt,
+    DenseOpt,
+    ExpertsOpt,
+    JsonOpt,
+    MachineOpt,
+    ModelArg,
+    ThreadsOpt,
+)
+from ktcli.commands.subject import find_subject
+from ktcli.errors import NotEnoughMemory, gib
+from ktcli.hardware.probe import probe
+from ktcli.hardware.profile import read_machine
+from ktcli.models import build
+from ktcli.output import out, table
+from ktcli.planner.host import host_of
+from ktcli.planner.placement import EARLY_TOKENS, PREFILL_CHUNK, Line, Plan, Request, place
+
+
+def plan(
+    model: ModelArg,
+    context: ContextOpt = None,
+    experts: ExpertsOpt = None,
+    dense: DenseOpt = None,
+    threads: ThreadsOpt = None,
+    machine: MachineOpt = None,
+    json: JsonOpt = False,
+) -> None:
+    """Show where a model would go and how fast it would be.
+
+    Works for every name that kt list --all shows, pulled or not. Exit code 4: it does not fit.
+
+    Examples:
+
+      kt plan qwen3-30b-a3b --context 32768
+
+      kt plan deepseek-v3 --experts int8 --machine server.toml
+    """
+    subject = find_subject(model, experts, dense)
+    found = probe() if machine is None else read_machine(machine)
+    here = machine is None
+    host = host_of(
+        found,
+        threads=threads or (config.forced_threads() if here else None),
+        isa=config.forced_isa() if here else None,
+    )
+    made = place(build(subject.config), host, Request(subject.recipe, context))
+    out.result(document(subject.name, made), lambda: render(subject.name, made))
+    if not made.fits:
+        raise typer.Exit(NotEnoughMemory.exit_code)
+
+
+def document(name: str, made: Plan) -> dict[str, Any]:
+    """The plan for --json."""
+    host, speed = made.host, made.speed
+    return {
+        "model": name,
+        "fits": made.fits,
+        "need_bytes": made.need_bytes,
+        "available_bytes": host.available_bytes,
+        "context": made.context,
+        "experts": made.recipe.experts.name,
+        "dense": made.recipe.dense.name,
+        "machine": {"name": host.name, "threads": host.threads, "isa": host.isa},
+        "rates": {
+            "read_gb_s": host.rates.read_bps / 1e9,
+            "int8_gop_s": host.rates.int8_ops / 1e9,
+            "bf16_gflop_s": host.rates.bf16_ops / 1e9,
+            "measured": host.rates.measured,
+            "basis": host.rates.basis,
+        },
+        "predicted": {
+            "decode_tok_s": speed.decode,
+            "decode_tok_s_full_context": speed.decode_full,
+            "prefill_tok_s": speed.prefill,
+        },
+        "lines": [_line_document(line) for line in made.lines],
+        "advice": list(made.advice),
+        "notes": list(host.notes),
+    }
+
+
+def _line_document(line: Line) -> dict[str, Any]:
+    return {
+        "part": line.part,
+        "format": line.format,
+        "where": line.where,
+        "size_bytes": line.size_bytes,
+        "decode_bytes": line.decode_bytes,
+        "decode_s": line.decode_s,
+        "prefill_s": line.prefill_s,
+        "reason": line.reason,
+    }
+
+
+def render(name: str, made: Plan) -> str:
+    """The plan for people."""
+    host = made.host
+    fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
+    words = [
+        f"{name} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
+    ]
+    words += ["", _parts(made), "", _facts(made)]
+    if made.advice:
+        words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
+    if host.notes:
+        words += ["", *(f"Note: {note}" for note in host.notes)]
+    return "\n".join(words)
+
+
+def _parts(made: Plan) -> str:
+    head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
+    rows = [
+        (
+            line.part,
+            line.format,
+            gib(line.size_bytes),
+            gib(line.decode_bytes) if line.decode_bytes else "",
+            _ms(line.decode_s),
+            _ms(line.prefill_s),
+            line.reason,
+        )
+        for line in made.lines
+    ]
+    return table(rows, head, right=(2, 3, 4, 5))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 5e-6 else ""
+
+
+def _facts(made: Plan) -> str:
+    host, speed, rates = made.host, made.speed, made.host.rates
+    early = min(EARLY_TOKENS, made.context - 1)
+    rows = [
+        ("Machine", f"{host.name}, {host.isa}"),
+        ("Context", f"{made.context} positions"),
+        (
+            "Decode",
+            f"{speed.decode:.1f} tokens/s after {early} tokens,"
+            f" {speed.decode_full:.1f} at the end of the context",
+        ),
+        ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {min(PREFILL_CHUNK, made.context)}"),
+        (
+            "Rates",
+            f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
+            f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
+        ),
+        ("", rates.basis),
+    ]
+    return table(rows)

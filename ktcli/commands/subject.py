@@ -1,0 +1,58 @@
+"""The model that `plan` and `bench` are about: known by name, pulled, converted or in a local folder.
+
+Both need only its shape and number formats, so a catalogue name is enough; a pack's own formats count
+unless the command line asks for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli.store import catalog, library
+from ktcli.store.library import Kind
+from ktcli.weights.checkpoint import read_config
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model by its shape.
+
+    Attributes:
+        name: for people.
+        config: its `config.json`.
+        recipe: number formats, existing or intended.
+        pack: folder of the conversion with exactly these formats; None: there is none on disk.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    recipe: Recipe
+    pack: Path | None = None
+
+
+def find_subject(name: str, experts: str | None = None, dense: str | None = None) -> Subject:
+    """What `name` means: on disk first, then in the catalogue.
+
+    Args:
+        experts, dense: names of other formats than it has or would get.
+    Raises:
+        UsageError: not a name, or no such format.
+        NotFound: nothing on disk and not in the catalogue.
+    """
+    entry = library.find(name)
+    if entry is not None and entry.kind is Kind.PACK:
+        pack = Pack.open(entry.path)
+        own = pack.recipe
+        recipe = Recipe.named(experts or own.experts.name, dense or own.dense.name)
+        return Subject(entry.name, pack.config, recipe, entry.path if recipe == own else None)
+    profile = catalog.find(name if entry is None else entry.name)
+    if profile is not None:
+        recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
+        return Subject(profile.name, profile.config, recipe)
+    entry = entry or library.resolve(name)
+    return Subject(entry.name, read_config(entry.path), Recipe.named(experts, dense))

@@ -1,0 +1,149 @@
+"""Engines for measuring: the true shapes of a model, random weights, as many layers as fit.
+
+A layer costs the same wherever it stands, so a few layers of a model that does not fit say what the
+whole would do. Cutting keeps at least one layer with routed experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ktcli.engine.engine import Engine, Options
+from ktcli.engine.loader import Progress, memory_bytes
+from ktcli.engine.session import Session
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.models import Model, build
+from ktcli.planner.placement import PROCESS_BYTES, scratch_bytes
+from ktcli.planner.spec import experts_touched, kv_bytes
+from ktcli.weights.recipe import Recipe
+
+SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    """Decoder layers of a config."""
+    return build(config).spec.layers
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first `layers` layers, the last of which has routed experts.
+
+    Where the model begins with more dense layers than that, fewer of them are kept.
+    """
+    dense = int(config.get("first_k_dense_replace") or 0)
+    only = [i for i in config.get("mlp_only_layers") or [] if i < layers - 1]
+    changed: dict[str, Any] = {"num_hidden_layers": layers}
+    if dense:
+        changed["first_k_dense_replace"] = min(dense, layers - 1)
+    if config.get("mlp_only_layers"):
+        changed["mlp_only_layers"] = only
+    return {**config, **changed}
+
+
+def need_bytes(model: Model, recipe: Recipe, context: int) -> int:
+    """Memory of an engine with one session."""
+    room = kv_bytes(model.spec, context) + scratch_bytes(model) + PROCESS_BYTES
+    return memory_bytes(model, recipe) + room
+
+
+def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free_bytes: int) -> int:
+    """The most layers that fit into `free_bytes`.
+
+    Raises:
+        NotEnoughMemory: not even one does.
+    """
+    whole = layer_count(config)
+    low, high = 0, whole
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = need_bytes(build(cut(config, middle)), recipe, context) <= free_bytes
+        low, high = (middle, high) if fits else (low, middle - 1)
+    if low == 0:
+        need = need_bytes(build(cut(config, 1)), recipe, context)
+        raise NotEnoughMemory("one layer of the model", need, free_bytes)
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to make.
+
+    Attributes:
+        layers: None = as many as fit.
+        context: positions of a session.
+        free_bytes: memory that may be used.
+    """
+
+    recipe: Recipe
+    layers: int | None
+    context: int
+    free_bytes: int
+    threads: int | None = None
+
+
+def random_engine(
+    config: Mapping[str, Any], request: Request, progress: Progress | None = None
+) -> Engine:
+    """An engine of the config's shapes with random weights.
+
+    Raises:
+        UsageError: more layers than the model has.
+        NotEnoughMemory: the layers do not fit.
+    """
+    whole = layer_count(config)
+    if request.layers is not None and request.layers > whole:
+        raise UsageError(f"the model has {whole} layers, --layers asks for {request.layers}")
+    layers = request.layers or fitting_layers(
+        config, request.recipe, request.context, request.free_bytes
+    )
+    model = build(cut(config, layers))
+    options = Options(context=request.context, threads=request.threads)
+    return Engine.random(model, request.recipe, options, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly the router chose experts over some tokens.
+
+    Attributes:
+        tokens: that were counted.
+        seen: mean share of a layer's experts that at least one token chose.
+        expected: that share if all experts were equally likely.
+        busiest: load of the busiest expert of any layer, in multiples of the mean.
+    """
+
+    tokens: int
+    seen: float
+    expected: float
+    busiest: float
+
+    @property
+    def even(self) -> bool:
+        """Close to what equal chances give."""
+        return self.seen >= 0.8 * self.expected
+
+
+def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
+    """Count the experts that random ids reach; None for a model without. Leaves the session empty."""
+    spec = engine.spec
+    if not spec.moe_layers:
+        return None
+    tokens = min(SPREAD_TOKENS, engine.context)
+    session.truncate(0)
+    session.feed(np.random.default_rng(seed).integers(0, spec.vocab, tokens).tolist())
+    session.truncate(0)
+    loads = np.stack(
+        [
+            np.bincount(
+                engine.program.routing(r, tokens, spec.top_k)[0].ravel(), minlength=spec.experts
+            )
+            for r in engine.routings
+        ]
+    )  # [moe layers, experts]
+    expected = experts_touched(spec, tokens) / spec.experts
+    mean = tokens * spec.top_k / spec.experts
+    return Spread(tokens, float((loads > 0).mean()), expected, float(loads.max() / mean))

@@ -1,0 +1,153 @@
+"""`kt bench`: the real engine on tiny random weights. What is printed, never how fast it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+from shapes import config
+
+from ktcli.main import main
+
+KEYS = {
+    "work": str,
+    "model": str,
+    "format": str,
+    "isa": str,
+    "threads": int,
+    "n_tokens": int,
+    "tok_s": float,
+    "tok_s_min": float,
+    "tok_s_max": float,
+    "gb_s": float,
+    "gop_s": float,
+    "percent_of_ceiling": float,
+    "noisy": bool,
+}
+TINY = {
+    "qwen3": config(
+        "qwen3-30b-a3b",
+        hidden_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=16,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        vocab_size=256,
+        max_position_embeddings=512,
+    ),
+    "deepseek": config(
+        "deepseek-v3",
+        hidden_size=128,
+        num_hidden_layers=4,
+        first_k_dense_replace=2,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        n_routed_experts=16,
+        num_experts_per_tok=4,
+        n_group=4,
+        topk_group=2,
+        num_attention_heads=4,
+        q_lora_rank=64,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=32,
+        v_head_dim=32,
+        vocab_size=256,
+        max_position_embeddings=4096,
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KT_THREADS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture(params=TINY)
+def model(request: pytest.FixtureRequest, home: Path) -> str:
+    """A folder with nothing but a config: shapes are all that a benchmark needs."""
+    folder = home / request.param
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY[request.param]))
+    return str(folder)
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert main(["bench", *arguments, "--runs", "1", "--threads", "1", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("work", ["decode", "prefill"])
+def test_one_document_with_the_agreed_keys(work: str, model: str, capsys):
+    found = measured(capsys, work, model, "--tokens", "4")
+    assert set(found) == {"machine", "ceilings", "results"}
+    assert set(found["ceilings"]) == {"read_gb_s", "int8_gop_s", "bf16_gflop_s"}
+    assert all(rate > 0 for rate in found["ceilings"].values())
+    (row,) = found["results"]
+    assert {key: type(row[key]) for key in KEYS} == KEYS
+    assert (row["work"], row["n_tokens"], row["threads"]) == (work, 4, 1)
+    assert 0 < row["tok_s_min"] <= row["tok_s"] <= row["tok_s_max"]
+    assert found["machine"]["isa"] == row["isa"]
+
+
+def test_formats_and_layers_are_those_asked_for(model: str, capsys):
+    (row,) = measured(
+        capsys, "decode", model, "--layers", "1", "--experts", "int8", "--dense", "bf16", "-n", "2"
+    )["results"]
+    assert (row["format"], row["dense"], row["layers"]) == ("int8", "bf16", 1)
+    # One layer is one with experts, also where the model begins with dense ones.
+    assert row["experts_seen_percent"] > 0
+
+
+def test_all_layers_by_default(model: str, capsys):
+    (row,) = measured(capsys, "prefill", model, "-n", "16")["results"]
+    assert row["layers"] == row["layers_of_model"] > 2
+
+
+def test_nothing_in_the_document_names_the_host(model: str, capsys):
+    import socket
+
+    found = measured(capsys, "decode", model, "-n", "2", "--layers", "1")
+    assert socket.gethostname() not in json.dumps(found["machine"])
+
+
+def test_the_profile_counts_every_kind_of_operation(model: str, capsys):
+    (row,) = measured(capsys, "decode", model, "-n", "4", "--profile")["results"]
+    assert {"embed", "norm", "linear", "route", "experts", "output head"} <= set(row["profile_s"])
+    assert sum(row["profile_s"].values()) * row["tok_s_min"] <= 4 * 1.05
+
+
+def test_people_see_what_was_reached(model: str, capsys):
+    code = main(["bench", "decode", model, "-n", "2", "--layers", "1", "--runs", "1", "--profile"])
+    assert code == 0
+    shown = capsys.readouterr().out
+    for word in (
+        "tokens/s",
+        "GB/s",
+        "% of the read bandwidth",
+        "between operations",
+        "even chances",
+    ):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["decode", "no-such-model"], 3, "no model"),
+        (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
+        (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),
+        (["prefill", "qwen3-30b-a3b", "--experts", "int3"], 2, "int3"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_one_sentence(
+    arguments: list[str], code: int, sentence: str, capsys
+):
+    assert main(["bench", *arguments]) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said

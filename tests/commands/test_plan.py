@@ -1,0 +1,124 @@
+"""`kt plan`: every name that can be planned for, both forms of output, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from shapes import config
+
+from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
+from ktcli.hardware.profile import document as machine_document
+from ktcli.main import main
+from ktcli.store import catalog
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    for name in ("KT_ISA", "KT_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def server(gib: int = 1024, gpus: tuple[Gpu, ...] = ()) -> Machine:
+    """Two sockets of 32 cores with hyperthreads, and a memory node without cores."""
+    nodes = tuple(
+        Node(i, tuple(range(32 * i, 32 * i + 32)), gib * GIB // 2, gib * GIB // 2) for i in (0, 1)
+    )
+    flags = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+    return Machine(
+        name="recorded",
+        system="Linux 6.1",
+        cpu=Cpu("Some CPU", (), flags, 2, 64, 128, tuple(range(64))),
+        memory=Memory(gib * GIB, gib * GIB),
+        nodes=(*nodes, Node(2, (), 256 * GIB, 256 * GIB)),
+        gpus=gpus,
+    )
+
+
+def write(machine: Machine, folder: Path) -> Path:
+    path = folder / "machine.json"
+    path.write_text(json.dumps(machine_document(machine)))
+    return path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    code = main(["plan", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_every_name_of_the_catalogue(name: str, home: Path, capsys):
+    code, plan = planned(capsys, name, "--machine", str(write(server(4096), home)))
+    assert code == 0
+    assert plan["model"] == name
+    assert plan["fits"] is True
+    assert plan["need_bytes"] == sum(line["size_bytes"] for line in plan["lines"])
+    assert plan["predicted"]["decode_tok_s"] > 0
+
+
+def test_on_this_machine(capsys):
+    code, plan = planned(capsys, "qwen3-30b-a3b")
+    assert code == (0 if plan["fits"] else 4)
+    assert plan["machine"]["threads"] >= 1
+    assert plan["rates"]["basis"]
+
+
+def test_a_checkpoint_in_a_folder(home: Path, capsys):
+    folder = home / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("qwen3-30b-a3b", num_hidden_layers=2)))
+    code, plan = planned(capsys, str(folder), "--experts", "bf16")
+    assert code == 0
+    assert (plan["model"], plan["experts"], plan["dense"]) == ("mine", "bf16", "int8")
+
+
+def test_threads_are_physical_cores_of_nodes_that_have_some(home: Path, capsys):
+    _, plan = planned(capsys, "qwen3-30b-a3b", "--machine", str(write(server(), home)))
+    assert plan["machine"]["threads"] == 64
+    assert plan["machine"]["isa"] == "avx512"
+
+
+def test_a_gpu_is_named_and_said_to_be_idle(home: Path, capsys):
+    machine = server(gpus=(Gpu(0, "Some GPU", 24 * GIB, 23 * GIB),))
+    _, plan = planned(capsys, "deepseek-v3", "--machine", str(write(machine, home)))
+    assert any(
+        "Some GPU with 24.0 GiB" in note and "does not use it" in note for note in plan["notes"]
+    )
+    assert {line["where"] for line in plan["lines"]} == {"memory"}
+
+
+def test_a_refused_plan_is_shown_and_ends_with_its_own_code(home: Path, capsys):
+    machine = str(write(server(16), home))
+    assert main(["plan", "deepseek-v3", "--machine", machine]) == 4
+    shown = capsys.readouterr().out
+    assert "does not fit" in shown
+    assert "more memory would do" in shown
+
+
+def test_people_see_every_part(home: Path, capsys):
+    assert main(["plan", "deepseek-v2-lite", "--machine", str(write(server(), home))]) == 0
+    shown = capsys.readouterr().out
+    for word in ("routed experts", "shared experts", "KV cache", "tokens/s", "assumed", "6 of 64"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["no-such-model"], 3, "no model"),
+        (["qwen3-30b-a3b", "--experts", "int5"], 2, "int5"),
+        (["qwen3-30b-a3b", "--context", "9999999"], 2, "40960 positions"),
+        (["qwen3-30b-a3b", "--context", "0"], 2, "context"),
+        (["qwen3-30b-a3b", "--machine", "/nowhere.toml"], 3, "/nowhere.toml"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_one_sentence(
+    arguments: list[str], code: int, sentence: str, capsys
+):
+    assert main(["plan", *arguments]) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
