@@ -1,0 +1,137 @@
+/* everything.h - a small program in which every operation occurs, for tests that are not about results:
+ * one GQA layer with routed experts, one MLA layer with a dense swiglu, embeddings and logits. */
+#ifndef KT_EVERYTHING_H
+#define KT_EVERYTHING_H
+
+#include "check.h"
+
+enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 48, EV_LORA = 32 };
+
+typedef struct everything {
+    kt_program *program;
+    kt_view logits;
+    int32_t routing;
+    test_weight qkv, o, router, gate_up, down, q, latent, uk_in, uk_out, uv, head;
+    uint16_t *table;
+    float gain[EV_HIDDEN], inv_freq[8];
+    int32_t pages[EV_PAGES];
+    void *cache;
+    size_t page_bytes;
+} everything;
+
+static inline kt_view part(kt_view v, int32_t column, int32_t width)
+{
+    return (kt_view){v.buffer, v.column + column, width};
+}
+
+static inline void ev_weights(everything *e, kt_pool *pool)
+{
+    const kt_format *i4 = &test_formats[INT4_G32].format, *i8 = &test_formats[INT8].format;
+    const kt_format *b = &test_formats[BF16].format;
+    e->qkv = make_weight(pool, i8, 128, EV_HIDDEN, 1, 1);
+    e->o = make_weight(pool, i8, EV_HIDDEN, 64, 1, 2);
+    e->router = make_weight(pool, b, EV_EXPERTS, EV_HIDDEN, 1, 3);
+    e->gate_up = make_weight(pool, i4, 2 * EV_WIDTH, EV_HIDDEN, EV_EXPERTS, 4);
+    e->down = make_weight(pool, i4, EV_HIDDEN, EV_WIDTH, EV_EXPERTS, 5);
+    e->q = make_weight(pool, b, 4 * 32, EV_HIDDEN, 1, 6);
+    e->latent = make_weight(pool, b, EV_LORA + 16, EV_HIDDEN, 1, 7);
+    e->uk_in = make_weight(pool, b, EV_LORA, 16, 4, 8);
+    e->uk_out = make_weight(pool, b, 16, EV_LORA, 4, 9);
+    e->uv = make_weight(pool, b, 16, EV_LORA, 4, 10);
+    e->head = make_weight(pool, i8, EV_VOCAB, EV_HIDDEN, 1, 11);
+    e->table = need(EV_VOCAB * EV_HIDDEN * sizeof *e->table);
+    uint64_t state = 12;
+    for (int i = 0; i < EV_VOCAB * EV_HIDDEN; i++)
+        e->table[i] = to_bf16(random_float(&state));
+    for (int i = 0; i < EV_HIDDEN; i++)
+        e->gain[i] = 1 + 0.1f * random_float(&state);
+    for (int i = 0; i < 8; i++)
+        e->inv_freq[i] = powf(10000, -(float)i / 8);
+}
+
+static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_t table)
+{
+    kt_program *p = e->program;
+    kt_view qkv = make_view(p, 128, KT_ROWS_TOKENS), out = make_view(p, 64, KT_ROWS_TOKENS);
+    kt_view y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), scores = make_view(p, EV_EXPERTS, KT_ROWS_TOKENS);
+    kt_view q = part(qkv, 0, 64), k = part(qkv, 64, 32), v = part(qkv, 96, 32);
+    kt_gqa shape = {4, 2, 16, 0.25f, 0};
+    kt_router router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
+    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_norm(p, q, q, 16, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_rope(p, q, table, 16, 0, 0), kt_program_error(p));
+    OK(kt_program_rope(p, k, table, 16, 0, 0), kt_program_error(p));
+    OK(kt_program_gqa(p, out, q, k, v, &shape), kt_program_error(p));
+    OK(kt_program_linear(p, y, out, &e->o.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_add(p, x, x, y), kt_program_error(p));
+    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_linear(p, scores, normed, &e->router.w, NULL, 1), kt_program_error(p));
+    e->routing = kt_program_route(p, scores, &router);
+    OK(e->routing, kt_program_error(p));
+    OK(kt_program_experts(p, y, normed, e->routing, &e->gate_up.w, &e->down.w), kt_program_error(p));
+    OK(kt_program_add(p, x, x, y), kt_program_error(p));
+}
+
+static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_t table, size_t offset)
+{
+    kt_program *p = e->program;
+    kt_view q = make_view(p, 128, KT_ROWS_TOKENS), latent = make_view(p, EV_LORA + 16, KT_ROWS_TOKENS);
+    kt_view out = make_view(p, 64, KT_ROWS_TOKENS), y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_mla shape = {4, 16, 16, 16, EV_LORA, 0.2f, offset, e->uk_in.w, e->uk_out.w, e->uv.w};
+    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_linear(p, q, normed, &e->q.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_linear(p, latent, normed, &e->latent.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_rope(p, q, table, 32, 16, 1), kt_program_error(p));
+    OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
+    OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
+    OK(kt_program_swiglu(p, part(y, 0, 32), out), kt_program_error(p));
+    OK(kt_program_add(p, part(x, 0, 32), part(x, 0, 32), part(y, 0, 32)), kt_program_error(p));
+}
+
+/* max_tokens 80, max_outputs 3 */
+static inline everything *ev_make(kt_pool *pool, int32_t exact)
+{
+    everything *e = need(sizeof *e);
+    size_t first = 64 * 64 * (exact ? 4u : 2u);
+    e->page_bytes = first + 64 * (EV_LORA + 16) * (exact ? 4u : 2u);
+    e->cache = need(EV_PAGES * e->page_bytes);
+    for (int32_t i = 0; i < EV_PAGES; i++)
+        e->pages[i] = EV_PAGES - 1 - i;
+    ev_weights(e, pool);
+    kt_program *p = e->program = make_program(pool, 80, 3, exact);
+    kt_view x = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), normed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_view last = make_view(p, EV_HIDDEN, KT_ROWS_OUTPUTS);
+    e->logits = make_view(p, EV_VOCAB, KT_ROWS_OUTPUTS);
+    int32_t table = kt_program_rope_table(p, 16, e->inv_freq, 1);
+    OK(table, kt_program_error(p));
+    OK(kt_program_embed(p, x, e->table, EV_VOCAB), kt_program_error(p));
+    ev_gqa_layer(e, x, normed, table);
+    ev_mla_layer(e, x, normed, table, first);
+    OK(kt_program_select(p, last, x), kt_program_error(p));
+    OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    return e;
+}
+
+static inline void ev_free(everything *e)
+{
+    test_weight *all[] = {&e->qkv, &e->o, &e->router, &e->gate_up, &e->down, &e->q, &e->latent, &e->uk_in,
+                          &e->uk_out, &e->uv, &e->head};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free_weight(all[i]);
+    kt_program_free(e->program);
+    free(e->table);
+    free(e->cache);
+    free(e);
+}
+
+/* A step of n tokens at `start`, the last `outputs` of which give logits; ids must hold n. */
+static inline kt_step ev_step(const everything *e, const int32_t *ids, int64_t n, int64_t start, int64_t outputs)
+{
+    return (kt_step){.n_tokens = n, .start = start, .first_output = n - outputs, .ids = ids, .pages = e->pages,
+                     .n_pages = EV_PAGES, .cache = e->cache, .cache_pages = EV_PAGES, .page_bytes = e->page_bytes};
+}
+
+#endif

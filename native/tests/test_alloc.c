@@ -1,0 +1,97 @@
+/* test_alloc.c - nothing is allocated while a program runs: every way to get memory is wrapped (linked
+ * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context. */
+#include "everything.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+static _Atomic int counting, calls;
+
+static void note(void)
+{
+    if (atomic_load(&counting))
+        atomic_fetch_add(&calls, 1);
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void *__real_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset);
+void __real_free(void *memory);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset);
+void __wrap_free(void *memory);
+
+void *__wrap_malloc(size_t size)
+{
+    note();
+    return __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+    note();
+    return __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *old, size_t size)
+{
+    note();
+    return __real_realloc(old, size);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size)
+{
+    note();
+    return __real_aligned_alloc(alignment, size);
+}
+
+void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset)
+{
+    note();
+    return __real_mmap(at, size, protection, flags, fd, offset);
+}
+
+void __wrap_free(void *memory)
+{
+    note();
+    __real_free(memory);
+}
+
+static void count(everything *e, int64_t n, int64_t start, const char *what)
+{
+    int32_t ids[80];
+    for (int i = 0; i < 80; i++)
+        ids[i] = i % EV_VOCAB;
+    kt_step s = ev_step(e, ids, n, start, 1);
+    atomic_store(&calls, 0);
+    atomic_store(&counting, 1);
+    int code = kt_program_run(e->program, &s);
+    atomic_store(&counting, 0);
+    OK(code, kt_program_error(e->program));
+    CHECK(atomic_load(&calls) == 0, "%s: %d calls to the allocator", what, atomic_load(&calls));
+}
+
+int main(void)
+{
+    kt_pool *pool = make_pool(NULL, 2);
+    for (int32_t exact = 0; exact < 2; exact++) {
+        everything *e = ev_make(pool, exact);
+        count(e, 1, 0, "first token");
+        count(e, 1, 1, "one token");
+        count(e, 80, 2, "many tokens");
+        count(e, 1, 1200, "one token, long context");
+        count(e, 80, 1190, "many tokens, long context");
+        ev_free(e);
+    }
+    kt_pool_free(pool);
+    atomic_store(&counting, 1);
+    void *volatile kept = malloc(1);        /* volatile: the pair must not be optimised away */
+    free(kept);
+    CHECK(atomic_load(&calls) >= 2, "the wrapping itself does not work");
+    return report("test_alloc");
+}

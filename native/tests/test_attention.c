@@ -1,0 +1,325 @@
+/* test_attention.c - GQA and MLA over a paged cache against plain loops: prefill in one piece, in chunks
+ * and token by token; and the law that thread counts never change a bit. */
+#include "check.h"
+
+enum { LAYER = 192 };           /* bytes in a page before this layer */
+
+typedef struct shape {
+    const char *name;
+    int32_t mla, heads, kv_heads, dim;          /* GQA */
+    int32_t nope, rope, v, lora;                /* MLA */
+    int format;
+} shape;
+
+static const shape shapes[] = {
+    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0},
+    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0},
+    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0},
+    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16},
+    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8},
+    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32},
+};
+
+typedef struct model {
+    const shape *s;
+    int32_t exact, q_width, kv_width, out_width;
+    float scale;
+    size_t page_bytes;
+    test_weight uk_in, uk_out, uv;
+} model;
+
+typedef struct run {
+    kt_program *program;
+    kt_view q, k, v, out;       /* MLA: k is the latent */
+} run;
+
+static void transpose(test_weight *to, const test_weight *from)
+{
+    for (int64_t i = 0; i < from->w.count; i++) {
+        for (int64_t n = 0; n < from->w.n; n++) {
+            for (int64_t k = 0; k < from->w.k; k++)
+                to->values[(i * from->w.k + k) * from->w.n + n] = from->values[(i * from->w.n + n) * from->w.k + k];
+        }
+    }
+}
+
+/* uk_out holds the transposes of uk_in; for a lossy format the two differ a little, as in a pack. */
+static void make_mla(kt_pool *pool, model *m)
+{
+    const shape *s = m->s;
+    const kt_format *f = &test_formats[s->format].format;
+    m->uk_in = make_weight(pool, f, s->lora, s->nope, s->heads, 11);
+    m->uk_out = make_weight(pool, f, s->nope, s->lora, s->heads, 12);
+    m->uv = make_weight(pool, f, s->v, s->lora, s->heads, 13);
+    transpose(&m->uk_out, &m->uk_in);
+    size_t size = kt_packed_bytes(f, s->nope, s->lora);
+    for (int64_t i = 0; i < s->heads; i++) {
+        OK(kt_pack(pool, f, s->nope, s->lora, m->uk_out.values + i * s->nope * s->lora, 1,
+                   (uint8_t *)m->uk_out.data + (size_t)i * size, NULL), kt_pool_error(pool));
+    }
+}
+
+static model make_model(kt_pool *pool, const shape *s, int32_t exact)
+{
+    model m = {.s = s, .exact = exact};
+    size_t element = exact ? 4 : 2;
+    if (s->mla) {
+        make_mla(pool, &m);
+        m.q_width = s->heads * (s->nope + s->rope);
+        m.kv_width = s->lora + s->rope;
+        m.out_width = s->heads * s->v;
+        m.scale = 1 / sqrtf((float)(s->nope + s->rope));
+        m.page_bytes = LAYER + (size_t)m.kv_width * 64 * element;
+    } else {
+        m.q_width = m.out_width = s->heads * s->dim;
+        m.kv_width = s->kv_heads * s->dim;
+        m.scale = 1 / sqrtf((float)s->dim);
+        m.page_bytes = LAYER + (size_t)m.kv_width * 64 * 2 * element;
+    }
+    return m;
+}
+
+static void free_model(model *m)
+{
+    if (m->s->mla) {
+        free_weight(&m->uk_in);
+        free_weight(&m->uk_out);
+        free_weight(&m->uv);
+    }
+}
+
+static run record(kt_pool *pool, const model *m, int64_t tokens)
+{
+    const shape *s = m->s;
+    run r = {.program = make_program(pool, tokens, 1, m->exact)};
+    kt_program *p = r.program;
+    r.q = make_view(p, m->q_width, KT_ROWS_TOKENS);
+    r.k = make_view(p, m->kv_width, KT_ROWS_TOKENS);
+    r.v = s->mla ? r.k : make_view(p, m->kv_width, KT_ROWS_TOKENS);
+    r.out = make_view(p, m->out_width, KT_ROWS_TOKENS);
+    if (s->mla) {
+        kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w};
+        OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
+    } else {
+        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER};
+        OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
+    }
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    return r;
+}
+
+/* What token t brings; the same in every run. */
+static void inputs(int64_t t, float *q, int32_t q_width, float *k, float *v, int32_t kv_width)
+{
+    if (q)
+        fill(q, (size_t)q_width, 1000 + (uint64_t)t);
+    if (k)
+        fill(k, (size_t)kv_width, 500000 + (uint64_t)t);
+    if (v && v != k)
+        fill(v, (size_t)kv_width, 900000 + (uint64_t)t);
+}
+
+typedef struct cache {
+    void *data;
+    int32_t *pages;
+    int64_t n;
+} cache;
+
+/* Pages in a scrambled order, with one more than needed. */
+static cache make_cache(const model *m, int64_t tokens)
+{
+    cache c = {.n = (tokens + 63) / 64};
+    c.data = need((size_t)(c.n + 1) * m->page_bytes);
+    c.pages = need((size_t)c.n * sizeof(int32_t));
+    for (int64_t i = 0; i < c.n; i++)
+        c.pages[i] = (int32_t)(c.n - i);
+    return c;
+}
+
+static void free_cache(cache *c)
+{
+    free(c->data);
+    free(c->pages);
+}
+
+static void step(run *r, const model *m, const cache *c, int64_t start, int64_t n, float *out)
+{
+    for (int64_t t = 0; t < n; t++)
+        inputs(start + t, row_of(r->program, r->q, t), m->q_width, row_of(r->program, r->k, t),
+               row_of(r->program, r->v, t), m->kv_width);
+    kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n,
+                 .cache = c->data, .cache_pages = c->n + 1, .page_bytes = m->page_bytes};
+    OK(kt_program_run(r->program, &s), kt_program_error(r->program));
+    for (int64_t t = 0; t < n && out; t++)
+        memcpy(out + t * m->out_width, row_of(r->program, r->out, t), sizeof(float) * (size_t)m->out_width);
+}
+
+/* ---- the reference ------------------------------------------------------------------------------ */
+
+/* As the cache keeps it. */
+static double kept(const model *m, float x)
+{
+    return (double)(m->exact ? x : from_bf16(to_bf16(x)));
+}
+
+/* Softmax of q . keys, weighted sum of the values; dk and dv columns of rows of `stride`. */
+static void attend(const double *q, const double *keys, const double *values, int64_t n, int64_t dk, int64_t dv,
+                   int64_t stride, double scale, double *out)
+{
+    double *weight = need(sizeof(double) * (size_t)n), max = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        weight[j] = 0;
+        for (int64_t i = 0; i < dk; i++)
+            weight[j] += q[i] * keys[j * stride + i] * scale;
+        max = fmax(max, weight[j]);
+    }
+    memset(out, 0, sizeof(double) * (size_t)dv);
+    for (int64_t j = 0; j < n; j++) {
+        weight[j] = exp(weight[j] - max);
+        sum += weight[j];
+        for (int64_t i = 0; i < dv; i++)
+            out[i] += weight[j] * values[j * stride + i];
+    }
+    for (int64_t i = 0; i < dv; i++)
+        out[i] /= sum;
+    free(weight);
+}
+
+/* Absorbed: (uk_in q_nope, q_rope) against latent rows, then uv. */
+static void expect_mla(const model *m, const float *q, const double *rows, int64_t n, double *out)
+{
+    const shape *s = m->s;
+    double x[512], absorbed[512], latent[512];
+    for (int64_t h = 0; h < s->heads; h++) {
+        const float *mine = q + h * (s->nope + s->rope);
+        for (int64_t i = 0; i < s->nope; i++)
+            x[i] = (double)mine[i];
+        multiply(m->uk_in.values + h * s->lora * s->nope, s->lora, s->nope, x, absorbed);
+        for (int64_t i = 0; i < s->rope; i++)
+            absorbed[s->lora + i] = (double)mine[s->nope + i];
+        attend(absorbed, rows, rows, n, s->lora + s->rope, s->lora, m->kv_width, (double)m->scale, latent);
+        multiply(m->uv.values + h * s->v * s->lora, s->v, s->lora, latent, out + h * s->v);
+    }
+}
+
+static void expect_gqa(const model *m, const float *q, const double *k, const double *v, int64_t n, double *out)
+{
+    const shape *s = m->s;
+    double x[512];
+    for (int64_t h = 0; h < s->heads; h++) {
+        int64_t at = h / (s->heads / s->kv_heads) * s->dim;
+        for (int64_t i = 0; i < s->dim; i++)
+            x[i] = (double)q[h * s->dim + i];
+        attend(x, k + at, v + at, n, s->dim, s->dim, m->kv_width, (double)m->scale, out + h * s->dim);
+    }
+}
+
+/* Compare out [tokens][out_width] at every `every`-th token. */
+static void compare(const model *m, const float *out, int64_t tokens, int64_t every, double tolerance,
+                    const char *how)
+{
+    size_t width = (size_t)m->kv_width;
+    double *k = need(sizeof(double) * width * (size_t)tokens), *v = need(sizeof(double) * width * (size_t)tokens);
+    double *want = need(sizeof(double) * (size_t)m->out_width);
+    float *q = need(sizeof(float) * (size_t)m->q_width), *row = need(sizeof(float) * 2 * width);
+    for (int64_t t = 0; t < tokens; t++) {
+        inputs(t, NULL, 0, row, row + width, m->kv_width);
+        for (size_t i = 0; i < width; i++) {
+            k[(size_t)t * width + i] = kept(m, row[i]);
+            v[(size_t)t * width + i] = kept(m, row[width + i]);
+        }
+    }
+    for (int64_t t = tokens - 1; t >= 0; t -= every) {
+        inputs(t, q, m->q_width, NULL, NULL, 0);
+        if (m->s->mla)
+            expect_mla(m, q, k, t + 1, want);
+        else
+            expect_gqa(m, q, k, v, t + 1, want);
+        double off = distance(out + t * m->out_width, want, m->out_width);
+        CHECK(off <= tolerance, "%s, %s, %s: token %lld of %lld is off by %g", m->s->name,
+              m->exact ? "exact" : "fast", how, (long long)t, (long long)tokens, off);
+    }
+    free(k);
+    free(v);
+    free(want);
+    free(q);
+    free(row);
+}
+
+/* ---- the laws ----------------------------------------------------------------------------------- */
+
+static void check_shape(const char *isa, const shape *s, int32_t exact)
+{
+    enum { TOKENS = 580 };     /* into the second span of 512 keys */
+    kt_pool *pool = make_pool(isa, 3);
+    model m = make_model(pool, s, exact);
+    double tolerance = exact ? 1e-5 : 2 * fast_tolerance(&test_formats[s->mla ? s->format : BF16].format) + 0.01;
+    float *out = need(sizeof(float) * TOKENS * (size_t)m.out_width);
+    run whole = record(pool, &m, TOKENS), some = record(pool, &m, 77);
+    cache c = make_cache(&m, TOKENS);
+    step(&whole, &m, &c, 0, TOKENS, out);
+    compare(&m, out, TOKENS, 41, tolerance, "one piece");
+    memset(c.data, 0xff, (size_t)(c.n + 1) * m.page_bytes);     /* NaN: what was not appended must not be read */
+    for (int64_t t = 0; t < 539; t += 77)
+        step(&some, &m, &c, t, 77, out + t * m.out_width);
+    for (int64_t t = 539; t < 574; t += 7)
+        step(&some, &m, &c, t, 7, out + t * m.out_width);
+    for (int64_t t = 574; t < TOKENS; t++)
+        step(&some, &m, &c, t, 1, out + t * m.out_width);
+    compare(&m, out, TOKENS, 23, tolerance, "chunks");
+    for (int64_t t = 0; t < 70; t++)
+        step(&some, &m, &c, t, 1, out + t * m.out_width);
+    compare(&m, out, 70, 1, tolerance, "token by token");
+    free_cache(&c);
+    free(out);
+    kt_program_free(whole.program);
+    kt_program_free(some.program);
+    free_model(&m);
+    kt_pool_free(pool);
+}
+
+/* `tokens` tokens at `start` on a cache of random pages: the same bits from 1 to 4 threads. */
+static void check_threads(const char *isa, const shape *s, int64_t start, int64_t tokens)
+{
+    float *out[5] = {0};
+    for (int32_t threads = 1; threads <= 4; threads++) {
+        kt_pool *pool = make_pool(isa, threads);
+        model m = make_model(pool, s, 0);
+        run r = record(pool, &m, tokens);
+        cache c = make_cache(&m, start + tokens);
+        uint64_t state = 5;
+        for (size_t i = 0; i < (size_t)(c.n + 1) * m.page_bytes / 2; i++)
+            ((uint16_t *)c.data)[i] = to_bf16(random_float(&state));
+        size_t size = sizeof(float) * (size_t)(tokens * m.out_width);
+        out[threads] = need(size);
+        step(&r, &m, &c, start, tokens, out[threads]);
+        CHECK(memcmp(out[1], out[threads], size) == 0, "%s, %s: %d threads give other bits at %lld", isa, s->name,
+              threads, (long long)start);
+        free_cache(&c);
+        kt_program_free(r.program);
+        free_model(&m);
+        kt_pool_free(pool);
+    }
+    for (int32_t threads = 1; threads <= 4; threads++)
+        free(out[threads]);
+}
+
+int main(void)
+{
+    const char *rows[8];
+    int n = usable_rows(rows);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (int row = 0; row < n; row += n > 1 ? n - 1 : 1) {      /* the best and the portable one */
+            check_shape(rows[row], &shapes[i], 0);
+            check_shape(rows[row], &shapes[i], 1);
+        }
+        for (int row = 0; row < n; row++) {
+            check_threads(rows[row], &shapes[i], 1300, 1);
+            check_threads(rows[row], &shapes[i], 500, 45);
+        }
+    }
+    /* So long, and of so many wide heads, that the partials need several waves. */
+    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16};
+    check_threads(rows[0], &wide, 5000, 7);
+    return report("test_attention");
+}
