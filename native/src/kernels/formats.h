@@ -37,7 +37,7 @@
  *      error never wins; if nothing wins, the group is encoded as in step 1.
  *
  * So values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
- * under 2^-60): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has
+ * under 2^-60, or it is cut by column k and the codebook has no 0 for the padding): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has
  * error 0. m / cb[0] is negative for positive m: scales carry a sign, which gives int4 its -8 on either
  * side. The grid of 23 factors reaches within 0.5 % of the error of a search ten times as fine, on
  * Gaussian, heavy-tailed and outlier weights (relative error at g64: 9.05 against 9.00 % on Gaussian).

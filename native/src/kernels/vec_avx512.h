@@ -71,7 +71,13 @@ INLINE void vf_store_bf16(uint16_t *p, vf a)
 INLINE vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
-INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+INLINE int32_t vi_sum(vi a)
+{
+    __m256i e = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+    __m128i q = _mm_add_epi32(_mm256_castsi256_si128(e), _mm256_extracti128_si256(e, 1));
+    q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xB1)));
+}
 INLINE vi vi_shl(vi a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE vi vi_sar(vi a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE vi vi_shr(vi a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }

@@ -62,12 +62,13 @@ INLINE vi vi_load(const void *p)
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
-INLINE vi vi_add(vi a, vi b) { EACH(vi, r.v[i] = a.v[i] + b.v[i]); }
+INLINE vi vi_add(vi a, vi b) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
 INLINE int32_t vi_sum(vi a)
 {
-    for (int i = 1; i < LANES; i++)
-        a.v[0] += a.v[i];
-    return a.v[0];
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += (uint32_t)a.v[i];
+    return (int32_t)sum;
 }
 INLINE vi vi_shl(vi a, int n) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] << n)); }
 INLINE vi vi_sar(vi a, int n) { EACH(vi, r.v[i] = a.v[i] >> n); }

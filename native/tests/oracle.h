@@ -1,0 +1,248 @@
+/* oracle.h - slow and obvious versions of what the kernels do, one value at a time, straight from the
+ * specifications in kt.h, kernels.h and formats.h. Shares only the layout arithmetic with the library.
+ */
+#ifndef KT_ORACLE_H
+#define KT_ORACLE_H
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/formats.h"
+#include "kernels/kernels.h"
+
+#define NL4 {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113}
+#define LINEAR4 {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}
+#define E2M1 {-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12}
+#define WIDE4 {-128, -90, -64, -40, -20, -10, -5, -2, 3, 7, 12, 30, 50, 80, 100, 127}
+
+typedef struct named_format {
+    const char *name;
+    kt_format format;
+} named_format;
+
+static const named_format all_formats[] = {
+    {"f32", {32, 0, KT_SCALE_NONE, {0}}},
+    {"bf16", {16, 0, KT_SCALE_NONE, {0}}},
+    {"int8", {8, 0, KT_SCALE_F32, {0}}},
+    {"int8-g32", {8, 32, KT_SCALE_BF16, {0}}},
+    {"int8-g128-e8m0", {8, 128, KT_SCALE_E8M0, {0}}},
+    {"int4", {4, 64, KT_SCALE_BF16, LINEAR4}},
+    {"int4-g32", {4, 32, KT_SCALE_BF16, LINEAR4}},
+    {"int4-g128", {4, 128, KT_SCALE_BF16, LINEAR4}},
+    {"int4-row-f32", {4, 0, KT_SCALE_F32, LINEAR4}},
+    {"nl4", {4, 64, KT_SCALE_BF16, NL4}},
+    {"nl4-g32-f32", {4, 32, KT_SCALE_F32, NL4}},
+    {"mxfp4", {4, 32, KT_SCALE_E8M0, E2M1}},
+    {"wide4", {4, 128, KT_SCALE_BF16, WIDE4}},
+};
+enum { N_FORMATS = sizeof all_formats / sizeof all_formats[0] };
+
+/* ---- random numbers ---- */
+
+static inline uint32_t next_u32(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*state >> 32);
+}
+
+static inline float next_float(uint64_t *state)      /* about Gaussian, with some outliers */
+{
+    float sum = 0.0f;
+    for (int i = 0; i < 6; i++)
+        sum += (float)(next_u32(state) >> 8) * 0x1p-24f - 0.5f;
+    return next_u32(state) % 50 ? sum : 6.0f * sum;
+}
+
+static inline void *allocate(size_t size)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, size ? size : 1))
+        exit(2);
+    memset(p, 0, size);
+    return p;
+}
+
+static inline float *random_floats_of(size_t n, uint64_t *state)
+{
+    float *x = allocate(n * sizeof *x);
+    for (size_t i = 0; i < n; i++)
+        x[i] = next_float(state);
+    return x;
+}
+
+/* ---- one packed matrix ---- */
+
+/* The stored code of row r, column c: the bits of a plain value, the signed code or codebook value. */
+static inline int32_t oracle_code(const kt_format *f, const uint8_t *matrix, int64_t k, int64_t r, int64_t c)
+{
+    layout l = layout_of(f, k);
+    const uint8_t *panel = matrix + (size_t)(r / 16) * l.panel_bytes;
+    int64_t step = c / l.step, line = c % l.step / l.g, j = c % l.g, row = r % 16;
+    if (f->bits == 8)
+        return (int8_t)panel[step * 1024 + line * 64 + row * 4 + j];
+    uint8_t both = panel[step * 512 + line % 8 * 64 + row * 4 + j];
+    return f->codebook[line < 8 ? both & 15 : both >> 4];
+}
+
+static inline float oracle_scale(const kt_format *f, const uint8_t *matrix, int64_t k, int64_t r, int64_t c)
+{
+    layout l = layout_of(f, k);
+    const uint8_t *scales = matrix + (size_t)(r / 16) * l.panel_bytes + l.scale_offset;
+    return scale_load(f->scale, scales, c / l.group * 16 + r % 16);
+}
+
+static inline float oracle_value(const kt_format *f, const uint8_t *matrix, int64_t k, int64_t r, int64_t c)
+{
+    layout l = layout_of(f, k);
+    const uint8_t *panel = matrix + (size_t)(r / 16) * l.panel_bytes;
+    float value;
+    uint16_t half;
+    if (f->bits == 32) {
+        memcpy(&value, panel + c * 64 + r % 16 * 4, 4);
+        return value;
+    }
+    if (f->bits == 16) {
+        memcpy(&half, panel + c / 2 * 64 + r % 16 * 4 + c % 2 * 2, 2);
+        return float_of_bf16(half);
+    }
+    return (float)oracle_code(f, matrix, k, r, c) * oracle_scale(f, matrix, k, r, c);
+}
+
+/* ---- the encoder of formats.h, for one group ---- */
+
+static inline int oracle_nearest(const int8_t *cb, float v)
+{
+    int n = 0;
+    for (int i = 0; i < 15; i++)
+        n += v > ((float)cb[i] + (float)cb[i + 1]) / 2.0f;
+    return n;
+}
+
+static inline float oracle_round_scale(int32_t type, float s)
+{
+    return type == KT_SCALE_BF16 ? float_of_bf16(bf16_of_float(s)) : s;
+}
+
+static inline float oracle_error(const int8_t *cb, const float *x, int64_t g, float s, int *exact)
+{
+    float q[16] = {0}, inv = 1.0f / s;
+    *exact = 1;
+    for (int64_t j = 0; j < g; j++) {
+        float decoded = (float)cb[oracle_nearest(cb, x[j] * inv)] * s;
+        float e = x[j] - decoded, square = e * e;
+        q[j % 16] = q[j % 16] + square;
+        *exact &= e == 0.0f;
+    }
+    for (int half = 8; half; half /= 2)
+        for (int c = 0; c < half; c++)
+            q[c] += q[c + half];
+    return q[0];
+}
+
+static inline float oracle_scale_4(const kt_format *f, const float *x, int64_t g)
+{
+    const int8_t *cb = f->codebook;
+    float hi = x[0], lo = x[0], best = INFINITY, chosen = 0.0f, candidates[64];
+    int exact, n = 0;
+    for (int64_t j = 0; j < g; j++) {
+        hi = x[j] > hi ? x[j] : hi;
+        lo = x[j] < lo ? x[j] : lo;
+    }
+    float m = hi >= -lo ? hi : lo;
+    if (fabsf(m) < GROUP_TINY)
+        return 0.0f;
+    if (f->scale == KT_SCALE_E8M0) {
+        int p = (int)floor(log2(fabs((double)m)));
+        int l = (int)floor(log2(fmax(abs(cb[0]), abs(cb[15]))));
+        for (int e = p; e >= p - l; e--)
+            candidates[n++] = ldexpf(1.0f, e);
+    } else {
+        for (int i = 0; i < 16; i++) {
+            float s = cb[i] ? oracle_round_scale(f->scale, m / (float)cb[i]) : 0.0f;
+            if (s != 0.0f && (oracle_error(cb, x, g, s, &exact), exact))
+                return s;
+        }
+        for (int j = 26; j <= 48; j++)
+            for (int end = 0; end <= 15; end += 15)
+                if (cb[end])
+                    candidates[n++] = oracle_round_scale(f->scale, m / ((float)cb[end] * ((float)j / 32.0f)));
+    }
+    for (int i = 0; i < n; i++) {
+        float error = candidates[i] == 0.0f ? INFINITY : oracle_error(cb, x, g, candidates[i], &exact);
+        if (error < best) {
+            best = error;
+            chosen = candidates[i];
+        }
+    }
+    return chosen;
+}
+
+static inline float oracle_scale_8(const kt_format *f, const float *x, int64_t g)
+{
+    float amax = 0.0f;
+    for (int64_t j = 0; j < g; j++)
+        amax = fabsf(x[j]) > amax ? fabsf(x[j]) : amax;
+    if (amax < GROUP_TINY)
+        return 0.0f;
+    if (f->scale == KT_SCALE_E8M0)
+        return ldexpf(1.0f, (int)ceil(log2((double)(amax / 127.0f))));
+    return oracle_round_scale(f->scale, amax / 127.0f);
+}
+
+static inline int oracle_has_zero(const kt_format *f)
+{
+    return memchr(f->codebook, 0, sizeof f->codebook) != NULL;
+}
+
+/* A whole matrix [n, k] to panels. */
+static inline void oracle_encode(const kt_format *f, int64_t n, int64_t k, const float *src, uint8_t *dst)
+{
+    layout l = layout_of(f, k);
+    float *x = allocate((size_t)l.k_padded * sizeof *x);
+    memset(dst, 0, (size_t)((n + 15) / 16) * l.panel_bytes);
+    for (int64_t r = 0; r < (n + 15) / 16 * 16; r++) {
+        uint8_t *panel = dst + (size_t)(r / 16) * l.panel_bytes;
+        int64_t row = r % 16;
+        for (int64_t c = 0; c < l.k_padded; c++)
+            x[c] = r < n && c < k ? src[r * k + c] : 0.0f;
+        for (int64_t c = 0; c < l.k_padded && f->bits >= 16; c++) {
+            uint16_t half = bf16_of_float(x[c]);
+            if (f->bits == 32)
+                memcpy(panel + c * 64 + row * 4, &x[c], 4);
+            else
+                memcpy(panel + c / 2 * 64 + row * 4 + c % 2 * 2, &half, 2);
+        }
+        for (int64_t g = 0; g < l.groups && f->bits < 16; g++) {
+            const float *from = x + g * l.group;
+            float s = f->bits == 8 ? oracle_scale_8(f, from, l.group) : oracle_scale_4(f, from, l.group);
+            float inv = s == 0.0f ? 0.0f : 1.0f / s;
+            scale_store(f->scale, s, panel + l.scale_offset, 16 * g + row);
+            for (int64_t c = g * l.group; c < (g + 1) * l.group; c++) {
+                int64_t line = c % 64 / 4;
+                float v = x[c] * inv;
+                if (f->bits == 8) {
+                    float code = rintf(v) > 127.0f ? 127.0f : rintf(v) < -127.0f ? -127.0f : rintf(v);
+                    panel[c / 64 * 1024 + line * 64 + row * 4 + c % 4] = (uint8_t)(int8_t)code;
+                } else {
+                    int index = oracle_nearest(f->codebook, v) << (line < 8 ? 0 : 4);
+                    panel[c / 64 * 512 + line % 8 * 64 + row * 4 + c % 4] |= (uint8_t)index;
+                }
+            }
+        }
+    }
+    free(x);
+}
+
+/* ---- results ---- */
+
+static int failures;
+
+/* Print one line per law and count the broken ones. */
+static inline void law(const char *row, const char *name, int64_t cases, int64_t broken)
+{
+    printf("%s %-12s %s (%lld cases)\n", broken ? "FAIL" : "ok  ", row, name, (long long)cases);
+    failures += broken != 0;
+}
+
+#endif

@@ -1,0 +1,211 @@
+/* test_pack.c - whole matrices: sizes, decode of checkpoint types, pack and unpack with any number of
+ * threads, random weights, the choice of a row, the ceilings.
+ */
+#define _POSIX_C_SOURCE 200112L     /* posix_memalign */
+
+#include "cpu.h"
+#include "oracle.h"
+
+static kt_pool *make_pool(const char *isa, int32_t n_threads)
+{
+    char error[256] = "";
+    kt_pool_options options = {isa, n_threads, NULL, 0};
+    kt_pool *pool = kt_pool_create(&options, error, sizeof error);
+    if (!pool) {
+        printf("FAIL no pool: %s\n", error);
+        exit(1);
+    }
+    return pool;
+}
+
+static void test_sizes(void)
+{
+    static const struct {
+        const char *name;
+        int64_t n, k;
+        size_t bytes;
+    } cases[] = {
+        {"bf16", 16, 32, 1024},           {"bf16", 17, 33, 4096},         {"f32", 1, 1, 1024},
+        {"int8", 16, 64, 1088},           {"int4", 16, 64, 576},          {"int4", 768, 2048, 48 * 17408},
+        {"int4-g32", 32, 2048, 2 * 18432}, {"int4-g128", 1, 65, 1088},     {"mxfp4", 16, 2880, 24480},
+    };
+    int64_t broken = 0, n = sizeof cases / sizeof cases[0];
+    for (int64_t i = 0; i < n; i++)
+        for (int f = 0; f < N_FORMATS; f++)
+            if (!strcmp(all_formats[f].name, cases[i].name)) {
+                size_t got = kt_packed_bytes(&all_formats[f].format, cases[i].n, cases[i].k);
+                if (got != (cases[i].bytes + 63) / 64 * 64)
+                    printf("  %s: %zu bytes\n", cases[i].name, got), broken++;
+            }
+    static const kt_format bad[] = {{3, 0, 1, {0}}, {4, 48, 2, {0}}, {8, 64, 0, {0}}, {16, 64, 0, {0}},
+                                    {4, 64, 2, {3, 1}}, {8, 0, 7, {0}}, {16, 0, 2, {0}}};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        broken += kt_packed_bytes(&bad[i], 16, 64) != 0;
+    broken += kt_packed_bytes(&all_formats[0].format, 0, 64) != 0;
+    broken += kt_packed_bytes(&all_formats[0].format, 16, -1) != 0;
+    broken += kt_packed_bytes(&all_formats[0].format, INT64_MAX, INT64_MAX) != 0;
+    law("-", "kt_packed_bytes: known sizes, 0 for what is not valid", n + 10, broken);
+}
+
+/* Values of a half-width float read digit by digit. */
+static double minifloat(unsigned bits, int exponent_bits, int mantissa_bits)
+{
+    int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    double fraction = (double)(bits & ((1u << mantissa_bits) - 1u)) / (double)(1 << mantissa_bits);
+    double value = exponent ? ldexp(1.0 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
+    return bits >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
+}
+
+static void test_decode(kt_pool *pool, const char *isa)
+{
+    int64_t broken = 0;
+    uint16_t half[64 * 1024], bf[300];
+    float *dst = allocate(sizeof(float) * 64 * 1024);
+    for (int i = 0; i < 64 * 1024; i++)         /* all finite halves */
+        half[i] = (uint16_t)((i >> 10 & 31) == 31 ? 0 : i);
+    broken += kt_decode(pool, KT_F16, half, 64, 1024, NULL, dst) != KT_OK;
+    for (int i = 0; i < 64 * 1024; i++)
+        broken += (double)dst[i] != minifloat(half[i], 5, 10);
+    uint8_t byte[130 * 257];
+    float scale[2 * 3] = {1.0f, 0.5f, 3.0f, -2.0f, 0.1f, 7.0f};
+    for (int i = 0; i < 130 * 257; i++)
+        byte[i] = (uint8_t)((i & 127) == 127 ? 0 : i);
+    broken += kt_decode(pool, KT_F8_E4M3, byte, 130, 257, scale, dst) != KT_OK;
+    for (int r = 0; r < 130; r++)
+        for (int c = 0; c < 257; c++)
+            broken += dst[r * 257 + c] != (float)minifloat(byte[r * 257 + c], 4, 3) * scale[r / 128 * 3 + c / 128];
+    for (int i = 0; i < 300; i++)
+        bf[i] = (uint16_t)(i * 100);
+    broken += kt_decode(pool, KT_BF16, bf, 20, 15, NULL, dst) != KT_OK;
+    for (int i = 0; i < 300; i++)
+        broken += dst[i] != float_of_bf16(bf[i]);
+    bf[77] = 0x7f80;
+    bf[201] = 0xffc0;
+    broken += kt_decode(pool, KT_BF16, bf, 20, 15, NULL, dst) != KT_ERR_VALUE;
+    broken += strcmp(kt_pool_error(pool), "value at row 5, column 2 is infinite") != 0;
+    broken += kt_decode(pool, KT_F32, scale, 2, 3, scale, dst) != KT_ERR_SHAPE;
+    broken += kt_decode(pool, KT_F8_E4M3, byte, 2, 3, NULL, dst) != KT_ERR_SHAPE;
+    byte[4] = 0x7f;
+    broken += kt_decode(pool, KT_F8_E4M3, byte, 2, 3, scale, dst) != KT_ERR_VALUE;
+    free(dst);
+    law(isa, "kt_decode: all types, NaN and Inf are found", 7, broken);
+}
+
+static void test_pack(kt_pool *pool, const char *isa)
+{
+    int64_t broken = 0;
+    uint64_t state = 23;
+    for (int i = 0; i < N_FORMATS; i++) {
+        const kt_format *f = &all_formats[i].format;
+        int64_t n = 37 + i, k = 100 + 9 * i;
+        layout l = layout_of(f, k);
+        size_t bytes = kt_packed_bytes(f, n, k), panels = bytes / l.panel_bytes;
+        float *x = random_floats_of((size_t)(n * k), &state), *back = allocate((size_t)(n * k) * 4);
+        uint8_t *want = allocate(bytes), *got = allocate(2 * bytes);
+        kt_pack_error error = {0, 0}, again = {0, 0};
+        oracle_encode(f, n, k, x, want);
+        memset(got, 0x11, 2 * bytes);
+        broken += kt_pack(pool, f, n, k, x, 2, got, &error) != KT_OK;
+        for (size_t p = 0; p < panels; p++) {   /* every second panel is written, the others are not */
+            broken += memcmp(want + p * l.panel_bytes, got + 2 * p * l.panel_bytes, l.panel_bytes) != 0;
+            broken += got[(2 * p + 1) * l.panel_bytes] != 0x11;
+        }
+        broken += kt_pack(pool, f, n, k, x, 1, got + bytes, &again) != KT_OK;
+        broken += error.sum_sq != again.sum_sq || error.sum_sq_error != again.sum_sq_error;
+        memcpy(got, want, bytes);
+        kt_weight w = {*f, n, k, 2, got};
+        broken += kt_unpack(pool, &w, 1, back) != KT_OK;
+        for (int64_t j = 0; j < n * k; j++)
+            broken += back[j] != oracle_value(f, want, k, j / k, j % k);
+        broken += kt_unpack(pool, &w, 2, back) != KT_ERR_RANGE;
+        free(x);
+        free(back);
+        free(want);
+        free(got);
+    }
+    law(isa, "kt_pack and kt_unpack, alternating panels, same error twice", N_FORMATS, broken);
+}
+
+static void test_random(kt_pool *pool, const char *isa)
+{
+    int64_t broken = 0, n = 48, k = 512, count = 3;
+    for (int i = 0; i < N_FORMATS; i++) {
+        const kt_format *f = &all_formats[i].format;
+        size_t bytes = kt_packed_bytes(f, n, k);
+        uint8_t *data = allocate(bytes * (size_t)count);
+        float *x = allocate((size_t)(n * k) * 4);
+        kt_weight w = {*f, n, k, count, data};
+        broken += kt_fill_random(pool, &w, 42) != KT_OK;
+        for (int64_t m = 0; m < count; m++) {
+            double square = 0;
+            broken += kt_unpack(pool, &w, m, x) != KT_OK;
+            for (int64_t j = 0; j < n * k; j++)
+                square += (double)x[j] * (double)x[j];
+            double rms = sqrt(square / (double)(n * k)) * sqrt((double)k);
+            if (!(rms > 0.6 && rms < 1.7))
+                printf("  %s: rms %.3f / sqrt(k)\n", all_formats[i].name, rms), broken++;
+        }
+        broken += memcmp(data, data + bytes, bytes) == 0;
+        free(data);
+        free(x);
+    }
+    law(isa, "kt_fill_random: rms about 1 / sqrt(k), matrices differ", N_FORMATS, broken);
+}
+
+static void test_rows(void)
+{
+    kt_isa_info rows[8];
+    char error[256];
+    int32_t n = kt_isa_rows(rows, 8);
+    int64_t broken = n < 1 || strcmp(rows[n - 1].name, "portable") != 0 || !rows[n - 1].usable;
+    broken += cpu_choose_row("sse9", error, sizeof error) != NULL;
+    broken += strstr(error, "unknown ISA 'sse9'; rows: ") == NULL || strstr(error, "portable") == NULL;
+    const kt_kernels *best = cpu_choose_row(NULL, error, sizeof error);
+    int found = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const kt_kernels *row = cpu_choose_row(rows[i].name, error, sizeof error);
+        broken += (row != NULL) != rows[i].usable || (rows[i].usable != 0) != (rows[i].missing[0] == 0);
+        broken += !rows[i].usable && strstr(error, "which lacks ") == NULL;
+        if (rows[i].usable && !found++)
+            broken += row != best;
+    }
+    broken += kt_isa_rows(NULL, 0) != n;
+    for (int level = 1; level <= 3; level++)
+        broken += kt_cache_bytes(level) > (size_t)1 << 40;
+    law("-", "rows: best first, unknown and unusable ones are refused by name", n, broken);
+}
+
+static void test_ceiling(kt_pool *pool, const char *isa)
+{
+    enum { SIZE = 1 << 20 };
+    uint8_t *data = allocate(SIZE);
+    double rate;
+    int64_t broken = 0;
+    for (int32_t kind = KT_CEILING_READ; kind <= KT_CEILING_BF16; kind++) {
+        rate = 0;
+        broken += kt_ceiling(pool, kind, data, SIZE, 1e-3, &rate) != KT_OK || !(rate > 0);
+    }
+    broken += kt_ceiling(pool, 9, data, SIZE, 1e-3, &rate) != KT_ERR_RANGE;
+    broken += kt_ceiling(pool, KT_CEILING_READ, NULL, 0, 1e-3, &rate) != KT_ERR_RANGE;
+    free(data);
+    law(isa, "kt_ceiling gives rates", 3, broken);
+}
+
+int main(void)
+{
+    kt_isa_info rows[8];
+    int32_t n = kt_isa_rows(rows, 8);
+    test_sizes();
+    test_rows();
+    for (int32_t i = 0; i < n && i < 8; i++)
+        for (int32_t threads = 1; threads <= 3 && rows[i].usable; threads += 2) {
+            kt_pool *pool = make_pool(rows[i].name, threads);
+            test_decode(pool, rows[i].name);
+            test_pack(pool, rows[i].name);
+            test_random(pool, rows[i].name);
+            test_ceiling(pool, rows[i].name);
+            kt_pool_free(pool);
+        }
+    return failures != 0;
+}
