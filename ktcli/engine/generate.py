@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull
 
+# progress(prompt tokens done, prompt tokens to compute)
 Progress = Callable[[int, int], None]
 
 
@@ -29,10 +30,12 @@ class Timeline(Protocol):
     def ids(self) -> tuple[int, ...]:
         """Ids in the cache."""
 
-    def advance(self, ids: Sequence[int]) -> tuple[NDArray[np.float32], int]:
+    def advance(
+        self, ids: Sequence[int], *, progress: Progress | None = None
+    ) -> tuple[NDArray[np.float32], int]:
         """Make the cache hold `ids`; logits after the last, and how many were there already."""
 
-    def feed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+    def feed(self, ids: Sequence[int], *, progress: Progress | None = None) -> NDArray[np.float32]:
         """Append `ids`; logits after the last."""
 
 
@@ -61,11 +64,20 @@ class Stats:
         return self.prompt_tokens - self.reused_tokens
 
 
+class _Cancelled(Exception):
+    """Asked to stop between two chunks of the prompt."""
+
+
 @dataclass(slots=True)
 class Generation:
     """One answer while it is made; iterate to make it.
 
     Attributes:
+        stop_ids: end the answer and are no part of it.
+        max_tokens: of the answer; None: as many as the context holds.
+        context: positions of the session.
+        cancelled: asked between tokens and between chunks of the prompt.
+        progress: told how the prompt goes on.
         ids: handed out so far.
         finish: why it ended; CANCELLED until it ends by itself.
     """
@@ -77,6 +89,7 @@ class Generation:
     max_tokens: int | None
     context: int
     cancelled: Callable[[], bool] = lambda: False
+    progress: Progress | None = None
     stats: Stats = field(default_factory=Stats)
     ids: list[int] = field(default_factory=list)
     finish: Finish = Finish.CANCELLED
@@ -88,7 +101,10 @@ class Generation:
                 f"the conversation has {len(self.prompt):,} tokens and the context holds "
                 f"{self.context:,}, so there is no room for an answer"
             )
-        logits = self._prefill()
+        try:
+            logits = self._prefill()
+        except _Cancelled:
+            return
         limit = room if self.max_tokens is None else min(room, self.max_tokens)
         history = list(self.prompt)
         while len(self.ids) < limit:
@@ -110,10 +126,16 @@ class Generation:
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 
     def _prefill(self) -> NDArray[np.float32]:
-        started = time.perf_counter()
-        logits, reused = self.session.advance(self.prompt)
-        self.stats.prompt_s = time.perf_counter() - started
+        def between_chunks(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress(done, total)
+            if self.cancelled() and done < total:
+                raise _Cancelled
+
         self.stats.prompt_tokens = len(self.prompt)
+        started = time.perf_counter()
+        logits, reused = self.session.advance(self.prompt, progress=between_chunks)
+        self.stats.prompt_s = time.perf_counter() - started
         self.stats.reused_tokens = reused
         return logits
 

@@ -1,0 +1,172 @@
+"""What was said: messages, in order, and the file they are kept in.
+
+Pure data; no model is needed. A file may come from a stranger: it is bounded and checked field by
+field when read, and written beside its name and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ktcli import config
+from ktcli.chat.files import read_json
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+
+VERSION = 1
+MAX_FILE_BYTES = 64 << 20
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages of a chat.
+
+    Attributes:
+        system: text that stands before everything; empty: none.
+        turns: role and content, the user first, then alternating.
+    """
+
+    system: str = ""
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """What the template renders."""
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return [*first, *self.turns]
+
+    def say(self, role: str, content: str) -> None:
+        """Append a message."""
+        self.turns.append({"role": role, "content": content})
+
+    def clear(self) -> None:
+        """Forget the turns; the system text stays."""
+        self.turns.clear()
+
+    def undo(self) -> str | None:
+        """Drop the last question and its answer; the question, None if there was none."""
+        while self.turns:
+            turn = self.turns.pop()
+            if turn["role"] == "user":
+                return turn["content"]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A conversation as a file holds it."""
+
+    model: str
+    conversation: Conversation
+    sampling: SamplingSettings
+
+
+def chat_path(name: str) -> Path:
+    """The file of a name: in the library folder, unless it is a path.
+
+    Raises:
+        UsageError: the name cannot be one.
+    """
+    if "/" in name or name.endswith(".json"):
+        return Path(name).expanduser()
+    if not re.fullmatch(r"\w[\w. -]{0,99}", name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a chat", hint="use letters, digits, dots and dashes"
+        )
+    return config.home() / "chats" / f"{name}.json"
+
+
+def saved_names() -> tuple[str, ...]:
+    """Names of the chats in the library folder."""
+    return tuple(sorted(path.stem for path in (config.home() / "chats").glob("*.json")))
+
+
+def save(path: Path, saved: Saved) -> None:
+    """Write a chat, as a whole or not at all.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    document = {
+        "kt_chat": VERSION,
+        "model": saved.model,
+        "system": saved.conversation.system,
+        "turns": saved.conversation.turns,
+        "sampling": asdict(saved.sampling),
+    }
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "w", encoding="utf-8") as file:
+            json.dump(document, file, ensure_ascii=False, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise KtError(f"cannot write {path}: {error.strerror}") from error
+
+
+def load(path: Path) -> Saved:
+    """Read a chat.
+
+    Raises:
+        NotFound: no such file. UsageError: it is not a saved chat.
+    """
+    if not path.is_file():
+        names = ", ".join(saved_names()[:10])
+        raise NotFound(f"there is no chat {path}", hint=f"saved: {names}" if names else "")
+    try:
+        document = read_json(path, MAX_FILE_BYTES)
+    except BadCheckpoint as error:
+        raise UsageError(str(error)) from error
+    if document.get("kt_chat") != VERSION:
+        raise UsageError(f"{path} is not a chat of this version of kt")
+    sampling = document.get("sampling")
+    try:
+        settings = SamplingSettings(**_sampling(sampling if isinstance(sampling, dict) else {}))
+        turns = [_turn(turn) for turn in _list(document.get("turns"))]
+        conversation = Conversation(_text(document.get("system", "")), turns)
+        return Saved(_text(document.get("model", "")), conversation, settings)
+    except (ValueError, TypeError, OverflowError, UsageError) as error:
+        raise UsageError(f"{path} is damaged: {str(error)[:100]}") from error
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("it has no list of turns")
+    return value
+
+
+def _turn(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or value.get("role") not in ROLES[1:]:
+        raise ValueError("a turn is neither the user's nor the assistant's")
+    return {"role": str(value["role"]), "content": _text(value.get("content"))}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("something that should be text is not")
+    return value.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
+
+
+def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The known fields, numbers only."""
+    known = {
+        key: value
+        for key, value in values.items()
+        if key in SamplingSettings.__slots__ and value is not None
+    }
+    if not all(isinstance(value, (bool, int, float)) for value in known.values()):
+        raise ValueError("a sampling setting is not a number")
+    for key in known.keys() & {"top_k", "seed"}:
+        known[key] = int(known[key])
+    return {**known, "greedy": bool(known.get("greedy", False))}

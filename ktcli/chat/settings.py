@@ -1,0 +1,105 @@
+"""How a model wants to be sampled and where it stops: `generation_config.json` and its neighbours.
+
+Missing values mean off; `do_sample` false or missing means greedy, as transformers reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ktcli.chat.files import read_json
+from ktcli.chat.template import ChatTemplate, special_tokens
+from ktcli.chat.tokenizer import Tokenizer
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import BadCheckpoint, UsageError
+
+_NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_MARK = "kt0answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What can be set in a chat.
+
+    Attributes:
+        sampling: how the next token is chosen.
+        max_tokens: of one answer; None: as many as the context holds.
+        stops: texts that end an answer, beside the model's own stop tokens.
+    """
+
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
+
+
+def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
+    """`sampling` with the values that are not None; asking for randomness ends greedy.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+    changes = {key: value for key, value in given.items() if value is not None}
+    if changes.keys() & {"temperature", "top_k", "top_p", "min_p"} and "greedy" not in changes:
+        changes["greedy"] = False
+    return replace(sampling, **changes)
+
+
+def read_sampling(folder: Path) -> SamplingSettings:
+    """The model's own settings.
+
+    Raises:
+        BadCheckpoint: they make no sense.
+    """
+    path = folder / "generation_config.json"
+    given = read_json(path) if path.is_file() else {}
+    values: dict[str, Any] = {"greedy": given.get("do_sample") is not True}
+    for name in _NUMBERS:
+        value = given.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise BadCheckpoint(f"{path} has {name} = {str(value)[:40]!r}, which is not a number")
+        values[name] = int(value) if name == "top_k" else float(value)
+    try:
+        return SamplingSettings(**values)
+    except (UsageError, OverflowError, ValueError) as error:
+        raise BadCheckpoint(f"{path} makes no sense: {error}") from error
+
+
+def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """Every id that ends an answer: those the files name, and the one the template ends a turn with."""
+    found: set[int] = set()
+    for file in ("generation_config.json", "config.json"):
+        path = folder / file
+        if path.is_file():
+            found |= _ids(read_json(path), path)
+    named = tokenizer.id_of(special_tokens(folder).get("eos_token", ""))
+    if named is not None:
+        found.add(named)
+    return frozenset(found | _end_of_turn(tokenizer, template))
+
+
+def _ids(config: Mapping[str, Any], path: Path) -> set[int]:
+    value = config.get("eos_token_id")
+    many = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(id, int) and not isinstance(id, bool) and id >= 0 for id in many):
+        raise BadCheckpoint(f"{path} has an eos_token_id that is not a token id")
+    return set(many)
+
+
+def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> set[int]:
+    """The special token right after an answer, in a conversation that has one."""
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": _MARK}]
+    try:
+        text = template.render(turns, add_generation_prompt=False)
+    except BadCheckpoint:  # a template may refuse this chat and take the user's
+        return set()
+    after = tokenizer.encode(text.rpartition(_MARK)[2]) if _MARK in text else []
+    return {after[0]} & tokenizer.special_ids if after else set()

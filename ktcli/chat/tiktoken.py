@@ -1,0 +1,144 @@
+"""Tiktoken rank files as a tokenizer of the tokenizers library: Kimi-K2 publishes nothing else.
+
+A rank file has one token per line, base64 and its rank. How text is cut into words before merging is
+not in any data file, only in the repository's Python, which is never run: so it is a row of a table
+here, found by the name of the tokenizer class.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktcli.chat.files import check_size, read_json
+from ktcli.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_BYTES = 32_000_000  # Kimi-K2's has 2.8 MB
+MAX_TOKEN_BYTES = 512
+NAMES = ("tiktoken.model",)
+
+_LETTERS = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]", r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
+_SHORT_FORMS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_LETTERS[0]}]*[{_LETTERS[1]}]+{_SHORT_FORMS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[{_LETTERS[0]}]+[{_LETTERS[1]}]*{_SHORT_FORMS}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+# Class in tokenizer_config.json → how words are cut, and how many special ids follow the ranks.
+PATTERNS: dict[str, tuple[str, int]] = {"TikTokenTokenizer": (KIMI, 256)}
+
+
+def find(folder: Path) -> Path | None:
+    """The rank file of a model, None if it has none."""
+    named = [folder / name for name in NAMES if (folder / name).is_file()]
+    return next(iter([*named, *sorted(folder.glob("*.tiktoken"))]), None)
+
+
+def load(path: Path, config: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a rank file.
+
+    Args:
+        config: its tokenizer_config.json: the class, and the names of special tokens.
+    Raises:
+        BadCheckpoint: the file is malformed, or of a class that is not in the table.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    settings = read_json(config)
+    kind = str(settings.get("tokenizer_class"))
+    if kind not in PATTERNS:
+        raise BadCheckpoint(
+            f"{path} needs the tokenizer class {kind[:60]!r}, which is code that kt does not run",
+            hint="a repository with a tokenizer.json works",
+        )
+    pattern, reserved = PATTERNS[kind]
+    ranks = read_ranks(path)
+    letters = _letters()
+    vocab = {"".join(letters[b] for b in token): rank for token, rank in ranks.items()}
+    merges = [(_spell(a, letters), _spell(b, letters)) for a, b in _merges(ranks)]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    names = _special_names(settings, len(ranks), reserved)
+    tokenizer.add_tokens(
+        [AddedToken(text, special=special, normalized=False) for text, special in names]
+    )
+    return tokenizer
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Token → rank, ranks 0..n-1, every single byte among them.
+
+    Raises:
+        BadCheckpoint: not such a file.
+    """
+    check_size(path, MAX_BYTES)
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        word, _, rank = line.partition(b" ")
+        try:
+            token = base64.b64decode(word, validate=True)
+            value = int(rank)
+        except (binascii.Error, ValueError) as error:
+            raise BadCheckpoint(f"line {number} of {path} is not a token and its rank") from error
+        if value != len(ranks) or token in ranks or not 0 < len(token) <= MAX_TOKEN_BYTES:
+            raise BadCheckpoint(f"line {number} of {path} is out of order")
+        ranks[token] = value
+    if any(bytes([byte]) not in ranks for byte in range(256)):
+        raise BadCheckpoint(f"{path} lacks tokens for single bytes")
+    return ranks
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Pairs in the order in which tiktoken joins them.
+
+    Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so
+    every split into two tokens is a merge, and merges are ordered by the rank of the union.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    for token in ranks:
+        splits = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(a, b) for a, b in splits if a in ranks and b in ranks]
+        found.extend(sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
+    return found
+
+
+def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tuple[str, bool]]:
+    """Text of the ids that follow the ranks, and whether they are left out of an answer."""
+    given = settings.get("added_tokens_decoder")
+    rows = given if isinstance(given, dict) else {}
+    names = []
+    for id in range(first, first + count):
+        row = rows.get(str(id))
+        text = row.get("content") if isinstance(row, dict) else None
+        special = not isinstance(row, dict) or row.get("special", True) is not False
+        names.append((text if isinstance(text, str) else f"<|reserved_token_{id}|>", special))
+    return names
+
+
+def _letters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
+
+
+def _spell(token: bytes, letters: list[str]) -> str:
+    return "".join(letters[byte] for byte in token)

@@ -1,0 +1,125 @@
+"""Text to ids and back, from a model's data files: `tokenizer.json`, or tiktoken ranks.
+
+No Python of a repository is run. The files come from strangers, so they are bounded, tried once, and
+whatever the tokenizers library thinks of them becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ktcli.chat import tiktoken
+from ktcli.chat.files import read_text
+from ktcli.errors import BadCheckpoint
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MAX_BYTES = 100_000_000  # published ones reach 33 MB
+T = TypeVar("T")
+_PROBE = "Hello, 世界 1+1=2\n"
+
+
+class Tokenizer:
+    """A model's tokenizer.
+
+    Args:
+        inner: of the tokenizers library.
+        where: its file, for sentences.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, where: Path) -> None:
+        self._inner, self._where = inner, where
+        # A file may ask to cut texts or to fill them up; a conversation wants neither.
+        inner.no_truncation()
+        inner.no_padding()
+        added = inner.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.size = max(inner.get_vocab_size(with_added_tokens=True), *added, 0)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; special tokens in it are recognised, none are added."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
+        return _guarded(
+            f"{self._where} cannot read the text",
+            lambda: list(self._inner.encode(clean, add_special_tokens=False).ids),
+        )
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ids; an incomplete character shows as U+FFFD."""
+        return _guarded(
+            f"{self._where} cannot write the ids",
+            lambda: self._inner.decode(list(ids), skip_special_tokens=not special),
+        )
+
+    def id_of(self, token: str) -> int | None:
+        """The id of one token, None if there is no such token."""
+        return self._inner.token_to_id(token)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of the model whose data files lie in `folder`.
+
+    Raises:
+        BadCheckpoint: there is none, or it is empty, too large or malformed.
+    """
+    path, ranks = folder / "tokenizer.json", tiktoken.find(folder)
+    if path.is_file() or ranks is None:
+        text = read_text(path, MAX_BYTES)
+        return _guarded(f"{path} is not a tokenizer", lambda: _tried(_parse(text), path))
+    where, config = ranks, folder / "tokenizer_config.json"
+    return _guarded(
+        f"{where} is not a tokenizer", lambda: _tried(tiktoken.load(where, config), where)
+    )
+
+
+def _parse(text: str) -> tokenizers.Tokenizer:
+    import tokenizers
+
+    with _silent_stderr():
+        return tokenizers.Tokenizer.from_str(text)
+
+
+def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:
+    tokenizer = Tokenizer(inner, where)
+    with _silent_stderr():
+        if not tokenizer.encode(_PROBE):
+            raise BadCheckpoint(f"{where} knows no tokens")
+        tokenizer.decode(tokenizer.encode(_PROBE))
+    return tokenizer
+
+
+def _guarded(sentence: str, call: Callable[[], T]) -> T:
+    """`call()`; whatever the library raises becomes `BadCheckpoint`. Its panics are no Exceptions."""
+    try:
+        return call()
+    except BadCheckpoint:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        why = " ".join(str(error).split())[:150]
+        raise BadCheckpoint(
+            f"{sentence}: {why}", hint="kt verify MODEL checks the files; kt pull gets them again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep the library's own backtrace of a panic off the terminal; it writes to the file descriptor."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

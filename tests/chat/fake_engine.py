@@ -1,0 +1,133 @@
+"""An engine without a model: it says what a script tells it to, and counts what it computes.
+
+The logits after a position depend on the ids before it alone, as a model's do, so that reuse of a
+prefix changes nothing. A reply is found by the last question in the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ktcli.chat.chat import Speaker
+from ktcli.chat.settings import Settings, read_sampling, read_stop_ids
+from ktcli.chat.template import load_template
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.errors import ContextFull
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIALS = ["<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+CHUNK = 16
+
+
+def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
+    """A byte-level tokenizer with a few merges, and the files beside it."""
+    import json
+
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(["hello world, this is the answer to that question"] * 3, trainer)
+    inner.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    inner.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
+    inner.save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<|bos|>",
+        "eos_token": {"content": "<|end|>"},
+        "chat_template": template,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
+
+
+class FakeSession:
+    """A timeline that answers by a script."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self.cache: list[int] = []
+        self.computed = 0  # tokens that went through
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self.cache)
+
+    def truncate(self, position: int) -> int:
+        del self.cache[position:]
+        return len(self.cache)
+
+    def advance(self, ids: Sequence[int], *, progress=None) -> tuple[np.ndarray, int]:
+        limit = min(len(ids) - 1, len(self.cache))
+        common = next((i for i in range(limit) if ids[i] != self.cache[i]), limit)
+        if len(ids) > self._engine.context:
+            raise ContextFull("too long")
+        self.truncate(common)
+        return self.feed(ids[common:], progress=progress), common
+
+    def feed(self, ids: Sequence[int], *, progress=None) -> np.ndarray:
+        if len(self.cache) + len(ids) > self._engine.context:
+            raise ContextFull("too long")
+        for start in range(0, len(ids), CHUNK):
+            self.cache += ids[start : start + CHUNK]
+            self.computed += len(ids[start : start + CHUNK])
+            if progress:
+                progress(min(start + CHUNK, len(ids)), len(ids))
+        return self._engine.logits(self.cache)
+
+
+class FakeEngine:
+    """Says `script(question)` after each `<|assistant|>`, then `<|end|>`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, script: Callable[[str], str | list[int]], context: int = 4096
+    ) -> None:
+        self.tokenizer, self.script, self.context = tokenizer, script, context
+        self.sessions: list[FakeSession] = []
+
+    def session(self) -> FakeSession:
+        self.sessions.append(FakeSession(self))
+        return self.sessions[-1]
+
+    def logits(self, cache: list[int]) -> np.ndarray:
+        assistant = self.tokenizer.id_of("<|assistant|>")
+        at = max(i for i, id in enumerate(cache) if id == assistant)
+        question = self.tokenizer.decode(cache[:at], special=True).rpartition("<|user|>")[2]
+        reply = self.script(question.removesuffix("<|end|>"))
+        ids = self.tokenizer.encode(reply) if isinstance(reply, str) else reply
+        said = len(cache) - at - 1
+        out = np.full(self.tokenizer.size, -10, dtype=np.float32)
+        out[ids[said] if said < len(ids) else self.tokenizer.id_of("<|end|>")] = 10
+        return out
+
+
+def speaker(
+    folder: Path,
+    script: Callable[[str], str | list[int]] = lambda question: f"you said {question}",
+    *,
+    context: int = 4096,
+    template: str = TEMPLATE,
+) -> Speaker:
+    """A model that follows a script, with its files in `folder`."""
+    write_tokenizer(folder, template)
+    tokenizer = load_tokenizer(folder)
+    chat_template = load_template(folder, name="fake")
+    return Speaker(
+        "fake",
+        FakeEngine(tokenizer, script, context),
+        tokenizer,
+        chat_template,
+        read_stop_ids(folder, tokenizer, chat_template),
+        Settings(read_sampling(folder)),
+    )

@@ -1,0 +1,182 @@
+"""Turns of a conversation: what is computed, what is kept, and how it ends."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chat.fake_engine import speaker
+
+from ktcli.chat.chat import Chat
+from ktcli.engine.generate import Finish
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import ContextFull
+
+
+def say(chat: Chat, question: str) -> str:
+    return "".join(piece.text for piece in chat.ask(question))
+
+
+def test_answers_and_stops(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    assert say(chat, "hi") == "you said hi"
+    assert chat.reply and chat.reply.finish is Finish.STOP
+    assert (
+        chat.reply.stats.tokens
+        == len(chat.reply.ids)
+        == len(chat.speaker.tokenizer.encode("you said hi"))
+    )
+    assert chat.conversation.messages[-1] == {"role": "assistant", "content": "you said hi"}
+
+
+def test_the_second_turn_computes_only_what_is_new(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    say(chat, "first question, which is long enough")
+    first = chat.reply.stats
+    assert first.reused_tokens == 0 and first.prefilled_tokens == first.prompt_tokens
+    say(chat, "second")
+    second = chat.reply.stats
+    fresh = chat.speaker.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
+    assert second.prefilled_tokens == len(fresh)
+    assert chat.session.computed == len(chat.session.ids)
+
+
+def test_ids_as_generated_are_reused(tmp_path: Path) -> None:
+    """A model may cut its text otherwise than the tokenizer; that must not cost a prefill."""
+    odd: list[int] = []
+    model = speaker(tmp_path, lambda question: odd if question == "one" else "fine")
+    odd += [model.tokenizer.id_of(letter) for letter in "hello"]
+    assert odd != model.tokenizer.encode("hello")
+    chat = Chat(model)
+    assert say(chat, "one") == "hello"
+    say(chat, "two")
+    fresh = model.tokenizer.encode("<|end|><|user|>two<|end|><|assistant|>")
+    assert chat.reply.stats.prefilled_tokens == len(fresh)
+
+
+def test_a_template_that_drops_thoughts_reuses_what_is_common(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content.split('</think>')[-1] }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    chat = Chat(speaker(tmp_path, lambda q: f"<think>hm</think>{q}", template=template))
+    assert say(chat, "one") == "<think>hm</think>one"
+    assert say(chat, "two") == "<think>hm</think>two"
+    assert 0 < chat.reply.stats.reused_tokens < chat.reply.stats.prompt_tokens
+
+
+def test_thoughts_are_told_from_the_answer(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path, lambda q: "<think>let me\nsee</think>\n\n4 < 5"))
+    pieces = list(chat.ask("2+2"))
+    assert "".join(p.text for p in pieces if p.thought) == "<think>let me\nsee</think>"
+    assert "".join(p.text for p in pieces if not p.thought) == "\n\n4 < 5"
+
+
+def test_a_prompt_that_opens_the_thought(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|><think>\n"
+    )
+    # The script counts from the end of <|assistant|>, so what the prompt holds stands in it.
+    chat = Chat(speaker(tmp_path, lambda q: "<think>\nhm</think>ok", template=template))
+    pieces = list(chat.ask("q"))
+    assert "".join(p.text for p in pieces if p.thought) == "hm</think>"
+    assert "".join(p.text for p in pieces if not p.thought) == "ok"
+
+
+def test_cancelled_answers_are_kept_and_the_chat_goes_on(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    seen: list[str] = []
+    for piece in chat.ask("hello", cancelled=lambda: len(seen) >= 2):
+        seen.append(piece.text)
+    assert chat.reply.finish is Finish.CANCELLED
+    assert chat.conversation.messages[-1] == {"role": "assistant", "content": "".join(seen)}
+    assert say(chat, "again") == "you said again"
+    assert len(chat.conversation.turns) == 4
+
+
+def test_cancelled_while_reading_takes_the_question_back(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    assert list(chat.ask("long " * 50, cancelled=lambda: True)) == []
+    assert chat.conversation.turns == []
+    assert 0 < len(chat.session.ids) < 60  # whole chunks only, and they stay useful
+    assert say(chat, "ok") == "you said ok"
+
+
+def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    answer = chat.ask("hello")
+    next(answer)
+    answer.close()
+    assert say(chat, "more") == "you said more"
+
+
+def test_a_full_context_is_said_with_numbers(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path, context=40))
+    with pytest.raises(ContextFull, match=r"has \d+ tokens and the context holds 40") as caught:
+        say(chat, "x" * 100)
+    assert "/clear" in caught.value.hint and "--context" in caught.value.hint
+    assert chat.conversation.turns == []
+    assert say(chat, "hi") == "you said hi"
+
+
+def test_an_answer_that_meets_the_end_of_the_context(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path, lambda q: "a" * 500, context=40))
+    text = say(chat, "hi")
+    assert chat.reply.finish is Finish.CONTEXT and set(text) == {"a"}
+    assert chat.used == 40
+
+
+def test_max_tokens(tmp_path: Path) -> None:
+    model = speaker(tmp_path)
+    chat = Chat(model, replace(model.settings, max_tokens=3))
+    say(chat, "hello there")
+    assert chat.reply.finish is Finish.LENGTH and len(chat.reply.ids) == 3
+    assert chat.session.ids[-3:] == tuple(chat.reply.ids)
+
+
+def test_stop_strings_span_tokens(tmp_path: Path) -> None:
+    model = speaker(tmp_path, lambda q: "one two STOP three")
+    chat = Chat(model, replace(model.settings, stops=("STOP",)))
+    assert say(chat, "x") == "one two "
+    assert chat.reply.finish is Finish.STOP
+    assert say(chat, "y") == "one two "
+
+
+def test_undo_and_retry(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    say(chat, "one")
+    say(chat, "two")
+    assert chat.conversation.undo() == "two"
+    assert len(chat.conversation.turns) == 2
+    again = chat.retry()
+    assert again is not None and "".join(p.text for p in again) == "you said one"
+    assert len(chat.conversation.turns) == 2
+    chat.conversation.clear()
+    assert chat.retry() is None
+
+
+def test_a_seed_fixes_the_whole_chat(tmp_path: Path) -> None:
+    model = speaker(tmp_path)
+
+    def run(seed: int) -> list[list[int]]:
+        sampling = SamplingSettings(temperature=20, seed=seed)
+        chat = Chat(model, replace(model.settings, sampling=sampling, max_tokens=8))
+        ids = []
+        for question in ("a", "b"):
+            say(chat, question)
+            ids.append(chat.reply.ids)
+        return ids
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_the_system_text_comes_first(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    chat.conversation.system = "Be brief."
+    say(chat, "hi")
+    shown = chat.speaker.tokenizer.decode(chat.session.ids, special=True)
+    assert shown.startswith("<|bos|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>")
+
+
+def test_broken_text_is_no_crash(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path, lambda q: "ok"))
+    assert say(chat, "\ud800 \x00 \x1b[31m") == "ok"
