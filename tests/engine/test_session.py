@@ -1,0 +1,143 @@
+"""Laws of a timeline: how ids are fed never matters, going back leaves no trace, errors change nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convert import convert_checkpoint
+from reference import CASES, write_checkpoint
+
+from ktcli.engine import Engine
+from ktcli.errors import ContextFull, UsageError
+
+CONTEXT = 200
+IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
+
+
+@pytest.fixture(scope="module", params=["qwen3", "deepseek-v3"])
+def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = next(case for case in CASES if case.name == request.param)
+    folder = tmp_path_factory.mktemp(case.name)
+    checkpoint = write_checkpoint(case, folder / "checkpoint")
+    return convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")
+
+
+@pytest.fixture(scope="module")
+def engine(pack: Path) -> Engine:
+    return Engine.load(pack, context=CONTEXT, threads=2)
+
+
+def close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.abs(a - b).max() <= 1e-5 * b.std())
+
+
+def test_whole_pieces_and_one_by_one_agree(engine: Engine) -> None:
+    whole = engine.session().feed(IDS)
+    pieces, single = engine.session(), engine.session()
+    for start in range(0, len(IDS), 37):
+        in_pieces = pieces.feed(IDS[start : start + 37])
+    for token in IDS:
+        one_by_one = single.feed([token])
+    assert close(in_pieces, whole) and close(one_by_one, whole)
+    assert pieces.ids == single.ids == tuple(IDS)
+
+
+def test_going_back_and_forth_is_the_identity(engine: Engine) -> None:
+    straight = engine.session().feed(IDS)
+    session = engine.session()
+    session.feed(IDS[:100])
+    session.feed([1, 2, 3] * 20)
+    assert session.truncate(90) == 90
+    assert close(session.feed(IDS[90:]), straight)
+
+
+def test_advance_computes_only_what_is_new(engine: Engine) -> None:
+    session = engine.session()
+    _, reused = session.advance(IDS[:80])
+    assert reused == 0
+    logits, reused = session.advance(IDS)
+    assert reused == 80 and close(logits, engine.session().feed(IDS))
+    logits, reused = session.advance([*IDS[:50], 7])
+    assert reused == 50 and session.ids == (*IDS[:50], 7)
+    again, reused = session.advance([*IDS[:50], 7])
+    assert reused == 50 and close(again, logits)  # the last one is computed: its logits are wanted
+
+
+def test_sessions_do_not_disturb_each_other(engine: Engine) -> None:
+    first, second = engine.session(), engine.session()
+    first.feed(IDS[:70])
+    second.feed(IDS[70:])
+    assert close(first.feed(IDS[70:]), engine.session().feed(IDS))
+
+
+def test_a_full_context_changes_nothing(engine: Engine) -> None:
+    session = engine.session()
+    session.feed(IDS)
+    with pytest.raises(ContextFull, match="needs 201 tokens, the context holds 200"):
+        session.feed([1] * 51)
+    with pytest.raises(ContextFull):
+        session.advance([1] * 201)
+    assert session.ids == tuple(IDS)
+    session.feed([1] * 50)
+    assert session.length == CONTEXT
+
+
+@pytest.mark.parametrize("ids", [[], [99], [-1], [3, 10**12]])
+def test_ids_that_are_none(engine: Engine, ids: list[int]) -> None:
+    session = engine.session()
+    with pytest.raises(UsageError):
+        session.feed(ids)
+    assert session.ids == ()
+
+
+def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
+    engine = Engine.load(pack, context=512, threads=2)
+    ids = (IDS * 4)[:512]
+    engine.program.max_tokens = 100  # smaller chunks: more places to stop
+
+    def stop(done: int, total: int) -> None:
+        if done >= 200:
+            raise KeyboardInterrupt
+
+    session = engine.session()
+    with pytest.raises(KeyboardInterrupt):
+        session.feed(ids, progress=stop)
+    assert session.ids == tuple(ids[:200])
+    assert close(session.feed(ids[200:]), engine.session().feed(ids))
+
+
+@pytest.mark.parametrize("context", [0, -1, 513])
+def test_an_impossible_context_names_the_limit(pack: Path, context: int) -> None:
+    with pytest.raises(UsageError, match=r"1\.\.512"):
+        Engine.load(pack, context=context)
+
+
+DECODE = """
+import sys, resource
+from pathlib import Path
+from ktcli.engine import Engine
+session = Engine.load(Path(sys.argv[1]), context=400, threads=2).session()
+session.feed(list(range(64)))
+for _ in range(30):
+    session.feed([5])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(300):
+    session.feed([5])
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers"}),
+      resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_decode_needs_no_torch_and_takes_no_memory(pack: Path) -> None:
+    """The C test `test_allocations` counts malloc; here: 300 tokens grow the process by nothing
+    but the pages of the cache they fill."""
+    result = subprocess.run(
+        [sys.executable, "-c", DECODE, str(pack)], capture_output=True, text=True, check=True
+    )
+    modules, grown_kib = result.stdout.split("] ")
+    assert modules == "["
+    assert int(grown_kib) < 1024
