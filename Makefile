@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-BENCH  ?= qwen3-30b-a3b --layers 8
+BENCH  ?=
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -24,9 +24,8 @@ chat: $(VENV)/.kt-chat ## install kt into .venv and talk to the built-in model
 test: $(VENV)/.kt-test ## everything CI runs: C tests under sanitizers, Python tests
 	@$(BIN)/python -m pytest
 
-bench: $(VENV)/.kt-chat ## measure this machine on random weights: make bench BENCH="NAME --layers N"
-	@$(BIN)/kt bench prefill $(BENCH)
-	@$(BIN)/kt bench decode $(BENCH)
+bench: $(VENV)/.kt-chat ## measure this machine on random weights; one model: make bench BENCH="NAME --layers N"
+	@$(BIN)/python benchmarks/run.py $(BENCH)
 
 lint: $(VENV)/.kt-test ## ruff and mypy
 	@$(BIN)/ruff check
