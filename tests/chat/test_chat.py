@@ -73,10 +73,10 @@ def test_thoughts_are_told_from_the_answer(tmp_path: Path) -> None:
 
 def test_a_prompt_that_opens_the_thought(tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|><think>\n"
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|><think>"
     )
     # The script counts from the end of <|assistant|>, so what the prompt holds stands in it.
-    chat = Chat(speaker(tmp_path, lambda q: "<think>\nhm</think>ok", template=template))
+    chat = Chat(speaker(tmp_path, lambda q: "<think>hm</think>ok", template=template))
     pieces = list(chat.ask("q"))
     assert "".join(p.text for p in pieces if p.thought) == "hm</think>"
     assert "".join(p.text for p in pieces if not p.thought) == "ok"

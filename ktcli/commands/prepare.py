@@ -1,0 +1,144 @@
+"""From a name to a loaded model: pulled, converted and planned if it is not yet.
+
+Nothing large is downloaded or converted before the plan says that it fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ktcli import config
+from ktcli.commands.convert import convert_entry, recipe_for
+from ktcli.commands.pull import Bars
+from ktcli.commands.subject import find_subject
+from ktcli.errors import gib
+from ktcli.output import out
+from ktcli.store import library
+from ktcli.store.library import BUILTIN, Entry, Kind
+from ktcli.store.reference import HUBS, Reference, parse
+
+if TYPE_CHECKING:
+    from ktcli.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a model is to be loaded; None and False are the defaults of `Engine.load`."""
+
+    context: int | None = None
+    threads: int | None = None
+    exact: bool = False
+    all_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A converted model.
+
+    Attributes:
+        name: for people.
+        pack: its folder, which holds the tokenizer's files too.
+    """
+
+    name: str
+    pack: Path
+
+
+def prepare(name: str, wanted: Wanted) -> Ready:
+    """The conversion that `name` means, made now if need be, with progress on stderr.
+
+    Raises:
+        UsageError, NotFound: the name means nothing; the hint has the nearest.
+        NotEnoughMemory: it does not fit this machine; nothing was downloaded.
+        KtError: whatever stops a pull or a conversion.
+    """
+    reference = parse(name)
+    entry = library.find(name)
+    if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
+        entry = library.find(reference.name, Kind.CHECKPOINT)
+    if entry is not None and entry.kind is Kind.PACK:
+        return Ready(entry.name, entry.path)
+    if entry is None and not reference.repository:
+        library.resolve(name)  # raises: there is no such model
+    if entry is None or entry.name != BUILTIN:
+        _require_room(name, wanted)
+    return _convert(entry or _pull(reference), reference, wanted)
+
+
+def load(ready: Ready, wanted: Wanted) -> Engine:
+    """Load a prepared model, with progress on stderr."""
+    from ktcli.engine import Engine
+
+    with out.progress(f"Loading {ready.name}") as bar:
+        return Engine.load(
+            ready.pack,
+            context=wanted.context,
+            threads=wanted.threads,
+            exact=wanted.exact,
+            all_logits=wanted.all_logits,
+            progress=lambda done, total: bar.update(done=done, total=total),
+        )
+
+
+def _convert(entry: Entry, reference: Reference, wanted: Wanted) -> Ready:
+    experts, _, dense = reference.formats.rpartition("-")
+    recipe = recipe_for(entry, experts or None, dense or None)
+    target: Path | None = None
+    if not entry.managed and entry.name != BUILTIN:
+        # Somebody's own folder: its conversion lies in the library, told apart by where the folder is.
+        mark = sha256(str(entry.path.resolve()).encode()).hexdigest()[:8]
+        stem = "".join(
+            c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in entry.name
+        )
+        name = f"local--{stem.strip('.') or 'model'}--{mark}"
+        target = library.pack_path(name, recipe.experts.name, recipe.dense.name)
+    report = convert_entry(entry, recipe, target, threads=wanted.threads)
+    return Ready(entry.name, report.path)
+
+
+def _require_room(name: str, wanted: Wanted) -> None:
+    """Say what a model that is not ready yet will take and give.
+
+    Raises:
+        NotEnoughMemory: with what would make it fit.
+    """
+    from ktcli.hardware.probe import probe
+    from ktcli.models import build
+    from ktcli.planner.host import host_of
+    from ktcli.planner.placement import Request, place
+
+    if library.find(name) is None and parse(name).repository and _unknown(name):
+        return  # not in the catalogue: nothing is known before its config.json is here
+    subject = find_subject(name)
+    threads = wanted.threads or config.forced_threads()
+    host = host_of(probe(), threads=threads, isa=config.forced_isa())
+    plan = place(build(subject.config), host, Request(subject.recipe, wanted.context))
+    plan.require(name)
+    out.note(
+        f"{name} needs {gib(plan.need_bytes)} of {gib(host.available_bytes)} memory; "
+        f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
+    )
+
+
+def _unknown(name: str) -> bool:
+    from ktcli.store import catalog
+
+    return catalog.find(parse(name).name) is None
+
+
+def _pull(reference: Reference) -> Entry:
+    from ktcli.store.download import pull
+
+    out.note(f"Pulling {reference.repository} from {HUBS[reference.hub]} …")
+    watcher = Bars()
+    try:
+        return pull(reference, watcher)
+    except KeyboardInterrupt:
+        watcher.end()
+        out.note(f"\nStopped; what arrived is kept. Continue with: kt pull {reference.text}")
+        raise
+    finally:
+        watcher.end()
