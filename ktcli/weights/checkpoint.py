@@ -220,7 +220,7 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     """
 
     def refuse(word: str) -> NoReturn:
-        raise BadCheckpoint(f"{what} holds {word}, which is not a number")
+        raise BadCheckpoint(f"{what} holds {word}, which is no believable number")
 
     def number(text: str) -> float:
         value = float(text)
