@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -168,9 +169,9 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(error)
     except typer.Exit as done:
         return done.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        sys.stderr.write("\ninterrupted\n")
-        return EXIT_INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as stop:
+        # A command that has something to say about going on raises it again with a sentence.
+        return _fail(_with_code(KtError("interrupted", hint=str(stop)), EXIT_INTERRUPTED))
     except BrokenPipeError:
         # The reader is gone: keep the interpreter from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -219,17 +220,20 @@ def _internal(error: Exception) -> int:
         said = KtError(f"{where}{error.strerror}")
     else:
         first = (str(error).splitlines() or [""])[0][:300]
-        said = KtError(
-            f"kt made a mistake ({type(error).__name__}: {first})",
-            hint="run it again with KT_DEBUG=1 for the traceback, and report both",
-        )
-        said.exit_code = EXIT_INTERNAL
+        hint = "run it again with KT_DEBUG=1 for the traceback, and report both"
+        said = KtError(f"kt made a mistake ({type(error).__name__}: {first})", hint=hint)
+        said = _with_code(said, EXIT_INTERNAL)
     if os.environ.get("KT_DEBUG"):
         import traceback
 
         traceback.print_exception(error)
     out.error(said)
     return said.exit_code
+
+
+def _with_code(error: KtError, code: int) -> KtError:
+    error.exit_code = code
+    return error
 
 
 def run() -> None:
@@ -239,6 +243,10 @@ def run() -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if code == EXIT_INTERRUPTED and threading.active_count() > 1:
+        os._exit(
+            code
+        )  # the interpreter would wait for a hub client's threads until their files are done
     sys.exit(code)
 
 

@@ -158,9 +158,8 @@ def _render(
         Level.WARNING: ("Usable, with warnings.", "yellow"),
         Level.ERROR: ("kt cannot run here until the errors above are fixed.", "red"),
     }[worst]
-    return "\n".join([*words, "" if problems else "", out.style(verdict, colour)]).replace(
-        "\n\n\n", "\n\n"
-    )
+    gap = [""] if problems else []
+    return "\n".join([*words, *gap, out.style(verdict, colour)])
 
 
 def _processor_rows(

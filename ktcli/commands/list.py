@@ -102,8 +102,7 @@ def _render(entries: tuple[Entry, ...], known: tuple[Profile, ...]) -> str:
 def _sick(entry: Entry) -> str:
     if entry.problem != library.INTERRUPTED:
         return f"damaged; kt verify {entry.label} says more"
-    verb = "convert" if entry.formats else "pull"
-    return f"interrupted; continue with kt {verb} {entry.name}"
+    return f"interrupted; continue with: {entry.again}"
 
 
 def _short(source: str) -> str:

@@ -60,9 +60,9 @@ def _download(reference: Reference) -> Entry:
     try:
         return fetch(reference, watcher)
     except KeyboardInterrupt:
-        watcher.end()
-        out.note(f"\nStopped; what arrived is kept. Continue with: kt pull {reference.text}")
-        raise
+        raise KeyboardInterrupt(
+            f"what arrived is kept; continue with: kt pull {reference.text}"
+        ) from None
     finally:
         watcher.end()
 

@@ -37,10 +37,7 @@ def _check(entry: Entry) -> dict[str, Any]:
     found = manifest.read(entry.path / kind)
     if found is None:
         if entry.managed:
-            verb = "convert" if entry.kind is Kind.PACK else "pull"
-            raise NotFound(
-                f"{entry.label} is not complete", hint=f"continue with: kt {verb} {entry.name}"
-            )
+            raise NotFound(f"{entry.label} is not complete", hint=f"continue with: {entry.again}")
         raise NotFound(
             f"nobody recorded hashes for {entry.label}",
             hint="kt pull and kt convert record them; a folder of your own has none",
@@ -56,6 +53,7 @@ def _check(entry: Entry) -> dict[str, Any]:
         "files": len(found.files),
         "size_bytes": found.size_bytes,
         "bad": bad,
+        "again": entry.again,
     }
 
 
@@ -65,7 +63,5 @@ def _render(report: dict[str, Any]) -> str:
         return f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
     lines += [f"  {safe(file)} {problem}" for file, problem in report["bad"].items()]
-    verb = "convert" if report["kind"] == "pack" else "pull"
-    base = report["name"].partition("@")[0]
-    lines.append(f"  make it again with: kt rm {safe(report['name'])} && kt {verb} {safe(base)}")
+    lines.append(f"  make it again with: kt rm {safe(report['name'])} && {safe(report['again'])}")
     return "\n".join(lines)

@@ -12,8 +12,9 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -74,6 +75,10 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         files = wanted(snapshot)
         config.make_folder(folder)
         _check_space(reference, files, folder)
+        origin = f"@{reference.revision}" if reference.revision else ""
+        (folder / library.PULLING).write_text(
+            f"{snapshot.hub}:{snapshot.repository}{origin}", "utf-8"
+        )
         _fetch(client, snapshot, files, folder, watcher)
         _record(snapshot, files, folder, watcher)
     return library.resolve(reference.name, Kind.CHECKPOINT)
@@ -120,9 +125,37 @@ def _fetch(
 ) -> None:
     total = sum(file.size_bytes for file in files)
     watcher.begin(f"Pulling {snapshot.repository}", total)
+    names = [file.name for file in files]
     with _watched(folder, watcher):
-        hub.fetch(snapshot, [file.name for file in files], folder)
+        _interruptible(lambda: hub.fetch(snapshot, names, folder))
     watcher.end()
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Run `work` so that Ctrl-C returns at once.
+
+    A client that is interrupted waits for its running files to end, which can take an hour. It gets a
+    thread of its own instead, which is left behind: the program ends without waiting for it.
+    """
+    failed: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    streams = sys.stdout, sys.stderr
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.2)
+    except KeyboardInterrupt:
+        sys.stdout, sys.stderr = streams  # the thread goes on talking to nobody, we do not
+        raise
+    if failed:
+        raise failed[0]
 
 
 @contextmanager
@@ -167,7 +200,8 @@ def _record(
         folder / manifest.CHECKPOINT,
         Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision),
     )
-    (folder / _HASHES).unlink(missing_ok=True)
+    for mine in (_HASHES, library.PULLING):
+        (folder / mine).unlink(missing_ok=True)
     for client_folder in (".cache", "._____temp", ".msc", ".mv", ".mdl"):
         path = folder / client_folder
         if path.is_dir() and not path.is_symlink():

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
+import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,11 @@ class HuggingFace:
 
     def __init__(self) -> None:
         self._endpoint = os.environ.get("HF_ENDPOINT") or None
+        # Read when the client is imported: a pull asks for the model and for nothing else.
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _translated("hf", repository, revision):
+        with _client("hf", repository, revision):
             from huggingface_hub import HfApi
 
             api = HfApi(endpoint=self._endpoint, library_name="kt")
@@ -76,12 +79,10 @@ class HuggingFace:
             return Snapshot("hf", repository, info.sha or revision, tuple(files))
 
     def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
-        with _translated("hf", snapshot.repository, snapshot.revision):
+        with _client("hf", snapshot.repository, snapshot.revision):
             from huggingface_hub import snapshot_download
-            from huggingface_hub.utils.tqdm import disable_progress_bars
 
-            disable_progress_bars()
-            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+            _remove_orphans(folder)
             snapshot_download(
                 snapshot.repository,
                 revision=snapshot.revision or None,
@@ -92,17 +93,26 @@ class HuggingFace:
             )
 
 
+# Newer clients give each attempt's partial file a random name and never take it up again. Older ones
+# go on with "<hash>.<etag>.incomplete", which this does not match.
+_ORPHAN = re.compile(r".+\.[0-9a-f]{40,}\.[0-9a-f]{8}\.incomplete")
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Free the space of partial files that nobody will continue."""
+    for path in (folder / ".cache/huggingface/download").glob("*.incomplete"):
+        if _ORPHAN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 class ModelScope:
     """Through `modelscope`; MODELSCOPE_ENDPOINT names another server, as it knows it."""
 
     def __init__(self) -> None:
         self._endpoint = os.environ.get("MODELSCOPE_ENDPOINT") or None
-        # Both are read when the client is imported: its bars and its greeting are not ours.
-        os.environ.setdefault("TQDM_DISABLE", "1")
-        os.environ.setdefault("MODELSCOPE_LOG_LEVEL", "40")
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        with _translated("ms", repository, revision):
+        with _client("ms", repository, revision):
             from modelscope.hub.api import HubApi
 
             api = HubApi(endpoint=self._endpoint)
@@ -117,7 +127,7 @@ class ModelScope:
             return Snapshot("ms", repository, revision or "master", files)
 
     def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
-        with _translated("ms", snapshot.repository, snapshot.revision):
+        with _client("ms", snapshot.repository, snapshot.revision):
             from modelscope.hub.snapshot_download import snapshot_download
 
             snapshot_download(
@@ -130,10 +140,14 @@ class ModelScope:
 
 
 @contextlib.contextmanager
-def _translated(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Turn whatever a client raises into one of our errors."""
+def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
+    """Run client code: keep its own bars and log lines off the terminal, turn what it raises into ours.
+
+    A progress bar of ours that is already shown keeps the stream it began with.
+    """
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            yield
     except KtError:
         raise
     except ImportError as error:

@@ -19,11 +19,13 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli.hardware.text import read
 from ktcli.store import catalog, manifest
 from ktcli.store.reference import Reference, parse
 
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
+PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
 class Kind(Enum):
@@ -64,6 +66,13 @@ class Entry:
         if not self.managed:
             return self.name if self.name == BUILTIN else str(self.path)
         return f"{self.name}@{self.formats}" if self.formats else self.name
+
+    @property
+    def again(self) -> str:
+        """The command that continues or repeats the work this entry came from."""
+        if self.kind is Kind.PACK:
+            return f"kt convert {self.name}"
+        return f"kt pull {self.name if catalog.find(self.name) else self.source or self.name}"
 
     @property
     def size_bytes(self) -> int:
@@ -130,10 +139,9 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         return entry
     reference, broken = parse(name), [entry for entry in matching(name) if not entry.complete]
     if broken:
-        verb = "convert" if broken[0].kind is Kind.PACK else "pull"
         raise NotFound(
             f"{broken[0].label} is not complete: {broken[0].problem}",
-            hint=f"continue with: kt {verb} {broken[0].name}",
+            hint=f"continue with: {broken[0].again}",
         )
     if kind is Kind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
@@ -237,8 +245,9 @@ def _entry(path: Path, kind: Kind) -> Entry:
         source = manifest.read(path / _manifest_name(kind))
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
-    problem = "" if source else INTERRUPTED
-    return Entry(name, kind, path, problem, formats, source.origin if source else "")
+    if source is not None:
+        return Entry(name, kind, path, "", formats, source.origin)
+    return Entry(name, kind, path, INTERRUPTED, formats, read(path / PULLING) or "")
 
 
 def _manifest_name(kind: Kind) -> str:

@@ -1,0 +1,211 @@
+"""A hub on this machine: serves repositories over HTTP as Hugging Face and ModelScope do, with faults.
+
+Only what their clients ask for when kt pulls a model. Faults are attributes that a test sets: files that
+arrive cut off, with other bytes, an answer with an error status, a server that is slow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Repositories by id, each a dict of file name to bytes; and what goes wrong."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.url = ""
+        self.requests: list[str] = []
+        self.cut_after: dict[str, int] = {}  # file: bytes sent before the connection breaks, once
+        self.corrupt: set[str] = set()  # files sent with their first byte changed
+        self.status: int = 0  # answer everything with this status
+        self.error_code = ""  # Hugging Face's X-Error-Code that goes with it
+        self.delay_s = 0.0  # before each MiB of a file
+        self.sent: dict[str, int] = {}  # bytes of each file that went out
+
+    def fetched(self, name: str) -> int:
+        """How often a file's content was asked for."""
+        return sum(
+            1 for line in self.requests if line.startswith("GET ") and line.endswith(f"/{name}")
+        )
+
+
+@contextmanager
+def serve() -> Iterator[Hub]:
+    """A running hub."""
+    hub = Hub()
+
+    class Handler(_Handler):
+        pass
+
+    Handler.hub = hub
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        url = urlsplit(self.path)
+        path, query = unquote(url.path), parse_qs(url.query)
+        self.hub.requests.append(f"{self.command} {path}")
+        if self.hub.status:
+            headers = {"X-Error-Code": self.hub.error_code} if self.hub.error_code else {}
+            self._send(self.hub.status, b'{"error": "as the test wants"}', body, headers)
+            return
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "models"] and len(parts) >= 4:
+            self._info("/".join(parts[2:4]), parts[4:], body)
+        elif parts[:3] == ["api", "v1", "models"] and len(parts) >= 6:
+            self._modelscope("/".join(parts[3:5]), parts[5:], query, body)
+        elif len(parts) >= 5 and parts[2] == "resolve":
+            self._file("/".join(parts[:2]), "/".join(parts[4:]), body)
+        else:
+            self._send(404, b"{}", body)
+
+    # --- Hugging Face -------------------------------------------------------------------------
+
+    def _info(self, repository: str, rest: list[str], body: bool) -> None:
+        files = self.hub.repositories.get(repository)
+        if files is None:
+            self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
+            return
+        if len(rest) > 1 and rest[1] not in ("main", COMMIT):
+            self._send(404, b"{}", body, {"X-Error-Code": "RevisionNotFound"})
+            return
+        if rest[:1] == ["tree"]:
+            rows: Any = [
+                {"type": "file", "path": name, "size": len(data), "oid": _sha1(data)}
+                | _lfs(name, data)
+                for name, data in files.items()
+            ]
+        else:
+            siblings = [
+                {"rfilename": name, "size": len(data), "blobId": _sha1(data)} | _lfs(name, data)
+                for name, data in files.items()
+            ]
+            rows = {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings}
+        self._send(200, json.dumps(rows).encode(), body)
+
+    def _file(self, repository: str, name: str, body: bool) -> None:
+        data = self.hub.repositories.get(repository, {}).get(name)
+        if data is None:
+            self._send(404, b"{}", body, {"X-Error-Code": "EntryNotFound"})
+            return
+        big = bool(_lfs(name, data))
+        etag = hashlib.sha256(data).hexdigest() if big else _sha1(data)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if big:
+            headers |= {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(data))}
+        self._bytes(name, data, headers, body)
+
+    # --- ModelScope ---------------------------------------------------------------------------
+
+    def _modelscope(
+        self, repository: str, rest: list[str], query: dict[str, list[str]], body: bool
+    ) -> None:
+        files = self.hub.repositories.get(repository)
+        if files is None:
+            self._send(404, b'{"Code": 404, "Message": "no such model"}', body)
+        elif rest == ["repo", "files"]:
+            rows = [
+                {"Path": name, "Name": name, "Size": len(data), "Type": "blob", "Revision": COMMIT,
+                 "Sha256": hashlib.sha256(data).hexdigest()}
+                for name, data in files.items()
+            ]  # fmt: skip
+            answer = {"Code": 200, "Success": True, "Data": {"Files": rows}}
+            self._send(200, json.dumps(answer).encode(), body)
+        elif rest == ["repo"] and query.get("FilePath", [""])[0] in files:
+            name = query["FilePath"][0]
+            self.hub.requests.append(f"GET /{name}")
+            self._bytes(name, files[name], {"ETag": f'"{_sha1(files[name])}"'}, body)
+        else:
+            self._send(404, b"{}", body)
+
+    # --- bytes --------------------------------------------------------------------------------
+
+    def _bytes(self, name: str, data: bytes, headers: dict[str, str], body: bool) -> None:
+        start, wanted = 0, self.headers.get("Range", "")
+        if wanted.startswith("bytes="):
+            first, _, last = wanted[6:].partition("-")
+            start, end = int(first or 0), int(last) + 1 if last else len(data)
+            headers |= {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
+            data = data[:end]
+        if name in self.hub.corrupt and data:
+            data = bytes([data[0] ^ 1]) + data[1:]
+        rest = data[start:]
+        self.send_response(206 if wanted else 200)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        if not body:
+            return
+        cut = self.hub.cut_after.pop(name, None)
+        try:
+            self._trickle(name, rest if cut is None else rest[:cut])
+        except OSError:
+            self.close_connection = True
+        if cut is not None:
+            self.close_connection = True
+
+    def _trickle(self, name: str, data: bytes) -> None:
+        for i in range(0, len(data), 1 << 20):
+            time.sleep(self.hub.delay_s)
+            piece = data[i : i + (1 << 20)]
+            self.wfile.write(piece)
+            self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)
+
+    def _send(
+        self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+def _lfs(name: str, data: bytes) -> dict[str, Any]:
+    """Large files carry their SHA-256, as those in LFS do."""
+    if not name.endswith(".safetensors"):
+        return {}
+    digest = hashlib.sha256(data).hexdigest()
+    return {"lfs": {"sha256": digest, "oid": digest, "size": len(data), "pointerSize": 130}}
+
+
+def _sha1(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
