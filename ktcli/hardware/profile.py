@@ -112,8 +112,8 @@ def _value(hint: Any, found: Any, where: str) -> object:
         return _value(next(arm for arm in arms if arm is not type(None)), found, where)
     if typing.get_origin(hint) is tuple:
         if arms[0] is int and isinstance(found, str):
-            return cpu_list(found)
-        if not isinstance(found, list):
+            return _cores(found, where)
+        if not isinstance(found, list | tuple):
             raise ValueError(f"{where} is not a list")
         return tuple(_value(arms[0], each, f"{where}[{i}]") for i, each in enumerate(found))
     if is_dataclass(hint):
@@ -126,6 +126,15 @@ def _value(hint: Any, found: Any, where: str) -> object:
     if hint in (int, float) and found < 0:
         raise ValueError(f"{where} is {found}, which is below zero")
     return typing.cast(object, found)
+
+
+def _cores(text: str, where: str) -> tuple[int, ...]:
+    try:
+        return cpu_list(text)
+    except ValueError:
+        raise ValueError(
+            f"{where} is {text[:40]!r}, which is not a list of CPUs like 0-15,32"
+        ) from None
 
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}

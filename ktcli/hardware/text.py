@@ -23,17 +23,23 @@ def read_int(path: Path) -> int | None:
         return None
 
 
+MAX_CPUS = 1 << 16  # eight times what Linux can be built for
+
+
 def cpu_list(text: str | None) -> tuple[int, ...]:
     """The kernel's list notation, "0-3,8,10-11", in ascending order.
 
     Raises:
-        ValueError: not such a list.
+        ValueError: not such a list, or a number no machine has.
     """
     numbers: set[int] = set()
     for part in (text or "").replace("\n", ",").split(","):
         first, dash, last = part.strip().partition("-")
         if first:
-            numbers.update(range(int(first), int(last if dash else first) + 1))
+            start, end = int(first), int(last if dash else first)
+            if end >= MAX_CPUS:
+                raise ValueError(f"CPU {end} is more than any machine has")
+            numbers.update(range(start, end + 1))
     return tuple(sorted(numbers))
 
 

@@ -1,0 +1,135 @@
+"""Reading machines from recorded trees: cores, nodes, memory, limits, GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hardware.trees import TREES, build
+
+from ktcli.hardware import profile
+from ktcli.hardware.gpu import parse_gpus
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.probe import probe
+from ktcli.hardware.text import cpu_list, cpu_text
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    folder = tmp_path_factory.mktemp("tree") / request.param
+    return probe(build(TREES[request.param], folder))
+
+
+# tree: sockets, physical cores of the machine, of this process, threads, cores per node
+EXPECTED = {
+    "desktop": (1, 8, 8, 8, {0: 8}),
+    "two-sockets": (2, 64, 64, 64, {0: 32, 1: 32}),
+    "snc-4": (2, 48, 48, 48, {0: 12, 1: 12, 2: 12, 3: 12}),
+    "snc-8": (2, 64, 64, 64, dict.fromkeys(range(8), 8)),
+    "epyc-nps4": (1, 64, 64, 64, {0: 16, 1: 16, 2: 16, 3: 16}),
+    "cxl-memory": (1, 16, 16, 16, {0: 16, 2: 0}),
+    "odd-node-ids": (2, 16, 16, 16, {2: 8, 3: 8}),
+    "offline-cores": (1, 6, 6, 6, {0: 6}),
+    "smt-off": (1, 4, 4, 4, {0: 4}),
+    "container": (1, 16, 3, 3, {0: 3}),
+    "container-v1": (1, 8, 8, 4, {0: 8}),
+    "bare": (1, 2, 2, 2, {0: 2}),
+}
+
+
+def test_every_tree_has_its_row() -> None:
+    assert set(EXPECTED) == set(TREES)
+
+
+@pytest.mark.parametrize("machine", EXPECTED, indirect=True)
+def test_cores_and_nodes(machine: Machine) -> None:
+    sockets, physical, usable, threads, nodes = EXPECTED[machine.name]
+    assert machine.cpu.sockets == sockets
+    assert machine.cpu.physical_cores == physical
+    assert len(machine.cpu.cores) == usable
+    assert machine.cpu.threads == threads
+    assert {node.id: len(node.cores) for node in machine.nodes} == nodes
+
+
+@pytest.mark.parametrize("machine", EXPECTED, indirect=True)
+def test_the_cores_of_the_nodes_are_the_cores(machine: Machine) -> None:
+    assert sorted(core for node in machine.nodes for core in node.cores) == list(machine.cpu.cores)
+
+
+@pytest.mark.parametrize("machine", EXPECTED, indirect=True)
+def test_a_machine_survives_its_file(machine: Machine) -> None:
+    assert profile.from_document(json.loads(json.dumps(profile.document(machine)))) == machine
+
+
+@pytest.mark.parametrize("machine", ["cxl-memory"], indirect=True)
+def test_memory_without_cores_is_no_worker(machine: Machine) -> None:
+    assert [node.id for node in machine.worker_nodes] == [0]
+    assert machine.nodes[1].size_bytes == 256 * GIB
+
+
+@pytest.mark.parametrize("machine", ["container"], indirect=True)
+def test_container_limits(machine: Machine) -> None:
+    assert machine.cpu.cores == (2, 3, 4)
+    assert machine.cpu.quota == 2.5
+    assert machine.memory.limit_bytes == 16 * GIB
+    # 6 GiB in use, of them 4 GiB of page cache that the kernel gives up.
+    assert machine.memory.free_bytes == 14 * GIB
+
+
+@pytest.mark.parametrize("machine", ["container-v1"], indirect=True)
+def test_container_limits_of_version_1(machine: Machine) -> None:
+    assert machine.cpu.quota == 4.0
+    assert machine.memory.free_bytes == 6 * GIB
+
+
+@pytest.mark.parametrize("machine", ["two-sockets"], indirect=True)
+def test_facts_of_a_server(machine: Machine) -> None:
+    assert machine.cpu.logical_cpus == 128
+    assert {"amx_tile", "amx_int8", "amx_bf16"} <= set(machine.cpu.flags)
+    assert [(c.level, c.size_bytes, c.count) for c in machine.cpu.caches] == [
+        (1, 48 << 10, 64),
+        (3, 32 << 20, 2),
+    ]
+    assert machine.memory.total_bytes == 512 * GIB
+    assert machine.memory.huge_pages == "madvise"
+    assert machine.memory.huge_free_bytes == 6 << 20
+    assert machine.nodes[1].free_bytes == 64 * GIB + (1 << 20)
+    assert machine.system == "Linux 6.8.0"
+
+
+def test_an_empty_tree_is_no_error(tmp_path: Path) -> None:
+    found = probe(tmp_path)
+    assert found.cpu.model is None
+    assert found.cpu.threads == 1
+    assert found.memory.total_bytes == 0
+
+
+def test_this_machine() -> None:
+    found = probe()
+    assert found.cpu.cores
+    assert found.memory.total_bytes > 0
+    assert profile.from_document(profile.document(found)) == found
+
+
+def test_gpus() -> None:
+    text = (
+        "0, NVIDIA GeForce RTX 4090, 24564, 23000, 4, 16, 8.9, 560.35.03\n"
+        "1, NVIDIA H200, 143771, [N/A], [N/A], 16, 9.0, 560.35.03\n"
+        "No devices were found\n"
+    )
+    first, second = parse_gpus(text)
+    assert (first.name, first.vram_bytes, first.capability) == (
+        "NVIDIA GeForce RTX 4090",
+        24564 << 20,
+        "8.9",
+    )
+    assert first.link_bps == pytest.approx(31.5e9, rel=0.01)
+    assert (second.link_bps, second.free_bytes) == (None, 143771 << 20)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "0-3,8,10-11"])
+def test_cpu_lists(text: str) -> None:
+    assert cpu_text(cpu_list(text)) == text
