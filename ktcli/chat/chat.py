@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from ktcli.chat.conversation import Conversation
-from ktcli.chat.settings import Settings
+from ktcli.chat.settings import Settings, read_sampling, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
-from ktcli.chat.template import ChatTemplate
-from ktcli.chat.tokenizer import Tokenizer
+from ktcli.chat.template import ChatTemplate, load_template
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine.generate import Finish, Generation, Progress, Stats, Timeline
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull
@@ -49,6 +50,22 @@ class Speaker:
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
+
+
+def open_speaker(name: str, folder: Path, load: Callable[[], EngineLike]) -> Speaker:
+    """A model and its text files; the cheap things that can be wrong come before the weights.
+
+    Args:
+        folder: of the model's data files.
+        load: loads the engine.
+    Raises:
+        BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
+    """
+    tokenizer = load_tokenizer(folder)
+    template = load_template(folder, name=name)
+    stop_ids = read_stop_ids(folder, tokenizer, template)
+    settings = Settings(read_sampling(folder))
+    return Speaker(name, load(), tokenizer, template, stop_ids, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,11 @@ class Chat:
     def settings(self, settings: Settings) -> None:
         self._settings = settings
         self._sampler = Sampler(settings.sampling)
+
+    @property
+    def seed(self) -> int:
+        """Of the random sequence in use, given or drawn."""
+        return self._sampler.seed
 
     @property
     def used(self) -> int:

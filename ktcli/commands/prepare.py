@@ -15,10 +15,12 @@ from ktcli.commands.convert import convert_entry, recipe_for
 from ktcli.commands.pull import Bars
 from ktcli.commands.subject import find_subject
 from ktcli.errors import gib
-from ktcli.output import out
-from ktcli.store import library
+from ktcli.output import out, safe
+from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
+from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import HUBS, Reference, parse
+from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     from ktcli.engine import Engine
@@ -63,9 +65,19 @@ def prepare(name: str, wanted: Wanted) -> Ready:
         return Ready(entry.name, entry.path)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model
-    if entry is None or entry.name != BUILTIN:
+    planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
+    if planned:
         _require_room(name, wanted)
-    return _convert(entry or _pull(reference), reference, wanted)
+    entry = entry or _pull(reference)
+    experts, _, dense = reference.formats.rpartition("-")
+    recipe = recipe_for(entry, experts or None, dense or None)
+    target = _target(entry, recipe)
+    if not planned and entry.name != BUILTIN and not (target / PACK_MANIFEST).is_file():
+        _require_room(name, wanted)
+    report = convert_entry(
+        entry, recipe, target if _is_foreign(entry) else None, threads=wanted.threads
+    )
+    return Ready(entry.name, report.path)
 
 
 def load(ready: Ready, wanted: Wanted) -> Engine:
@@ -83,20 +95,19 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
         )
 
 
-def _convert(entry: Entry, reference: Reference, wanted: Wanted) -> Ready:
-    experts, _, dense = reference.formats.rpartition("-")
-    recipe = recipe_for(entry, experts or None, dense or None)
-    target: Path | None = None
-    if not entry.managed and entry.name != BUILTIN:
-        # Somebody's own folder: its conversion lies in the library, told apart by where the folder is.
+def _is_foreign(entry: Entry) -> bool:
+    """Whether it is somebody's own folder, outside the library."""
+    return not entry.managed and entry.name != BUILTIN
+
+
+def _target(entry: Entry, recipe: Recipe) -> Path:
+    """Where its conversion lies: in the library; own folders are told apart by where they are."""
+    name = entry.name
+    if _is_foreign(entry):
         mark = sha256(str(entry.path.resolve()).encode()).hexdigest()[:8]
-        stem = "".join(
-            c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in entry.name
-        )
-        name = f"local--{stem.strip('.') or 'model'}--{mark}"
-        target = library.pack_path(name, recipe.experts.name, recipe.dense.name)
-    report = convert_entry(entry, recipe, target, threads=wanted.threads)
-    return Ready(entry.name, report.path)
+        stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
+        name = f"local--{stem.strip('.')[:100] or 'model'}--{mark}"
+    return library.pack_path(name, recipe.experts.name, recipe.dense.name)
 
 
 def _require_room(name: str, wanted: Wanted) -> None:
@@ -110,23 +121,19 @@ def _require_room(name: str, wanted: Wanted) -> None:
     from ktcli.planner.host import host_of
     from ktcli.planner.placement import Request, place
 
-    if library.find(name) is None and parse(name).repository and _unknown(name):
-        return  # not in the catalogue: nothing is known before its config.json is here
     subject = find_subject(name)
     threads = wanted.threads or config.forced_threads()
     host = host_of(probe(), threads=threads, isa=config.forced_isa())
     plan = place(build(subject.config), host, Request(subject.recipe, wanted.context))
     plan.require(name)
     out.note(
-        f"{name} needs {gib(plan.need_bytes)} of {gib(host.available_bytes)} memory; "
+        f"{safe(name)} needs {gib(plan.need_bytes)} of {gib(host.available_bytes)} memory; "
         f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
     )
 
 
-def _unknown(name: str) -> bool:
-    from ktcli.store import catalog
-
-    return catalog.find(parse(name).name) is None
+def _in_catalogue(reference: Reference) -> bool:
+    return catalog.find(reference.name) is not None
 
 
 def _pull(reference: Reference) -> Entry:

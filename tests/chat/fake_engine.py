@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ktcli.chat.chat import Speaker
-from ktcli.chat.settings import Settings, read_sampling, read_stop_ids
-from ktcli.chat.template import load_template
+from ktcli.chat.chat import Speaker, open_speaker
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.errors import ContextFull
 
@@ -121,13 +119,4 @@ def speaker(
 ) -> Speaker:
     """A model that follows a script, with its files in `folder`."""
     write_tokenizer(folder, template)
-    tokenizer = load_tokenizer(folder)
-    chat_template = load_template(folder, name="fake")
-    return Speaker(
-        "fake",
-        FakeEngine(tokenizer, script, context),
-        tokenizer,
-        chat_template,
-        read_stop_ids(folder, tokenizer, chat_template),
-        Settings(read_sampling(folder)),
-    )
+    return open_speaker("fake", folder, lambda: FakeEngine(load_tokenizer(folder), script, context))

@@ -1,0 +1,88 @@
+"""The loop of an interactive chat: ask the person, run a command or answer, until they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+from ktcli.chat import slash
+from ktcli.chat.chat import Chat, Piece
+from ktcli.chat.interrupt import Interrupt
+from ktcli.chat.screen import Screen, visible
+from ktcli.engine.generate import Finish, six_lines
+from ktcli.errors import KtError
+
+
+class Asks(Protocol):
+    """Where lines come from."""
+
+    def ask(self) -> str | None:
+        """The next text; None: the person leaves."""
+
+
+class Person(Protocol):
+    """How the program speaks to the person, beside answers."""
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+
+    def error(self, error: KtError) -> None:
+        """Something went wrong, and the chat goes on."""
+
+
+def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: bool = False) -> None:
+    """Chat until the person leaves.
+
+    Args:
+        stats: show the six lines after every answer.
+    """
+    desk = slash.Desk(chat, lambda text: person.note(visible(text)))
+    while not desk.leaving:
+        line = prompt.ask()
+        if line is None:
+            return
+        if not line.strip():
+            continue
+        try:
+            if line.startswith("/"):
+                slash.run(desk, line.strip())
+                if desk.again:
+                    desk.again = False
+                    show(chat, chat.retry, screen, person, stats=stats)
+            else:
+                show(chat, partial(chat.ask, line), screen, person, stats=stats)
+        except KtError as error:
+            person.error(error)
+
+
+def show(
+    chat: Chat,
+    start: Callable[..., Iterator[Piece] | None],
+    screen: Screen,
+    person: Person,
+    *,
+    stats: bool = False,
+) -> None:
+    """Show one answer as it comes; Ctrl-C stops it and keeps what was said."""
+    with Interrupt() as interrupt:
+        try:
+            for piece in start(cancelled=interrupt, progress=screen.reading) or ():
+                screen.piece(piece)
+        finally:
+            screen.end()
+    if chat.reply is None:
+        return
+    remark = REMARKS.get(chat.reply.finish)
+    if remark:
+        person.note(remark.format(context=chat.speaker.engine.context))
+    if stats:
+        person.note(six_lines(chat.reply.stats))
+
+
+REMARKS = {
+    Finish.CANCELLED: "(stopped)",
+    Finish.LENGTH: "(cut at --max-tokens; /set max-tokens changes it)",
+    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh, "
+    "--context gives more)",
+}

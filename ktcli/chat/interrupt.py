@@ -1,0 +1,44 @@
+"""Ctrl-C while an answer is made: asked for politely, so that the session stays whole.
+
+An exception out of nowhere could land between two halves of a step. So the first Ctrl-C only sets a
+flag, which is looked at between tokens and between chunks of the prompt; the second raises.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupt:
+    """A context in which Ctrl-C sets `asked`; outside the main thread it changes nothing."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+        self._mine = threading.current_thread() is threading.main_thread()
+
+    def __call__(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self.asked
+
+    def __enter__(self) -> Interrupt:
+        if self._mine:
+            self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, self._before or signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,254 @@
+"""`kt chat`: talk to a model, once or until the person leaves."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ktcli import config
+from ktcli.commands.options import ContextOpt, JsonOpt, QuietOpt, ThreadsOpt
+from ktcli.errors import NotFound, UsageError
+from ktcli.output import Mode, out
+from ktcli.store import library
+from ktcli.store.reference import parse
+
+if TYPE_CHECKING:
+    from ktcli.chat.chat import Chat, Reply
+    from ktcli.chat.settings import Settings
+
+GREETING = "Hello!"  # what is said to the model when standard input holds nothing
+MAX_INPUT_BYTES = 64 << 20
+
+NameArg = Annotated[
+    str | None,
+    typer.Argument(metavar="[NAME]", help="Model to talk to. Default: the built-in kt-mini."),
+]
+PromptArg = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Answer this and exit.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", "-n", min=1, help="Longest answer, in tokens.")
+]
+System = Annotated[str | None, typer.Option("--system", "-s", help="System text.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer.")]
+Number = float | None
+Temperature = Annotated[Number, typer.Option("--temperature", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the best K tokens.")]
+TopP = Annotated[Number, typer.Option("--top-p", help="Keep the best tokens up to probability P.")]
+MinP = Annotated[Number, typer.Option("--min-p", help="Drop what is P times less likely.")]
+Penalty = Annotated[
+    Number, typer.Option("--repetition-penalty", help="Above 1: repeat less. 1 is off.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Equal seeds give equal texts.")]
+Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
+
+
+def chat(
+    name: NameArg = None,
+    prompt: PromptArg = None,
+    greedy: Greedy = False,
+    max_tokens: MaxTokens = None,
+    system: System = None,
+    stop: Stop = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = None,
+    seed: Seed = None,
+    context: ContextOpt = None,
+    threads: ThreadsOpt = None,
+    stats: Stats = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Talk to a model.
+
+    The model is pulled and converted first if it is not yet. With a PROMPT, or text on standard input,
+    one answer is printed. Sampling defaults are the model's own. In a chat, /help lists the commands.
+
+    Examples:
+
+      kt chat
+
+      kt chat "what does kt convert do?"
+
+      kt chat qwen3-30b-a3b
+
+      git diff | kt chat qwen3-30b-a3b --system "Review this change."
+    """
+    given = {
+        "greedy": True if greedy else None,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
+    asked = Asked(given, max_tokens, tuple(stop or ()), system, stats)
+    model, words = who_and_what(name, prompt)
+    if words is None and (json or not _is_terminal()):
+        if _is_terminal():
+            raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
+        words = _standard_input() or GREETING
+    made = _open(model, asked, context, threads)
+    if words is None:
+        _converse(made, asked)
+    else:
+        _answer_once(made, words, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says about the answers."""
+
+    sampling: dict[str, Any]
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    system: str | None
+    stats: bool
+
+    def over(self, settings: Settings) -> Settings:
+        """The model's settings with what was asked for."""
+        from ktcli.chat.settings import override
+
+        return replace(
+            settings,
+            sampling=override(settings.sampling, **self.sampling),
+            max_tokens=self.max_tokens,
+            stops=self.stops,
+        )
+
+
+def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]:
+    """The model and the prompt of a command line; a prompt of None: ask for it.
+
+    One argument is a model if it can be one, else a prompt for the built-in model if it contains white
+    space.
+
+    Raises:
+        UsageError, NotFound: it is neither; the hint has the nearest names.
+    """
+    if name is None or prompt is not None:
+        return name or library.BUILTIN, prompt
+    if not name.strip():
+        return library.BUILTIN, None
+    try:
+        reference = parse(name)
+        if not reference.repository:
+            library.matching(name) or library.resolve(name)
+        return name, None
+    except (UsageError, NotFound) as error:
+        if any(letter.isspace() for letter in name):
+            return library.BUILTIN, name
+        say = f'to say it to the built-in model: kt chat {library.BUILTIN} "{name[:40]}"'
+        error.hint = f"{error.hint}; {say}" if error.hint else say
+        raise
+
+
+def _open(model: str, asked: Asked, context: int | None, threads: int | None) -> Chat:
+    from ktcli.chat.chat import Chat, open_speaker
+    from ktcli.commands.prepare import Wanted, load, prepare
+
+    wanted = Wanted(context=context, threads=threads)
+    ready = prepare(model, wanted)
+    speaker = open_speaker(ready.name, ready.pack, lambda: load(ready, wanted))
+    made = Chat(speaker, asked.over(speaker.settings))
+    made.conversation.system = asked.system or ""
+    return made
+
+
+def _answer_once(made: Chat, words: str, asked: Asked) -> None:
+    from ktcli.chat.interrupt import Interrupt
+    from ktcli.engine.generate import Finish, six_lines
+
+    screen = _screen()
+    with Interrupt() as interrupt:
+        try:
+            for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
+                if out.mode is not Mode.JSON:
+                    screen.piece(piece)
+        finally:
+            if out.mode is not Mode.JSON:
+                screen.end()
+    reply = made.reply
+    assert reply is not None
+    if interrupt.asked:
+        raise KeyboardInterrupt
+    if out.mode is Mode.JSON:
+        out.result(document(made, reply), "")
+    if reply.finish is Finish.CONTEXT:
+        out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=_MORE)
+    if asked.stats:
+        sys.stderr.write(six_lines(reply.stats) + "\n")
+
+
+_MORE = "the answer ends where it does; --context gives more room"
+
+
+def document(made: Chat, reply: Reply) -> dict[str, Any]:
+    """The answer for --json."""
+    stats = reply.stats
+    return {
+        "text": reply.text,
+        "ids": reply.ids,
+        "model": made.speaker.name,
+        "finish": reply.finish.value,
+        "stats": {
+            "prompt_tokens": stats.prompt_tokens,
+            "reused_tokens": stats.reused_tokens,
+            "prompt_eval_count": stats.prefilled_tokens,
+            "prompt_eval_duration_s": stats.prompt_s,
+            "prompt_eval_rate": stats.prefilled_tokens / stats.prompt_s if stats.prompt_s else 0.0,
+            "eval_count": stats.tokens,
+            "eval_duration_s": stats.eval_s,
+            "eval_rate": stats.tokens / stats.eval_s if stats.eval_s else 0.0,
+            "seed": made.seed,
+        },
+    }
+
+
+def _converse(made: Chat, asked: Asked) -> None:
+    from ktcli.chat import slash
+    from ktcli.chat.interactive import talk
+    from ktcli.chat.prompt import Prompt
+
+    out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
+    prompt = Prompt(config.home() / "history", slash.words)
+    talk(made, prompt, _screen(), out, stats=asked.stats)
+
+
+def _screen() -> Any:
+    from ktcli.chat.screen import Screen
+
+    stream = sys.stdout
+    colour = bool(out.style("x", "dim", stream) != "x")
+    return Screen(stream, terminal=stream.isatty() and out.mode is not Mode.JSON, colour=colour)
+
+
+def _is_terminal() -> bool:
+    """Whether a person sits at both ends; with output into a pipe there is nobody to prompt."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _standard_input() -> str:
+    """The text on standard input; empty if it is closed.
+
+    Raises:
+        UsageError: it is too long to be a prompt.
+    """
+    try:
+        stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()
+        data = stream.read(MAX_INPUT_BYTES + 1)
+    except (OSError, ValueError):
+        return ""
+    if len(data) > MAX_INPUT_BYTES:
+        raise UsageError(f"standard input has more than {MAX_INPUT_BYTES:,} bytes")
+    return str(data.decode("utf-8", "replace")).strip()
