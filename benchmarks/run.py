@@ -74,7 +74,12 @@ def main() -> None:
         print(f"start    {row['command']:<18} {row['seconds'] * 1e3:.0f} ms")
     today = date.today().isoformat()
     path = RESULTS / f"{today}-{slug(machine['cpu'] or '')}-{machine['cores']}-cores.json"
-    document = {"date": today, "kt": __version__, "machine": machine, "results": [*results, *starts]}
+    document = {
+        "date": today,
+        "kt": __version__,
+        "machine": machine,
+        "results": [*results, *starts],
+    }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")

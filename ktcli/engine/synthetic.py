@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ktcli.engine.engine import Engine, Options
-from ktcli.engine.loader import Progress, memory_bytes
+from ktcli.engine.engine import Engine, Options, make_pool
+from ktcli.engine.loader import Progress, RandomSource, memory_bytes
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.layers.native_backend import Loaded
+from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import Model, build
 from ktcli.planner.placement import PROCESS_BYTES, scratch_bytes
 from ktcli.planner.spec import experts_touched, kv_bytes
 from ktcli.weights.recipe import Recipe
 
+_SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
 
 
@@ -102,7 +106,33 @@ def random_engine(
     )
     model = build(cut(config, layers))
     options = Options(context=request.context, threads=request.threads)
-    return Engine.random(model, request.recipe, options, progress=progress)
+    pool = make_pool(options)
+    return Engine(model, request.recipe, ApartSource(pool, _SEED), pool, options, progress)
+
+
+class ApartSource(RandomSource):
+    """Random weights with which tokens stay apart.
+
+    Averaging by attention keeps what tokens have in common and shrinks the rest: with random weights,
+    after some layers all tokens look alike and choose the same experts. So embeddings are about 64
+    times as large as what a layer adds; the norms before every product take the size out again.
+    """
+
+    # Sign, lowest exponent bit and mantissa are random; magnitudes from 32 to 128.
+    _RANDOM_BITS = np.uint16(0x80FF)
+    _EXPONENT = np.uint16((127 + 5) << 7)
+    _BLOCK_ROWS = 4096
+
+    def fill(self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8]) -> None:
+        if tensor.role is not Role.TABLE:
+            super().fill(tensor, target, memory)
+            return
+        draw = np.random.default_rng(_SEED)
+        table = memory.view(np.uint16).reshape(tensor.n, tensor.k)
+        for first in range(0, tensor.n, self._BLOCK_ROWS):
+            block = table[first : first + self._BLOCK_ROWS]
+            bits = draw.integers(0, 1 << 16, block.shape, dtype=np.uint16)
+            block[:] = (bits & self._RANDOM_BITS) + self._EXPONENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,14 @@
 import pytest
 from shapes import GIB, config
 
-from ktcli.engine.synthetic import cut, fitting_layers, need_bytes
+from ktcli.engine.synthetic import (
+    Request,
+    cut,
+    expert_spread,
+    fitting_layers,
+    need_bytes,
+    random_engine,
+)
 from ktcli.errors import NotEnoughMemory
 from ktcli.models import build
 from ktcli.weights.recipe import Recipe
@@ -50,3 +57,27 @@ def test_as_many_layers_as_fit(gib: int):
 def test_not_even_one_layer():
     with pytest.raises(NotEnoughMemory, match="one layer"):
         fitting_layers(config("kimi-k2"), Recipe(), 512, 1 * GIB)
+
+
+@pytest.mark.parametrize("experts", ["int4", "int8", "bf16"])
+def test_random_weights_choose_every_expert_about_equally_often(experts: str):
+    """Ten layers deep, where averaging by attention would have made all tokens alike."""
+    shape = config(
+        "qwen3-30b-a3b",
+        hidden_size=256,
+        num_hidden_layers=10,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        vocab_size=4096,
+    )
+    recipe = Recipe.named(experts, "bf16")
+    engine = random_engine(shape, Request(recipe, None, 256, GIB, threads=1))
+    spread = expert_spread(engine, engine.session(), seed=7)
+    assert spread is not None
+    assert spread.even
+    assert spread.seen == 1.0
+    assert spread.busiest < 3.0  # 32 +- 5.3 tokens per expert: six standard deviations
