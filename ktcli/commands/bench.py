@@ -24,7 +24,6 @@ from ktcli.planner.host import margin_bytes
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
-    no_args_is_help=True,
     help="Measure speed, without a download if need be.",
 )
 
@@ -58,9 +57,9 @@ def decode(
     profile: ProfileOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """Measure tokens per second of an answer, against the memory's bandwidth.
+    """Tokens per second of an answer.
 
-    A model that is converted is loaded; of any other name kt knows, the true shapes are filled with
+    The ceiling beside it is the memory's read bandwidth, taken between the runs. A model that is converted is loaded; of any other name kt knows, the true shapes are filled with
     random weights, so nothing needs to be downloaded.
 
     Examples:
@@ -85,7 +84,9 @@ def prefill(
     profile: ProfileOpt = False,
     json: JsonOpt = False,
 ) -> None:
-    """Measure tokens per second of reading a prompt, against the arithmetic peak.
+    """Tokens per second of reading a prompt.
+
+    The ceiling beside it is the arithmetic peak of int8 and bf16, taken between the runs.
 
     Examples:
 

@@ -141,13 +141,14 @@ def _ms(seconds: float) -> str:
 def _facts(made: Plan) -> str:
     host, speed, rates = made.host, made.speed, made.host.rates
     early = min(EARLY_TOKENS, made.context - 1)
+    somewhere = "" if made.fits else ", with enough memory"
     rows = [
         ("Machine", f"{host.name}, {host.isa}"),
         ("Context", f"{made.context} positions"),
         (
             "Decode",
             f"{speed.decode:.1f} tokens/s after {early} tokens,"
-            f" {speed.decode_full:.1f} at the end of the context",
+            f" {speed.decode_full:.1f} at the end of the context{somewhere}",
         ),
         ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {min(PREFILL_CHUNK, made.context)}"),
         (

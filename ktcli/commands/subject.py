@@ -13,6 +13,7 @@ from typing import Any
 
 from ktcli.store import catalog, library
 from ktcli.store.library import Kind
+from ktcli.store.reference import parse
 from ktcli.weights.checkpoint import read_config
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
@@ -50,7 +51,10 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
         own = pack.recipe
         recipe = Recipe.named(experts or own.experts.name, dense or own.dense.name)
         return Subject(entry.name, pack.config, recipe, entry.path if recipe == own else None)
-    profile = catalog.find(name if entry is None else entry.name)
+    reference = parse(name)
+    # A conversion that was named exactly and is not there is an error, not a reason to assume another.
+    known = "" if reference.formats else reference.name
+    profile = catalog.find(known if entry is None else entry.name)
     if profile is not None:
         recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
         return Subject(profile.name, profile.config, recipe)

@@ -75,6 +75,12 @@ def test_a_checkpoint_in_a_folder(home: Path, capsys):
     assert (plan["model"], plan["experts"], plan["dense"]) == ("mine", "bf16", "int8")
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "hf:Qwen/Qwen3-30B-A3B", "QWEN3-30B-A3B"])
+def test_other_spellings_of_a_known_model(name: str, home: Path, capsys):
+    _, plan = planned(capsys, name, "--machine", str(write(server(), home)))
+    assert plan["model"] == "qwen3-30b-a3b"
+
+
 def test_threads_are_physical_cores_of_nodes_that_have_some(home: Path, capsys):
     _, plan = planned(capsys, "qwen3-30b-a3b", "--machine", str(write(server(), home)))
     assert plan["machine"]["threads"] == 64
@@ -109,6 +115,8 @@ def test_people_see_every_part(home: Path, capsys):
     ("arguments", "code", "sentence"),
     [
         (["no-such-model"], 3, "no model"),
+        (["some/repository"], 3, "not in the library"),
+        (["qwen3-30b-a3b@int8-int8"], 3, "not in the library"),
         (["qwen3-30b-a3b", "--experts", "int5"], 2, "int5"),
         (["qwen3-30b-a3b", "--context", "9999999"], 2, "40960 positions"),
         (["qwen3-30b-a3b", "--context", "0"], 2, "context"),
