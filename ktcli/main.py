@@ -13,53 +13,19 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from ktcli import __version__
+from ktcli.commands.table import COMMANDS, CONTEXT, load
 from ktcli.errors import KtError, UsageError
 from ktcli.output import Mode, out
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One command: where its code is, its line in `kt --help`, and the heading it stands under."""
-
-    target: str  # "module:function"
-    summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
-    heading: str = ""
-
-
-# In the order in which somebody new meets them.
-COMMANDS: dict[str, Row] = {
-    "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start"),
-    "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
-    "plan": Row(
-        "ktcli.commands.plan:plan", "Show where a model would go and how fast it would be.", "Start"
-    ),
-    "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
-    "convert": Row(
-        "ktcli.commands.convert:convert", "Convert a checkpoint into fast files.", "Models"
-    ),
-    "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
-    "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),
-    "verify": Row(
-        "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
-    ),
-    "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
-    "bench": Row(
-        "ktcli.commands.bench:app", "Measure speed, without a download if need be.", "Measure"
-    ),
-    "logits": Row("ktcli.commands.logits:logits"),
-    "names": Row("ktcli.commands.names:names"),
-}
 
 EXAMPLES = """\
 Examples:
@@ -68,33 +34,6 @@ Examples:
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
 """
-
-
-def load(name: str) -> Any:
-    """The click command of one row."""
-    module, _, attribute = COMMANDS[name].target.partition(":")
-    target = getattr(import_module(module), attribute)
-    if isinstance(target, typer.Typer):
-        app = target
-        app.info.context_settings = _CONTEXT
-    else:
-        app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT)
-        app.command(name, context_settings=_CONTEXT)(target)
-    command = typer.main.get_command(app)
-    command.name = name
-    _keep_indented(command)
-    return command
-
-
-def _keep_indented(command: Any) -> None:
-    """Mark indented paragraphs of the help, so that examples are not filled like prose."""
-    paragraphs = (command.help or "").split("\n\n")
-    command.help = "\n\n".join(f"\b\n{p}" if p.startswith("  ") else p for p in paragraphs)
-    for child in getattr(command, "commands", {}).values():
-        _keep_indented(child)
-
-
-_CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class Commands(TyperGroup):
@@ -141,7 +80,7 @@ def _version(value: bool) -> None:
 
 
 app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, context_settings=_CONTEXT,
+    cls=Commands, add_completion=False, rich_markup_mode=None, context_settings=CONTEXT,
     invoke_without_command=True,
 )  # fmt: skip
 

@@ -87,7 +87,7 @@ def checkpoint_path(name: str) -> Path:
 
 def pack_path(name: str, experts: str, dense: str) -> Path:
     """Where a conversion lies or will lie."""
-    return config.home() / "packs" / _one_folder(f"{name}@{experts}-{dense}")
+    return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
 def lock_path(name: str) -> Path:

@@ -1,0 +1,44 @@
+# bash completion for kt; made by: kt completion bash
+_kt() {
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
+    COMPREPLY=()
+    case $before in
+        --context|--dense|--experts|--layers|--machine|--max-tokens|--min-p|--out|--repetition-penalty|--runs|--seed|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p) COMPREPLY=($(compgen -f -- "$word")); return ;;
+    esac
+    if ((COMP_CWORD == 1)); then
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench --help --version" -- "$word"))
+        return
+    fi
+    verb=${COMP_WORDS[1]}
+    case $verb in
+        bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+    esac
+    case $verb in
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --context --threads --stats --json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
+        'doctor') options='--measure --json --help'; words="" ;;
+        'plan') options='--context --experts --dense --threads --machine --json --help'; words="$(kt names 2>/dev/null)" ;;
+        'pull') options='--json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
+        'convert') options='--out --experts --dense --threads --json --quiet --help'; words="here" ;;
+        'list') options='--all --json --quiet --help'; words="" ;;
+        'show') options='--json --help'; words="$(kt names 2>/dev/null)" ;;
+        'verify') options='--json --quiet --help'; words="here" ;;
+        'rm') options='--partial --yes --json --quiet --help'; words="here" ;;
+        'bench') options='--help'; words="decode prefill" ;;
+        'bench decode') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words="$(kt names 2>/dev/null)" ;;
+        'bench prefill') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words="$(kt names 2>/dev/null)" ;;
+    esac
+    if [[ $word == -* ]]; then
+        COMPREPLY=($(compgen -W "$options" -- "$word"))
+    elif [[ $word == */* || -z $words ]]; then
+        COMPREPLY=($(compgen -f -- "$word"))
+    else
+        case $words in
+            models) words=$(kt names 2>/dev/null) ;;
+            here) words=$(kt names --here 2>/dev/null) ;;
+        esac
+        COMPREPLY=($(compgen -W "$words" -- "$word"))
+    fi
+}
+# A colon is part of hf:org/repo.
+COMP_WORDBREAKS=${COMP_WORDBREAKS//:}
+complete -o filenames -F _kt kt

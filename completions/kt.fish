@@ -1,0 +1,92 @@
+# fish completion for kt; made by: kt completion fish
+complete -c kt -f
+complete -c kt -n __fish_use_subcommand -a chat -d 'Talk to a model'
+complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most likely token always'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d '0 is greedy' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a plan -d 'Show where a model would go and how fast it would be'
+complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for the machine this file describes, not for this one' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
+complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into fast files'
+complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a list -d 'List the models in the library'
+complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also those that kt knows and that are not here'
+complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
+complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a verify -d 'Check a model’s files against their hashes'
+complete -c kt -n '__fish_seen_subcommand_from verify' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a rm -d 'Remove a model and free its space'
+complete -c kt -n '__fish_seen_subcommand_from rm' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l partial -d 'Also everything whose pull or conversion was interrupted'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a bench -d 'Measure speed, without a download if need be'
+complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Tokens per second of an answer'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Decoder layers' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens of one run' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l profile -d 'Also show where the time went, by kind of operation'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a prefill -d 'Tokens per second of reading a prompt'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Decoder layers' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens of one run' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time went, by kind of operation'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l help -d 'Show this message and exit.'
