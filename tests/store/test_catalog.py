@@ -1,0 +1,78 @@
+"""The catalogue: every profile is complete, and its numbers are those of its config."""
+
+from __future__ import annotations
+
+import pytest
+
+from ktcli.errors import NotFound
+from ktcli.models import build
+from ktcli.store import catalog
+from ktcli.store.reference import HUBS, parse
+from ktcli.weights.recipe import Recipe
+
+PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
+
+# parameters and expert parameters as their makers count them (facts published with the models)
+COUNTED = {
+    "deepseek-v2-lite": (15.7e9, 14.4e9),
+    "deepseek-v3": (671.0e9, 653.9e9),
+    "kimi-k2": (1026.4e9, 1014.7e9),
+    "qwen3-30b-a3b": (30.5e9, 29.0e9),
+    "qwen3-235b-a22b": (235.1e9, 227.1e9),
+}
+
+
+def test_the_table_covers_the_catalogue() -> None:
+    assert set(COUNTED) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_profile_builds_its_model(name: str) -> None:
+    profile = catalog.get(name)
+    built = build(profile.config)
+    experts = sum(t.elements for t in built.tensors if t.role.value == "experts")
+    assert experts == profile.expert_parameters
+    assert profile.parameters == pytest.approx(COUNTED[name][0], rel=0.002)
+    assert profile.expert_parameters == pytest.approx(COUNTED[name][1], rel=0.003)
+    # MLA stores kv_b twice as a share of one percent; everything else is counted once.
+    assert sum(t.elements for t in built.tensors) == pytest.approx(profile.parameters, rel=0.01)
+    Recipe.named(profile.experts, profile.dense)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_repository_means_its_profile(name: str) -> None:
+    profile = catalog.get(name)
+    assert set(profile.repositories) == set(HUBS)
+    for hub, repository in profile.repositories.items():
+        assert parse(f"{hub}:{repository}").name == name
+        assert parse(f"{hub}:{repository}@main").name != name
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_code_of_the_repository_is_named(name: str) -> None:
+    assert "auto_map" not in catalog.get(name).config
+
+
+def test_nulls_are_in_the_config() -> None:
+    config = catalog.get("deepseek-v2-lite").config
+    assert "q_lora_rank" in config
+    assert config["q_lora_rank"] is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("qwen3", "qwen3-30b-a3b"),
+        ("kimi", "kimi-k2"),
+        ("deepsek-v3", "deepseek-v3"),
+        ("KT-MINI2", "kt-mini"),
+    ],
+)
+def test_a_wrong_name_gets_the_nearest(typed: str, meant: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        catalog.get(typed)
+    assert meant in caught.value.hint
+
+
+def test_case_does_not_matter() -> None:
+    assert catalog.get("Kimi-K2") is catalog.get("kimi-k2")

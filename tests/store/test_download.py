@@ -1,0 +1,287 @@
+"""Pulling from a hub on this machine: what is taken, what is recorded, and every way it can fail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store.fake_hub import COMMIT, Hub, serve
+
+from ktcli import config
+from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
+from ktcli.store import download, library, manifest
+from ktcli.store.download import pull, wanted
+from ktcli.store.hubs import RemoteFile, Snapshot
+from ktcli.store.library import Kind
+from ktcli.store.reference import parse
+
+WEIGHTS = bytes(range(256)) * 4096 * 2  # 2 MiB
+
+
+class Silent:
+    """A watcher that counts."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, int]] = []
+        self.advanced = 0
+
+    def begin(self, what: str, total_bytes: int) -> None:
+        self.parts.append((what, total_bytes))
+
+    def advance(self, n_bytes: int) -> None:
+        self.advanced += n_bytes
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    with serve() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        monkeypatch.setenv("MODELSCOPE_ENDPOINT", running.url)
+        running.repositories["org/tiny"] = {
+            "config.json": b'{"model_type": "test"}',
+            "tokenizer.json": b"{}",
+            "chat_template.jinja": b"hello",
+            "LICENSE": b"free",
+            "model-00001-of-00002.safetensors": WEIGHTS,
+            "model-00002-of-00002.safetensors": WEIGHTS[::-1],
+            "modeling_tiny.py": b"import os; os.abort()",
+            "pytorch_model.bin": b"pickle",
+            "consolidated.safetensors": b"again",
+            "original/params.json": b"{}",
+            "kt-source.json": b'{"source": {}, "files": []}',
+            "kt.json": b"{}",
+        }
+        yield running
+
+
+def get(name: str) -> library.Entry:
+    return pull(parse(name), Silent())
+
+
+TAKEN = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "LICENSE",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "hf:", "ms:"])
+def test_a_pull_takes_the_data_and_records_it(hub: Hub, prefix: str) -> None:
+    entry = get(f"{prefix}org/tiny")
+    assert {path.name for path, _ in library.walk(entry.path)} == TAKEN | {manifest.CHECKPOINT}
+    record = manifest.read(entry.path / manifest.CHECKPOINT)
+    assert record is not None
+    assert {file.name for file in record.files} == TAKEN
+    for file in record.files:
+        data = (entry.path / file.name).read_bytes()
+        assert data == hub.repositories["org/tiny"][file.name]
+        assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert record.repository == "org/tiny"
+    assert record.revision == (COMMIT if prefix != "ms:" else "master")
+    assert entry.complete
+    assert entry.kind is Kind.CHECKPOINT
+
+
+def test_a_second_pull_asks_nobody(hub: Hub) -> None:
+    first = get("org/tiny")
+    hub.requests.clear()
+    assert get("org/tiny") == first
+    assert hub.requests == []
+
+
+def test_a_revision_is_another_model(hub: Hub) -> None:
+    assert get("org/tiny@main").path != get("org/tiny").path
+    assert library.resolve("org/tiny@main").name == "org--tiny--main"
+
+
+def test_progress_covers_every_byte(hub: Hub) -> None:
+    watcher = Silent()
+    pull(parse("org/tiny"), watcher)
+    size = sum(len(hub.repositories["org/tiny"][name]) for name in TAKEN)
+    assert [total for _, total in watcher.parts] == [size, size]
+    assert watcher.advanced >= 2 * size
+
+
+def test_a_file_that_arrives_damaged_is_fetched_again(hub: Hub) -> None:
+    bad = "model-00002-of-00002.safetensors"
+    hub.corrupt.add(bad)
+    with pytest.raises(HubError, match=r"model-00002.* arrived damaged"):
+        get("org/tiny")
+    assert library.find("org/tiny") is None
+    hub.corrupt.clear()
+    hub.requests.clear()
+    assert get("org/tiny").complete
+    assert hub.fetched(bad) == 1
+    assert hub.fetched("model-00001-of-00002.safetensors") == 0
+
+
+def test_a_connection_that_breaks_is_taken_up_again(hub: Hub) -> None:
+    hub.cut_after["model-00001-of-00002.safetensors"] = 1 << 20
+    try:
+        entry = get("org/tiny")
+    except HubError:
+        entry = get("org/tiny")
+    assert (entry.path / "model-00001-of-00002.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize("prefix", ["", "ms:"])
+def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str) -> None:
+    hub.repositories["org/tiny"]["model-00002-of-00002.safetensors"] = os.urandom(64 << 20)
+    hub.delay_s = 0.2
+    command = [sys.executable, "-m", "ktcli", "pull", f"{prefix}org/tiny"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 30
+    while hub.sent.get("model-00002-of-00002.safetensors", 0) < 2 << 20:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    # The slow file needs 13 s more: a client that waited for it would not make it.
+    _, said = process.communicate(timeout=8)
+    assert process.returncode == 130
+    assert f"continue with: kt pull {prefix}org/tiny" in said
+    assert "Traceback" not in said
+    partial = library.matching(f"{prefix}org/tiny")[0]
+    assert not partial.complete
+    assert partial.again == f"kt pull {prefix or 'hf:'}org/tiny"
+    hub.delay_s = 0.0
+    hub.requests.clear()
+    assert get(f"{prefix}org/tiny").complete
+    assert hub.fetched("model-00001-of-00002.safetensors") == 0
+    assert not list(library.checkpoint_path(partial.name).rglob("*.incomplete"))
+
+
+def test_hashes_of_an_interrupted_check_are_not_computed_again(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = manifest.digest, []
+
+    def stop_at_the_last(path: Path, advance: object = None) -> str:
+        if path.name == "tokenizer.json":
+            raise KeyboardInterrupt
+        seen.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(manifest, "digest", stop_at_the_last)
+    files = hub.repositories["org/tiny"]
+    files["tokenizer.json"] = files.pop("tokenizer.json")  # now the last one
+    with pytest.raises(KeyboardInterrupt):
+        get("org/tiny")
+    before = list(seen)
+    monkeypatch.setattr(
+        manifest, "digest", lambda path, advance: seen.append(path.name) or real(path)
+    )
+    get("org/tiny")
+    assert sorted(seen) == sorted(TAKEN)
+    assert before
+
+
+# what goes wrong: status, Hugging Face's code → our error and a word of its sentence
+FAULTS = {
+    "no repository": (404, "RepoNotFound", NotFound, "no repository org/tiny"),
+    "private": (401, "RepoNotFound", NotFound, "private"),
+    "gated": (403, "GatedRepo", HubError, "licence"),
+    "no revision": (404, "RevisionNotFound", NotFound, "no revision"),
+    "broken": (500, "", HubError, "error 500"),
+    "busy": (429, "", HubError, "error 429"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_answers_of_the_hub_become_sentences(
+    hub: Hub, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.status, hub.error_code, kind, word = FAULTS[fault]
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between a client's own attempts
+    with pytest.raises(kind, match=word) as caught:
+        get("org/tiny@main")
+    assert caught.value.hint
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("prefix", ["", "ms:"])
+def test_offline_is_one_sentence(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(HubError, match="cannot get org/tiny from") as caught:
+        get(f"{prefix}org/tiny")
+    assert "check the network" in caught.value.hint
+
+
+def test_too_little_space_is_said_before_the_first_byte(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "free_space", lambda folder: download.SPARE_BYTES + 1000)
+    with pytest.raises(NotEnoughDisk, match="only 256 MiB is free"):
+        get("org/tiny")
+    assert hub.sent == {}
+
+
+def test_a_second_process_is_told_who_is_pulling(hub: Hub) -> None:
+    said = rf"process {os.getpid()} \(pulling org--tiny\)"
+    with (
+        config.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
+        pytest.raises(Busy, match=said),
+    ):
+        get("org/tiny")
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["config.json", "pytorch_model.bin"], r"no safetensors weights, only \.bin files"),
+        (["config.json", "model.gguf"], r"no safetensors weights, only \.gguf files"),
+        (["model.safetensors"], "no config.json"),
+        (["config.json", "original/model.safetensors"], "no safetensors weights"),
+        ([], "no safetensors weights"),
+    ],
+)
+def test_a_repository_without_a_model(names: list[str], sentence: str) -> None:
+    files = tuple(RemoteFile(name, 1) for name in names)
+    with pytest.raises(BadCheckpoint, match=sentence):
+        wanted(Snapshot("hf", "org/tiny", "main", files))
+
+
+def test_hostile_file_names_are_not_taken() -> None:
+    names = [
+        "../config.json",
+        "/etc/x.json",
+        "a/b.json",
+        "x\n.json",
+        "kt.json",
+        "kt-source.json",
+        "..",
+        "a b.json",
+    ]
+    good = [RemoteFile("config.json", 1), RemoteFile("model.safetensors", 1)]
+    files = (*good, *(RemoteFile(name, 1) for name in names))
+    assert wanted(Snapshot("hf", "org/tiny", "main", files)) == tuple(good)
+
+
+def test_a_name_without_a_repository_cannot_be_pulled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="names no repository"):
+        pull(parse("no-such-model"), Silent())
+
+
+def test_the_hash_log_survives_being_cut(tmp_path: Path) -> None:
+    line = json.dumps(["a", 1, 2, "ff"])
+    (tmp_path / "kt-hashes.part").write_text(f'{line}\n["b", 3')
+    assert download._known_hashes(tmp_path) == {json.dumps(["a", 1, 2]): "ff"}

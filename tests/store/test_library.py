@@ -1,0 +1,276 @@
+"""The library: what names mean, what is whole, and that removing stays inside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ktcli.errors import BadCheckpoint, NotFound, UsageError
+from ktcli.store import library, manifest
+from ktcli.store.library import Entry, Kind
+from ktcli.store.manifest import File, Manifest
+from ktcli.store.reference import parse
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def add_checkpoint(name: str, *, complete: bool = True) -> Path:
+    folder = library.checkpoint_path(name)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    if complete:
+        digest = manifest.digest(folder / "config.json")
+        record = Manifest((File("config.json", 2, digest),), "hf", "org/repo", "abc")
+        manifest.write(folder / manifest.CHECKPOINT, record)
+    return folder
+
+
+def add_pack(
+    name: str, experts: str = "int4", dense: str = "int8", *, complete: bool = True
+) -> Path:
+    folder = library.pack_path(name, experts, dense)
+    folder.mkdir(parents=True)
+    (folder / "layer-00000.safetensors").write_bytes(b"x" * 1000)
+    if complete:
+        document = {
+            "kt_pack": 1,
+            "source": {"repository": "org/repo", "revision": None},
+            "recipe": {"experts": experts, "dense": dense},
+            "extras": [],
+            "files": [{"name": "layer-00000.safetensors", "size_bytes": 1000, "sha256": "0" * 64}],
+        }
+        (folder / manifest.PACK).write_text(json.dumps(document))
+    return folder
+
+
+def test_an_empty_library_has_at_most_the_built_in_model() -> None:
+    assert all(entry.name == library.BUILTIN and not entry.managed for entry in library.entries())
+
+
+def test_entries_and_their_labels_find_themselves() -> None:
+    add_checkpoint("qwen3-30b-a3b")
+    add_pack("qwen3-30b-a3b")
+    add_pack("qwen3-30b-a3b", "int8")
+    add_checkpoint("org--repo")
+    mine = [entry for entry in library.entries() if entry.managed]
+    assert [entry.label for entry in mine] == [
+        "org--repo",
+        "qwen3-30b-a3b",
+        "qwen3-30b-a3b@int4-int8",
+        "qwen3-30b-a3b@int8-int8",
+    ]
+    for entry in mine:
+        assert entry in library.matching(entry.label)
+        assert library.resolve(entry.label, entry.kind) == entry
+    assert library.resolve("org/repo").name == "org--repo"
+    assert library.resolve("Qwen/Qwen3-30B-A3B").name == "qwen3-30b-a3b"
+
+
+def test_packs_come_first_and_a_kind_can_be_asked_for() -> None:
+    add_checkpoint("qwen3-30b-a3b")
+    assert library.resolve("qwen3-30b-a3b").kind is Kind.CHECKPOINT
+    with pytest.raises(NotFound) as caught:
+        library.resolve("qwen3-30b-a3b", Kind.PACK)
+    assert caught.value.hint == "convert it with: kt convert qwen3-30b-a3b"
+    add_pack("qwen3-30b-a3b")
+    assert library.resolve("qwen3-30b-a3b").kind is Kind.PACK
+
+
+def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
+    folder = add_checkpoint("org--repo", complete=False)
+    (folder / library.PULLING).write_text("hf:org/repo@dev")
+    with pytest.raises(NotFound, match="interrupted") as caught:
+        library.resolve("org/repo")
+    assert caught.value.hint == "continue with: kt pull hf:org/repo@dev"
+    add_pack("kimi-k2", complete=False)
+    with pytest.raises(NotFound) as caught:
+        library.resolve("kimi-k2")
+    assert caught.value.hint == "continue with: kt convert kimi-k2"
+
+
+def test_a_name_of_the_catalogue_that_is_not_here() -> None:
+    with pytest.raises(NotFound, match="not in the library") as caught:
+        library.resolve("kimi-k2")
+    assert caught.value.hint == "get it with: kt pull kimi-k2"
+
+
+def test_local_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    with pytest.raises(NotFound, match="no model in"):
+        library.resolve(str(folder))
+    (folder / "config.json").write_text("{}")
+    entry = library.resolve(str(folder))
+    assert (entry.kind, entry.path, entry.managed) == (Kind.CHECKPOINT, folder, False)
+    with pytest.raises(NotFound, match="cannot read the folder"):
+        library.resolve(str(tmp_path / "nowhere"))
+    with pytest.raises(NotFound, match="is not a folder"):
+        library.resolve(str(folder / "config.json"))
+
+
+def test_a_folder_of_the_library_named_by_its_path_is_that_entry() -> None:
+    folder = add_checkpoint("org--repo")
+    assert library.resolve(str(folder)) == library.resolve("org/repo")
+
+
+# --- hostile names ----------------------------------------------------------------------------
+
+BAD_NAMES = [
+    "",
+    "..",
+    "a b",
+    "a\0b",
+    "org/../x",
+    "org/.hidden",
+    "a/b/c",
+    "org/",
+    "/",
+    "hf:",
+    "hf:x",
+    "ms:a/b/c",
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*BAD_NAMES, "x" * 5000, "org/repo@", "org/repo@../x", "name@", "name@../x", "-x"]
+)
+def test_a_bad_name_is_refused(name: str) -> None:
+    with pytest.raises((UsageError, NotFound)):
+        library.resolve(name)
+
+
+@pytest.mark.parametrize(
+    "text", ["org/repo", "ms:org/repo", "org/repo@feature/x", "a.b-c_d/e.f", "x@int4-int8"]
+)
+def test_a_library_name_is_one_folder(text: str) -> None:
+    name = parse(text).name
+    path = library.checkpoint_path(name)
+    assert path.parent.name == "checkpoints"
+    assert path.name == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", ".hidden", "x" * 300, "a\0"])
+def test_a_path_outside_the_library_cannot_be_made(name: str) -> None:
+    for make in (
+        library.checkpoint_path,
+        library.lock_path,
+        lambda n: library.pack_path(n, "int4", "int8"),
+    ):
+        with pytest.raises(UsageError):
+            make(name)
+
+
+# --- removing ---------------------------------------------------------------------------------
+
+
+def test_remove_frees_what_the_entry_takes() -> None:
+    add_pack("kimi-k2")
+    entry = library.resolve("kimi-k2")
+    size = entry.size_bytes
+    assert library.remove(entry) == size > 1000
+    assert library.find("kimi-k2") is None
+    assert list((library.pack_path("kimi-k2", "a", "b").parent).iterdir()) == []
+
+
+def test_remove_does_not_follow_links(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("keep me")
+    folder = add_checkpoint("org--repo")
+    (folder / "link").symlink_to(precious)
+    (folder / "file-link").symlink_to(precious / "file")
+    library.remove(library.resolve("org/repo"))
+    assert (precious / "file").read_text() == "keep me"
+    # A whole entry that is a link: the link goes, what it points to stays.
+    precious.joinpath("config.json").write_text("{}")
+    folder.symlink_to(precious)
+    assert library.remove(Entry("org--repo", Kind.CHECKPOINT, folder)) == 0
+    assert not folder.exists()
+    assert (precious / "file").exists()
+
+
+def test_remove_stays_in_the_library(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for path in (outside, library.checkpoint_path("x") / "..", library.checkpoint_path("x").parent):
+        with pytest.raises(UsageError):
+            library.remove(Entry("x", Kind.CHECKPOINT, path))
+    with pytest.raises(UsageError):
+        library.remove(Entry("x", Kind.CHECKPOINT, outside, managed=False))
+    assert outside.is_dir()
+
+
+def test_shared_bytes_are_not_counted_as_freed() -> None:
+    folder = add_pack("kimi-k2")
+    os.link(folder / "layer-00000.safetensors", folder.parent / "elsewhere")
+    assert library.remove(library.resolve("kimi-k2")) < 1000
+
+
+def test_leftovers_of_a_killed_removal_are_removed() -> None:
+    folder = add_pack("kimi-k2")
+    folder.rename(folder.with_name(f".{folder.name}.removed.1"))
+    assert [e for e in library.entries() if e.managed] == []
+    assert library.remove_leftovers() > 1000
+    assert library.leftovers() == ()
+
+
+# --- manifests --------------------------------------------------------------------------------
+
+DAMAGED = {
+    "no json": "{",
+    "empty": "",
+    "a list": "[]",
+    "no files": '{"source": {}}',
+    "files are a number": '{"source": {}, "files": 3}',
+    "a file is a number": '{"source": {}, "files": [3]}',
+    "no hash": '{"source": {}, "files": [{"name": "a", "size_bytes": 1}]}',
+    "size below zero": '{"source": {}, "files": [{"name": "a", "size_bytes": -1, "sha256": ""}]}',
+    "leads out": '{"source": {}, "files": [{"name": "../a", "size_bytes": 1, "sha256": ""}]}',
+    "absolute": '{"source": {}, "files": [{"name": "/etc/passwd", "size_bytes": 1, "sha256": ""}]}',
+    "source is a text": '{"source": "x", "files": []}',
+    "deep": "[" * 100_000,
+    "bytes": "\udcff",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_manifest_is_one_sentence(kind: str) -> None:
+    path = add_checkpoint("org--repo") / manifest.CHECKPOINT
+    path.write_text(DAMAGED[kind], errors="surrogateescape")
+    with pytest.raises(BadCheckpoint, match="damaged"):
+        manifest.read(path)
+    # The library lists it all the same, and does not use it.
+    entry = next(entry for entry in library.entries() if entry.managed)
+    assert "damaged" in entry.problem
+    assert library.find("org/repo") is None
+
+
+def test_check_names_every_kind_of_damage() -> None:
+    folder = library.checkpoint_path("x")
+    folder.mkdir(parents=True)
+    for name in ("good", "short", "changed"):
+        (folder / name).write_text("data")
+    (folder / "folder").mkdir()
+    digest = manifest.digest(folder / "good")
+    names = ("good", "short", "changed", "gone", "folder")
+    files = tuple(
+        File(name, (folder / name).stat().st_size if name == "folder" else 4, digest)
+        for name in names
+    )
+    (folder / "short").write_text("dat")
+    (folder / "changed").write_text("DATA")
+    advanced: list[int] = []
+    found = {file.name: problem for file, problem in manifest.check(folder, files, advanced.append)}
+    assert found["good"] == ""
+    assert found["short"] == "has 3 bytes, not 4"
+    assert "other bytes" in found["changed"]
+    assert found["gone"] == "is missing"
+    assert found["folder"].startswith("cannot be read")
+    assert sum(advanced) >= 16
