@@ -70,7 +70,7 @@ def show(
             for piece in start(cancelled=interrupt, progress=screen.reading) or ():
                 screen.piece(piece)
         finally:
-            screen.end()
+            screen.end(gap=True)
     if chat.reply is None:
         return
     remark = REMARKS.get(chat.reply.finish)

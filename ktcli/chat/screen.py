@@ -54,8 +54,12 @@ class Screen:
         self._stream.flush()
         self._last = text[-1:] or self._last
 
-    def end(self) -> None:
-        """The answer is over, wherever it stopped: the next thing begins on a new line."""
+    def end(self, *, gap: bool = False) -> None:
+        """The answer is over, wherever it stopped: the next thing begins on a new line.
+
+        Args:
+            gap: leave an empty line too, for a person to come back to.
+        """
         self._end_reading()
         if self._thought and self._colour:
             self._stream.write(PLAIN)
@@ -63,6 +67,8 @@ class Screen:
         if self._last != "\n":
             self._stream.write("\n")
         self._last = "\n"
+        if gap:
+            self._stream.write("\n")
         self._stream.flush()
 
     def reading(self, done: int, total: int) -> None:

@@ -60,17 +60,19 @@ def read_sampling(folder: Path) -> SamplingSettings:
     path = folder / "generation_config.json"
     given = read_json(path) if path.is_file() else {}
     values: dict[str, Any] = {"greedy": given.get("do_sample") is not True}
-    for name in _NUMBERS:
-        value = given.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise BadCheckpoint(f"{path} has {name} = {str(value)[:40]!r}, which is not a number")
-        values[name] = int(value) if name == "top_k" else float(value)
     try:
+        for name in _NUMBERS:
+            if given.get(name) is not None:
+                values[name] = _number(given[name], whole=name == "top_k")
         return SamplingSettings(**values)
-    except (UsageError, OverflowError, ValueError) as error:
+    except (UsageError, ValueError, OverflowError) as error:
         raise BadCheckpoint(f"{path} makes no sense: {error}") from error
+
+
+def _number(value: Any, *, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return int(value) if whole else float(value)
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:

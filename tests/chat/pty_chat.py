@@ -1,0 +1,45 @@
+"""An interactive chat with the fake engine, for the terminal tests: python pty_chat.py FOLDER."""
+
+import sys
+import time
+from pathlib import Path
+
+from chat.fake_engine import FakeEngine, FakeSession, speaker
+
+from ktcli.chat import slash
+from ktcli.chat.chat import Chat
+from ktcli.chat.interactive import talk
+from ktcli.chat.prompt import Prompt
+from ktcli.chat.screen import Screen
+from ktcli.output import out
+
+SLOW_S = 0.05  # per token, so that there is time to press Ctrl-C
+
+
+def script(question: str) -> str:
+    if question == "long":
+        return "word " * 400
+    if question == "evil":
+        return "\x1b]0;owned\x07<think>\x1b[31mhm</think>[bold]ok[/bold]"
+    return f"you said {question.encode()}"
+
+
+class SlowSession(FakeSession):
+    def feed(self, ids, *, progress=None):
+        time.sleep(SLOW_S if len(ids) == 1 else 0)
+        return super().feed(ids, progress=progress)
+
+
+def main(folder: Path) -> None:
+    model = speaker(folder, script)
+    engine = model.engine
+    assert isinstance(engine, FakeEngine)
+    engine.session = lambda: SlowSession(engine)  # type: ignore[method-assign]
+    chat = Chat(model)
+    screen = Screen(sys.stdout, terminal=True, colour=True)
+    talk(chat, Prompt(folder / "history", slash.words), screen, out)
+    print(f"LEFT after {len(chat.conversation.turns)} messages")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

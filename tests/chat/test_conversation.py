@@ -1,0 +1,269 @@
+"""Kept conversations, settings, slash commands, and what the terminal is sent."""
+
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from chat.fake_engine import speaker, write_tokenizer
+
+from ktcli.chat import slash
+from ktcli.chat.chat import Chat, Piece
+from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save, saved_names
+from ktcli.chat.prompt import cleaned, is_open
+from ktcli.chat.screen import Screen, visible
+from ktcli.chat.settings import Settings, override, read_sampling, read_stop_ids
+from ktcli.chat.template import load_template
+from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_kept_chat_comes_back(home: Path) -> None:
+    conversation = Conversation("Be brief.", [{"role": "user", "content": "é\n\x00 😀"}])
+    saved = Saved("m", conversation, SamplingSettings(temperature=0.5, top_k=3, seed=7))
+    path = chat_path("mine")
+    save(path, saved)
+    assert load(path) == saved
+    assert saved_names() == ("mine",)
+    assert os.listdir(path.parent) == ["mine.json"]
+
+
+def test_names_stay_in_the_folder() -> None:
+    for name in ("../x y", "a\\b\0", "", ".hidden", "x" * 200):
+        with pytest.raises(UsageError):
+            if "/" in name:
+                raise UsageError("a path is a path")
+            chat_path(name)
+    assert chat_path("/tmp/x.json") == Path("/tmp/x.json")
+
+
+def test_a_failed_save_leaves_the_old_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = chat_path("mine")
+    save(path, Saved("m", Conversation("old"), SamplingSettings()))
+    monkeypatch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(KtError, match="No space left"):
+        save(path, Saved("m", Conversation("new"), SamplingSettings()))
+    assert load(path).conversation.system == "old"
+    assert os.listdir(path.parent) == ["mine.json"]
+
+
+GOOD = {"kt_chat": 1, "model": "m", "system": "", "turns": [], "sampling": {}}
+BROKEN = {
+    "empty": b"",
+    "not json": b"{",
+    "a list": b"[]",
+    "deep": b"[" * 100_000,
+    "binary": b"\xff\x00",
+    "another program's": b'{"messages": []}',
+    "version": json.dumps(GOOD | {"kt_chat": 99}).encode(),
+    "turns": json.dumps(GOOD | {"turns": {"a": 1}}).encode(),
+    "turn": json.dumps(GOOD | {"turns": [1]}).encode(),
+    "role": json.dumps(GOOD | {"turns": [{"role": "root", "content": ""}]}).encode(),
+    "content": json.dumps(GOOD | {"turns": [{"role": "user", "content": [1]}]}).encode(),
+    "system": json.dumps(GOOD | {"system": {"a": 1}}).encode(),
+    "sampling": json.dumps(GOOD | {"sampling": {"temperature": "hot"}}).encode(),
+    "range": json.dumps(GOOD | {"sampling": {"top_p": 7}}).encode(),
+    "infinite": b'{"kt_chat": 1, "turns": [], "sampling": {"top_k": Infinity}}',
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_broken_chats_are_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load(path)
+    assert "x.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_chat_names_the_others(home: Path) -> None:
+    save(chat_path("other"), Saved("m", Conversation(), SamplingSettings()))
+    with pytest.raises(NotFound) as caught:
+        load(chat_path("mine"))
+    assert "other" in caught.value.hint
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def test_defaults_come_from_the_model(tmp_path: Path) -> None:
+    assert read_sampling(tmp_path).greedy
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "x": 1}')
+    assert read_sampling(tmp_path) == SamplingSettings(temperature=0.6, top_k=20, top_p=0.95)
+    for broken in ('{"temperature": "hot"}', '{"top_p": 3}', '{"top_k": Infinity}', "[]", ""):
+        path.write_text(broken)
+        with pytest.raises(BadCheckpoint):
+            read_sampling(tmp_path)
+
+
+def test_asking_for_randomness_ends_greedy() -> None:
+    greedy = SamplingSettings(greedy=True)
+    assert not override(greedy, temperature=0.7, seed=None).greedy
+    assert override(greedy, seed=1, repetition_penalty=1.1).greedy
+    assert override(SamplingSettings(), greedy=True, temperature=0.7).greedy
+
+
+def test_every_stop_id_is_found(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
+    tokenizer = load_tokenizer(tmp_path)
+    found = read_stop_ids(tmp_path, tokenizer, load_template(tmp_path, name="x"))
+    assert found == {3, 4, 7, tokenizer.id_of("<|end|>")}
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{% for m in messages %}{{ m.content }}<|user|>{% endfor %}"})
+    )
+    found = read_stop_ids(tmp_path, tokenizer, load_template(tmp_path, name="x"))
+    assert found == {3, 4, 7, tokenizer.id_of("<|user|>")}
+    (tmp_path / "config.json").write_text('{"eos_token_id": "7"}')
+    with pytest.raises(BadCheckpoint):
+        read_stop_ids(tmp_path, tokenizer, load_template(tmp_path, name="x"))
+
+
+# --- slash commands ------------------------------------------------------------------------------
+
+
+def desk(folder: Path) -> tuple[slash.Desk, list[str]]:
+    said: list[str] = []
+    return slash.Desk(Chat(speaker(folder)), said.append), said
+
+
+def test_help_lists_every_command(tmp_path: Path) -> None:
+    table, said = desk(tmp_path)
+    slash.run(table, "/help")
+    assert all(f"/{name}" in said[0] for name in slash.TABLE)
+    wanted = "help system set clear retry undo stats save load exit".split()
+    assert list(slash.TABLE) == wanted
+
+
+def test_settings_change(tmp_path: Path) -> None:
+    table, said = desk(tmp_path)
+    for line in (
+        "/set temperature 0.7",
+        "/set top_k 5",
+        "/set seed 3",
+        "/set max-tokens 9",
+        "/set stop END",
+    ):
+        slash.run(table, line)
+    settings = table.chat.settings
+    assert settings.sampling == SamplingSettings(temperature=0.7, top_k=5, seed=3)
+    assert (settings.max_tokens, settings.stops) == (9, ("END",))
+    slash.run(table, "/set max-tokens off")
+    slash.run(table, "/set seed off")
+    slash.run(table, "/set stop off")
+    slash.run(table, "/set greedy on")
+    assert table.chat.settings == replace(
+        Settings(), sampling=SamplingSettings(temperature=0.7, top_k=5, greedy=True)
+    )
+    assert "temperature" in said[-1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["/nothing", "/set colour red", "/set temperature hot", "/set top-p 7", "/set greedy maybe",
+     "/set temperature nan", "/set seed -1", "/set max-tokens 0", "/save", "/load", "/load nobody",
+     "/save a\0b", "/retry"],
+)  # fmt: skip
+def test_wrong_lines_are_one_sentence(tmp_path: Path, line: str) -> None:
+    table, _ = desk(tmp_path)
+    before = table.chat.settings
+    with pytest.raises(KtError):
+        slash.run(table, line)
+    assert table.chat.settings == before
+
+
+def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
+    table, said = desk(tmp_path)
+    chat = table.chat
+    slash.run(table, "/stats")
+    slash.run(table, "/system You are a cat.")
+    list(chat.ask("hi"))
+    slash.run(table, "/stats")
+    assert "prompt eval count:" in said[-3] and "context:" in said[-1]
+    slash.run(table, "/save one")
+    slash.run(table, "/undo")
+    assert chat.conversation.turns == [] and said[-1] == "taken back: hi"
+    slash.run(table, "/undo")
+    slash.run(table, "/load one")
+    assert [turn["content"] for turn in chat.conversation.turns] == ["hi", "you said hi"]
+    assert chat.conversation.system == "You are a cat."
+    slash.run(table, "/retry")
+    assert table.again
+    slash.run(table, "/clear")
+    slash.run(table, "/system none")
+    assert chat.conversation.messages == []
+    slash.run(table, "/exit")
+    assert table.leaving
+
+
+def test_completion(tmp_path: Path) -> None:
+    save(chat_path("mine"), Saved("m", Conversation(), SamplingSettings()))
+    assert ("/help", "this list") in slash.words("/he")
+    assert ("temperature", "") in slash.words("/set te")
+    assert ("mine", "") in slash.words("/load m")
+    assert slash.words("/set temperature 0") == slash.words("/help ") == []
+
+
+# --- terminal ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "open_", "meant"),
+    [
+        ("hi", False, "hi"),
+        ("a\\", True, None),
+        ("a\\\nb", False, "a\nb"),
+        ('"""a', True, None),
+        ('"""a\nb"""', False, "a\nb"),
+        ('say """x""" please', False, 'say """x""" please'),
+        ('""""""', False, ""),
+        ("", False, ""),
+    ],
+)
+def test_lines_that_stay_open(text: str, open_: bool, meant: str | None) -> None:
+    assert is_open(text) is open_
+    if meant is not None:
+        assert cleaned(text) == meant
+
+
+def test_control_characters_are_shown_not_sent() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202eok\n\tfine [bold]é😀"
+    shown = visible(hostile)
+    assert not any((ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 for c in shown)
+    assert "\u202e" not in shown and shown.endswith("ok\n\tfine [bold]é😀")
+
+
+def test_thoughts_are_dimmed_on_a_terminal_only() -> None:
+    def shown(**how: bool) -> str:
+        stream = io.StringIO()
+        screen = Screen(stream, **how)
+        for piece in (Piece("<think>\x1b[0m", True), Piece("ok\x1b")):
+            screen.piece(piece)
+        screen.end()
+        return stream.getvalue()
+
+    assert shown(terminal=True, colour=True) == "\x1b[2m<think>␛[0m\x1b[0mok␛\n"
+    assert shown(terminal=True, colour=False) == "<think>␛[0mok␛\n"
+    assert shown(terminal=False, colour=False) == "<think>\x1b[0mok\x1b\n"
+
+
+def test_reading_is_shown_and_wiped() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream, terminal=True, colour=False)
+    screen.reading(512, 5000)
+    screen.piece(Piece("hi"))
+    assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi"

@@ -1,0 +1,158 @@
+"""An interactive chat in a real pseudo-terminal: keys go in, what appears comes out."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, *command: str, home: Path) -> None:
+        self.parent, child = pty.openpty()
+        environment = {
+            **os.environ,
+            "KT_HOME": str(home),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "TERM": "xterm",
+            "COLUMNS": "100",
+        }
+        self.process = subprocess.Popen(
+            command,
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )
+        os.close(child)
+        self.raw = ""
+        self._seen = 0
+
+    def type(self, keys: str) -> None:
+        os.write(self.parent, keys.encode())
+
+    def expect(self, pattern: str, seconds: float = 60) -> str:
+        """Wait until `pattern` appears after what was expected before; everything up to it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = re.search(pattern, plain(self.raw[self._seen :]), re.DOTALL)
+            if found:
+                text = plain(self.raw[self._seen :])[: found.end()]
+                self._seen = len(self.raw)
+                return text
+            if not self._read(0.2) and self.process.poll() is not None:
+                break
+        raise AssertionError(f"{pattern!r} did not appear in {plain(self.raw)[-1500:]!r}")
+
+    def _read(self, wait_s: float) -> bool:
+        if not select.select([self.parent], [], [], wait_s)[0]:
+            return False
+        try:
+            data = os.read(self.parent, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.raw += data.decode("utf-8", "replace")
+        return bool(data)
+
+    def end(self) -> int:
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._read(0.1)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
+        while self._read(0.05):
+            pass
+        os.close(self.parent)
+        return code
+
+
+def plain(text: str) -> str:
+    """Without the sequences that prompt_toolkit draws with."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r", "", text)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(
+        sys.executable, str(HERE / "pty_chat.py"), str(tmp_path), home=tmp_path / "home"
+    )
+    try:
+        made.expect("› ")
+        yield made
+    finally:
+        if made.process.poll() is None:
+            os.killpg(made.process.pid, signal.SIGKILL)
+            made.process.wait()
+
+
+def test_a_conversation(terminal: Terminal) -> None:
+    terminal.type("hello\r")
+    terminal.expect(r"you said b'hello'\n.*› ")
+    terminal.type("/stats\r")
+    terminal.expect(r"eval count: .*context: .*› ")
+    terminal.type("/nothing\r")
+    terminal.expect(r"error: there is no command /nothing.*› ")
+    terminal.type("/exit\r")
+    terminal.expect("LEFT after 2 messages")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal) -> None:
+    terminal.type("long\r")
+    terminal.expect("word word word")
+    terminal.type(CTRL_C)
+    said = terminal.expect(r"\(stopped\).*› ")
+    assert said.count("word") < 300
+    terminal.type("half a line" + CTRL_C)
+    terminal.expect("› ")
+    terminal.type("still there?\r")
+    terminal.expect(r"you said b'still there\?'\n.*› ")
+    terminal.type(CTRL_D)
+    terminal.expect("LEFT after 4 messages")
+    assert terminal.end() == 0
+
+
+def test_several_lines(terminal: Terminal) -> None:
+    terminal.type("one\\\rtwo\r")
+    terminal.expect(r"you said b'one\\ntwo'\n.*› ")
+    terminal.type("a" + ALT_ENTER + "b\r")
+    terminal.expect(r"you said b'a\\nb'\n.*› ")
+    terminal.type('"""x\ry\rz"""\r')
+    terminal.expect(r"you said b'x\\ny\\nz'\n.*› ")
+    terminal.type("\x1b[200~pasted\nlines\x1b[201~\r")
+    terminal.expect(r"you said b'pasted\\nlines'\n.*› ")
+
+
+def test_history_and_completion(terminal: Terminal) -> None:
+    terminal.type("first\r")
+    terminal.expect(r"you said b'first'\n.*› ")
+    terminal.type(UP + "\r")
+    terminal.expect(r"you said b'first'\n.*› ")
+    terminal.type("/he" + TAB)
+    terminal.expect("/help")  # completion takes a moment
+    terminal.type("\r")
+    terminal.expect(r"/retry.*Ctrl-D leaves.*› ")
+
+
+def test_model_text_is_never_obeyed(terminal: Terminal) -> None:
+    terminal.type("evil\r")
+    terminal.expect(r"\[bold\]ok\[/bold\]\n.*› ")
+    assert "\x1b]0;" not in terminal.raw and "\x07" not in terminal.raw
+    assert "\x1b[31m" not in terminal.raw and "␛]0;owned␇" in terminal.raw
+    assert "\x1b[2m<think>␛[31mhm</think>\x1b[0m" in terminal.raw

@@ -1,0 +1,269 @@
+"""Tokenizers from data files: what is read, what is refused, and text that comes out whole."""
+
+import base64
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from chat.fake_engine import write_tokenizer
+
+from ktcli.chat import tiktoken
+from ktcli.chat.stream import Detokenizer, StopStrings, Thinking
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.errors import BadCheckpoint
+
+TEXTS = [
+    "Hello, world!",
+    "  two spaces, and a tab\t.\n\nnew paragraph",
+    "naïve café 😀👩‍👩‍👧 日本語のテキスト привет",
+    "x = {'a': 1}  # 1234567 it's I'LL",
+    "\u200b\ufeff zero width",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("byte_level")
+    write_tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def prefix_space(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Llama's kind: a space before the first word that decoding takes away, and byte fallback."""
+    from tokenizers import Tokenizer as Inner
+    from tokenizers import decoders, models, pre_tokenizers
+
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁hello", "▁world", "!"]
+    letters = sorted({c for text in TEXTS for c in text if c.isascii() and c.isalnum()})
+    vocab = {word: id for id, word in enumerate([*words, *letters])}
+    inner = Inner(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    path = tmp_path_factory.mktemp("metaspace")
+    inner.save(str(path / "tokenizer.json"))
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives(byte_level: Tokenizer, text: str) -> None:
+    assert byte_level.decode(byte_level.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "prefix_space"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_pieces_are_whole_characters_and_add_up(
+    kind: str, text: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    ids = tokenizer.encode(text)
+    stream = Detokenizer(tokenizer)
+    pieces = [stream.feed(id) for id in ids]
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_half_a_character_is_never_shown(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("ab 😀")
+    for cut in range(len(ids)):
+        stream = Detokenizer(byte_level)
+        shown = "".join(stream.feed(id) for id in ids[:cut]) + stream.finish()
+        assert "ab 😀".startswith(shown)
+
+
+def test_rubbish_bytes_do_not_hold_everything_back(byte_level: Tokenizer) -> None:
+    rubbish = [byte_level.id_of("Ģ")] * 50  # the byte 0x80, never a character's first
+    stream = Detokenizer(byte_level)
+    shown = "".join(stream.feed(id) for id in [*rubbish, *byte_level.encode("end")])
+    assert shown.endswith("end") and len(shown) <= 60
+
+
+def test_special_tokens_are_read_and_not_shown(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("<|user|>hi<|end|>")
+    assert set(ids) & byte_level.special_ids and byte_level.decode(ids) == "hi"
+    assert byte_level.decode(ids, special=True) == "<|user|>hi<|end|>"
+
+
+def test_cutting_and_filling_are_switched_off(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["truncation"] = {
+        "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    document["padding"] = {
+        "strategy": {"Fixed": 999}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "!",
+    }  # fmt: skip
+    path.write_text(json.dumps(document))
+    text = "a sentence of many more than four tokens"
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+HOSTILE = {
+    "empty": b"",
+    "not json": b"{",
+    "a list": b"[]",
+    "a number": b"1",
+    "no model": b'{"version": "1.0"}',
+    "no tokens": b'{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}',
+    "unknown model": b'{"version": "1.0", "model": {"type": "Shell", "command": "id"}}',
+    "merge of nothing": b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}}',
+    "a panic": b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":4294967295},'
+    b'"merges":[["a","b"]]}}',
+    "not utf-8": b"\xff\xfe\x00",
+    "deep": b'{"version":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "bad pattern": b'{"version":"1.0","pre_tokenizer":{"type":"Split","pattern":{"Regex":"("},'
+    b'"behavior":"Isolated","invert":false},"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}',
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_one_sentence(
+    tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(BadCheckpoint) as caught:
+        load_tokenizer(tmp_path)
+    assert "tokenizer.json" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_too_large_and_missing(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match="missing"):
+        load_tokenizer(tmp_path)
+    with open(tmp_path / "tokenizer.json", "wb") as file:
+        file.truncate(3 << 30)  # sparse: no memory and no disk
+    with pytest.raises(BadCheckpoint, match="more than"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(BadCheckpoint):
+        load_tokenizer(tmp_path)
+
+
+# --- tiktoken ------------------------------------------------------------------------------------
+
+
+def rank_file(folder: Path) -> dict[bytes, int]:
+    """A rank file whose tokens overlap in many ways, with its configuration."""
+    draw = random.Random(1)
+    tokens = [bytes([byte]) for byte in range(256)]
+    words = (
+        b" the| and|in|ing|th|he|an|nd|er| t| a| th|ther|the|there|1234|12|34|\xe4\xb8|\xe4\xb8\xad"
+    )
+    tokens += dict.fromkeys(words.split(b"|"))
+    while len(tokens) < 600:
+        made = draw.choice(tokens[:300]) + draw.choice(tokens[:300])
+        if made not in tokens:
+            tokens.append(made)
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
+    (folder / "tiktoken.model").write_bytes(b"\n".join(lines) + b"\n")
+    decoder = {
+        "600": {"content": "[BOS]", "special": True},
+        "602": {"content": "<|im_end|>", "special": True},
+        "603": {"content": "<think>", "special": False},
+    }
+    config = {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": decoder}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return ranks
+
+
+def merged(word: bytes, ranks: dict[bytes, int]) -> list[int]:
+    """Tiktoken's rule, slowly: join the neighbours whose union has the lowest rank."""
+    parts = [bytes([byte]) for byte in word]
+    while True:
+        unions = [(ranks.get(a + b, 1 << 30), i) for i, (a, b) in enumerate(pairwise(parts))]
+        if not unions or min(unions)[0] == 1 << 30:
+            return [ranks[part] for part in parts]
+        at = min(unions)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_tiktoken_equals_the_rule(tmp_path: Path) -> None:
+    regex = pytest.importorskip("regex")
+    ranks = rank_file(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    pattern = regex.compile(tiktoken.KIMI, regex.V1)
+    texts = [
+        *TEXTS,
+        "The other thing 1234567",
+        "中文 and 中english中",
+        "I'LL they'Re\r\n\r\n  end  ",
+    ]
+    for text in texts:
+        want = [
+            id
+            for word in pattern.findall(text)
+            for id in (
+                [ranks[word.encode()]] if word.encode() in ranks else merged(word.encode(), ranks)
+            )
+        ]
+        assert tokenizer.encode(text) == want
+        assert tokenizer.decode(want) == text
+    assert tokenizer.encode("[BOS]a<|im_end|>") == [600, ranks[b"a"], 602]
+    assert tokenizer.id_of("<|reserved_token_601|>") == 601
+    assert tokenizer.decode([600, 603, 602]) == "<think>"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"YQ==", b"YQ== x", b"!!! 0", b"YQ== 0", b"YQ== 1", b"YQ== 0\nYQ== 1", b" 0", b"\n\n"],
+)
+def test_malformed_ranks_are_one_sentence(tmp_path: Path, content: bytes) -> None:
+    rank_file(tmp_path)
+    (tmp_path / "tiktoken.model").write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=r"tiktoken\.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_an_unknown_class_is_not_run(tmp_path: Path) -> None:
+    rank_file(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Evil", "auto_map": {}}')
+    with pytest.raises(BadCheckpoint, match="code that kt does not run"):
+        load_tokenizer(tmp_path)
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "stops", "want"),
+    [
+        ("one STOP two", ["STOP"], "one "),
+        ("one STO two", ["STOP"], "one STO two"),
+        ("aaab", ["aab"], "a"),
+        ("ends in ST", ["STOP"], "ends in ST"),
+        ("a##b", ["###", "##"], "a"),
+        ("nothing", [], "nothing"),
+        ("x\n\nUser: y", ["\n\nUser:", ""], "x"),
+    ],
+)
+def test_stop_strings(text: str, stops: list[str], want: str, size: int) -> None:
+    stream = StopStrings(stops)
+    shown = "".join(stream.feed(text[i : i + size]) for i in range(0, len(text), size))
+    assert shown + stream.finish() == want
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_thinking(size: int) -> None:
+    text = "<b><think>a < b</thin></think>c<think>d"
+    stream = Thinking()
+    pieces = [p for i in range(0, len(text), size) for p in stream.feed(text[i : i + size])]
+    pieces += stream.finish()
+    assert "".join(part for _, part in pieces) == text
+    assert "".join(part for thought, part in pieces if not thought) == "<b>c"
