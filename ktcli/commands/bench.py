@@ -59,8 +59,9 @@ def decode(
 ) -> None:
     """Tokens per second of an answer.
 
-    The ceiling beside it is the memory's read bandwidth, taken between the runs. A model that is converted is loaded; of any other name kt knows, the true shapes are filled with
-    random weights, so nothing needs to be downloaded.
+    The ceiling beside it is the memory's read bandwidth, taken between the runs. A model that is
+    converted is loaded; of any other name kt knows, the true shapes are filled with random weights,
+    so nothing needs to be downloaded.
 
     Examples:
 

@@ -155,17 +155,26 @@ def need_bytes(model: Model, host: Host, recipe: Recipe, context: int) -> int:
 
 
 def scratch_bytes(model: Model) -> int:
-    """Buffers of a step of PREFILL_CHUNK tokens, as f32 rows, and one row of logits.
+    """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
 
-    Residual stream, its norm and the sum of a layer; the widest dense projection and what follows it;
-    per chosen expert the gate/up columns, the activation and the output.
+    The residual stream and what each half of a layer makes of it; the widest dense projection and what
+    follows it; gate, up and activation of the chosen experts; queries and results of latent attention
+    in every head. Counts up to a fifth more than the engine reserves, never less.
     """
     spec = model.spec
     dense = max(
         (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None), default=0
     )
-    routed = spec.top_k * (3 * spec.expert_width + spec.hidden)
-    return 4 * (PREFILL_CHUNK * (4 * spec.hidden + 2 * dense + routed) + spec.vocab)
+    latent = max(
+        (
+            t.count * (spec.kv_elements + 3 * t.k // 2)
+            for t in model.tensors
+            if t.name.endswith(".uv")
+        ),
+        default=0,
+    )
+    columns = 8 * spec.hidden + 2 * dense + 2 * spec.top_k * spec.expert_width + latent
+    return 4 * (PREFILL_CHUNK * columns + spec.vocab)
 
 
 def _room_bytes(model: Model, host: Host, recipe: Recipe) -> int:

@@ -17,7 +17,6 @@ from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
 PAGE_TOKENS = 64  # the cache grows in pages; the value of KT_PAGE_TOKENS
-MLA_EXPAND_TOKENS = 16  # from this many tokens in a step, latent attention expands K and V
 
 
 class Unit(Enum):
@@ -150,42 +149,19 @@ def _tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work
 
 
 def _rows(tensor: Tensor, step: Step) -> int:
-    """How many vectors one step multiplies with each matrix of a dense tensor; 0: it is not read.
-
-    Multi-head latent attention multiplies `uk_in` and `uv` with the step's tokens when it works on the
-    latents (few tokens), `uk_out` and `uv` with every cached position when it expands them (many).
-    """
+    """How many vectors one step multiplies with each matrix of a dense tensor; 0: it is not read."""
     if tensor.layer is None:
         return step.outputs
-    expanded = step.n_tokens >= MLA_EXPAND_TOKENS
-    if tensor.name.endswith(".uk_in"):
-        return 0 if expanded else step.n_tokens
-    if tensor.name.endswith(".uk_out"):
-        return step.start + step.n_tokens if expanded else 0
-    if tensor.name.endswith(".uv"):
-        return step.start + step.n_tokens if expanded else step.n_tokens
-    return step.n_tokens
+    # Latent attention works on the latents themselves (uk_in, uv); uk_out would expand keys from them.
+    return 0 if tensor.name.endswith(".uk_out") else step.n_tokens
 
 
 def _attention_work(model: Model, step: Step) -> Work:
     """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions."""
     spec = model.spec
     pairs = step.n_tokens * step.start + step.n_tokens * (step.n_tokens + 1) // 2
-    per_pair = spec.attention_ops
-    if step.n_tokens >= MLA_EXPAND_TOKENS:
-        per_pair = _expanded_attention_ops(model) or per_pair
     read = (step.start + step.n_tokens) * kv_bytes_per_token(spec)
-    return Work(KV_CACHE, Unit.BF16, read, pairs * per_pair * spec.layers)
-
-
-def _expanded_attention_ops(model: Model) -> int:
-    """Operations per token, layer and position of latent attention over expanded K and V; 0 without it."""
-    shapes = {t.name.rsplit(".", 1)[-1]: t for t in model.tensors if t.layer == 0}
-    if "uk_out" not in shapes or "uv" not in shapes:
-        return 0
-    uk_out, uv = shapes["uk_out"], shapes["uv"]
-    rope = model.spec.kv_elements - uv.k
-    return 2 * uv.count * (uk_out.n + rope + uv.n)
+    return Work(KV_CACHE, Unit.BF16, read, pairs * spec.attention_ops * spec.layers)
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -13,6 +13,8 @@ from ktcli.engine.synthetic import (
 )
 from ktcli.errors import NotEnoughMemory
 from ktcli.models import build
+from ktcli.native import Program
+from ktcli.planner.placement import PREFILL_CHUNK, scratch_bytes
 from ktcli.weights.recipe import Recipe
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b"]
@@ -81,3 +83,20 @@ def test_random_weights_choose_every_expert_about_equally_often(experts: str):
     assert spread.even
     assert spread.seen == 1.0
     assert spread.busiest < 3.0  # 32 +- 5.3 tokens per expert: six standard deviations
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite"])
+def test_the_plan_reserves_at_least_the_buffers_of_the_program(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    sizes: list[int] = []
+    finish = Program.finish
+
+    def noted(program: Program) -> int:
+        sizes.append(finish(program))
+        return sizes[-1]
+
+    monkeypatch.setattr(Program, "finish", noted)
+    small = config(name, vocab_size=512, num_experts=8, n_routed_experts=8)
+    engine = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
+    assert sizes[0] <= scratch_bytes(engine.model) < 1.5 * sizes[0]
