@@ -36,7 +36,7 @@ complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; 
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit.'
-complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into fast files'
+complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into the files that kt runs'
 complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F

@@ -34,7 +34,9 @@ COMMANDS: dict[str, Row] = {
     ),
     "pull": Row("ktcli.commands.pull:pull", "Download a model into the library.", "Models"),
     "convert": Row(
-        "ktcli.commands.convert:convert", "Convert a checkpoint into fast files.", "Models"
+        "ktcli.commands.convert:convert",
+        "Convert a checkpoint into the files that kt runs.",
+        "Models",
     ),
     "list": Row("ktcli.commands.list:list_models", "List the models in the library.", "Models"),
     "show": Row("ktcli.commands.show:show", "Show what a model is and what it needs.", "Models"),

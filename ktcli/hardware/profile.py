@@ -2,6 +2,7 @@
 
     kt doctor --json > server.json      on the server
     kt plan kimi-k2 --machine server.json      anywhere
+    kt plan kimi-k2 --machine xeon-2x32-512gb  one of profiles/machines
 
 Core numbers are written in the kernel's notation ("0-31"). Keys that are not fields are refused, so that
 a typing error is not taken for a machine without that part.
@@ -21,6 +22,7 @@ from typing import Any
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.text import cpu_list, cpu_text
+from ktcli.resources import data_path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,17 +53,23 @@ def from_document(found: Mapping[str, Any]) -> Machine:
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine that a file describes.
+    """The machine that a file describes, or a machine of `profiles/machines` by its name.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: there is no such file; the hint names the machines that ship with kt.
         UsageError: it does not describe a machine.
     """
+    shipped = _shipped()
+    if not path.exists() and str(path) in shipped:
+        path = shipped[str(path)]
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise NotFound(f"cannot read the machine file {path}: {error.strerror}") from error
+        raise NotFound(
+            f"cannot read the machine file {path}: {error.strerror}",
+            hint=f"machines that ship with kt: {', '.join(sorted(shipped))}",
+        ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path} is too large for a machine file")
     try:
@@ -75,6 +83,14 @@ def read_machine(path: Path) -> Machine:
             f"{path} does not describe a machine: {str(error)[:200]}",
             hint="make one with: kt doctor --json > machine.json",
         ) from error
+
+
+def _shipped() -> dict[str, Path]:
+    """Machines that come with kt, by name."""
+    try:
+        return {path.stem: path for path in data_path("profiles", "machines").glob("*.toml")}
+    except FileNotFoundError:
+        return {}
 
 
 def _build(kind: type, found: Any, where: str) -> object:

@@ -1,0 +1,324 @@
+"""`list`, `show`, `pull`, `verify`, `rm`, `doctor` as a user meets them: output, exit codes, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktcli.main import main
+from ktcli.store import library, manifest
+from ktcli.store.manifest import File, Manifest
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in ("KT_ISA", "KT_THREADS", "KT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+def add(name: str, *, complete: bool = True) -> Path:
+    folder = library.checkpoint_path(name)
+    folder.mkdir(parents=True)
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).write_text("{}")
+    if complete:
+        digest = manifest.digest(folder / "config.json")
+        files = tuple(File(file, 2, digest) for file in ("config.json", "model.safetensors"))
+        manifest.write(folder / manifest.CHECKPOINT, Manifest(files, "hf", "org/repo", "a" * 40))
+    return folder
+
+
+def document(arguments: list[str], capsys: Capture, code: int = 0) -> Any:
+    """The one document that a command prints with --json."""
+    assert main([*arguments, "--json"]) == code
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return json.loads(said.out)
+
+
+# --- list -------------------------------------------------------------------------------------
+
+
+def test_list_of_an_empty_library(home: Path, capsys: Capture) -> None:
+    assert main(["list"]) == 0
+    assert "kt list --all" in capsys.readouterr().err
+    found = document(["list"], capsys)
+    assert found["home"] == str(home)
+    assert all(model["source"] == "built in" for model in found["models"])
+
+
+def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None:
+    add("org--repo")
+    add("kimi-k2", complete=False)
+    assert main(["list", "--all"]) == 0
+    text = capsys.readouterr().out
+    assert "org--repo" in text
+    assert f"hf:org/repo@{'a' * 12}" in text
+    assert "interrupted; continue with: kt pull kimi-k2" in text
+    assert "deepseek-v3" in text
+    models = {model["name"]: model for model in document(["list", "--all"], capsys)["models"]}
+    assert models["org--repo"]["complete"]
+    assert models["org--repo"]["source"] == f"hf:org/repo@{'a' * 40}"
+    assert models["kimi-k2"]["problem"] == "interrupted"
+
+
+def test_a_hostile_folder_name_cannot_reach_the_terminal(capsys: Capture) -> None:
+    add("evil\x1b[31mred")
+    assert main(["list"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+# --- show -------------------------------------------------------------------------------------
+
+
+def test_show(capsys: Capture) -> None:
+    found = document(["show", "qwen3-30b-a3b"], capsys)
+    assert found["architecture"]["experts"] == 128
+    assert found["architecture"]["parameters"] == pytest.approx(30.5e9, rel=0.01)
+    assert found["architecture"]["active_parameters"] == pytest.approx(3.3e9, rel=0.03)
+    assert found["on_disk"] == []
+    assert main(["show", "qwen3-30b-a3b"]) == 0
+
+
+def test_show_of_an_unknown_architecture_says_so(capsys: Capture) -> None:
+    folder = add("org--repo")
+    (folder / "config.json").write_text('{"model_type": "nonsense"}')
+    assert "nonsense" in document(["show", "org/repo"], capsys)["architecture"]["problem"]
+    assert main(["show", "org/repo"]) == 0
+
+
+# --- pull without a network -------------------------------------------------------------------
+
+
+def test_pull_of_a_local_folder(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    found = document(["pull", str(tmp_path)], capsys)
+    assert (found["path"], found["downloaded"]) == (str(tmp_path), False)
+
+
+def test_pull_of_what_is_there(capsys: Capture) -> None:
+    add("org--repo")
+    assert main(["pull", "org/repo"]) == 0
+    assert "was already in the library" in capsys.readouterr().out
+
+
+# --- verify -----------------------------------------------------------------------------------
+
+
+def test_verify(capsys: Capture) -> None:
+    folder = add("org--repo")
+    assert document(["verify", "org/repo"], capsys)["ok"]
+    (folder / "model.safetensors").write_text("[]")
+    (folder / "config.json").unlink()
+    found = document(["verify", "org/repo"], capsys, code=5)
+    assert found["models"][0]["bad"] == {
+        "config.json": "is missing",
+        "model.safetensors": "has other bytes than its hash says",
+    }
+    assert main(["verify", "org--repo"]) == 5
+    assert "kt rm org--repo && kt pull hf:org/repo" in capsys.readouterr().out
+
+
+# --- rm ---------------------------------------------------------------------------------------
+
+
+def test_rm_frees_and_reports(capsys: Capture) -> None:
+    folder = add("org--repo")
+    found = document(["rm", "org/repo", "--yes"], capsys)
+    assert found["removed"] == ["org--repo"]
+    assert found["freed_bytes"] > 4
+    assert not folder.exists()
+
+
+def test_rm_of_partial_work(capsys: Capture) -> None:
+    add("org--repo")
+    add("kimi-k2", complete=False)
+    assert document(["rm", "--partial", "--yes"], capsys)["removed"] == ["kimi-k2"]
+    assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
+
+
+def test_rm_does_not_remove_what_is_not_ours(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert document(["rm", str(tmp_path), "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
+    assert (tmp_path / "config.json").exists()
+
+
+def test_rm_without_a_terminal_needs_yes(capsys: Capture) -> None:
+    folder = add("org--repo")
+    assert "--yes" in document(["rm", "org/repo"], capsys, code=2)["error"]["hint"]
+    assert folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "there"), [("y", 0, False), ("n", 1, True), ("", 1, True)]
+)
+def test_rm_asks_on_a_terminal(answer: str, code: int, there: bool) -> None:
+    folder = add("org--repo")
+    outer, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ktcli", "rm", "org/repo"], stdin=inner, stdout=inner, stderr=inner
+    )
+    os.close(inner)
+    os.write(outer, f"{answer}\n".encode())
+    assert process.wait(timeout=20) == code
+    said = os.read(outer, 4096).decode()
+    os.close(outer)
+    assert "Remove org--repo (checkpoint) and free" in said
+    assert folder.exists() == there
+
+
+# --- doctor -----------------------------------------------------------------------------------
+
+
+def test_doctor(home: Path, capsys: Capture) -> None:
+    code = main(["doctor"])
+    text = capsys.readouterr().out
+    assert code in (0, 1)
+    assert "USED" in text
+    found = document(["doctor"], capsys, code)
+    assert found["exit_code"] == code
+    assert found["home"] == str(home)
+    assert sum(kernel["used"] for kernel in found["kernels"]) == 1
+    assert found["machine"]["cpu"]["physical_cores"] >= 1
+
+
+def test_doctor_measures_and_remembers(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ktcli.hardware import measured
+
+    monkeypatch.setattr(measured, "SMALLEST_BUFFER_BYTES", 1 << 20)
+    monkeypatch.setattr(measured, "BUFFER_BYTES", 1 << 20)
+    code = main(["doctor", "--measure", "--json"])
+    rates = json.loads(capsys.readouterr().out)["machine"]["measured"]
+    assert rates["read_bps"] > 1e8
+    assert document(["doctor"], capsys, code)["machine"]["measured"] == rates
+    # Another row has not been measured.
+    monkeypatch.setenv("KT_ISA", "portable")
+    assert document(["doctor"], capsys, code)["machine"]["measured"] is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\0", "[" * 100_000])
+def test_a_damaged_measurement_counts_as_none(text: str, home: Path, capsys: Capture) -> None:
+    home.mkdir()
+    (home / "measured.json").write_text(text)
+    assert main(["doctor"]) in (0, 1)
+    assert "not measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("KT_ISA", "nonsense"), ("KT_THREADS", "many"), ("KT_THREADS", "-1"), ("KT_THREADS", "0")],
+)
+def test_doctor_explains_a_wrong_environment(
+    name: str, value: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = document(["doctor"], capsys, code=2)
+    assert found["problems"][0]["level"] == "error"
+    assert found["problems"][0]["fix"] == f"unset {name}"
+
+
+# --- nothing a user does ends in a traceback --------------------------------------------------
+
+READERS = [
+    ["list"],
+    ["list", "--all"],
+    ["names"],
+    ["show", "org/repo"],
+    ["verify", "org/repo"],
+    ["pull", "org/repo"],
+]
+DAMAGE = [
+    "home is a file",
+    "checkpoints is a file",
+    "manifest is broken",
+    "manifest is a folder",
+    "loop of links",
+]
+
+
+def damage(kind: str, home: Path) -> None:
+    if kind == "home is a file":
+        home.write_text("")
+        return
+    home.mkdir()
+    if kind == "checkpoints is a file":
+        (home / "checkpoints").write_text("")
+        return
+    folder = add("org--repo")
+    record = folder / manifest.CHECKPOINT
+    if kind == "manifest is broken":
+        record.write_text('{"source": 1')
+    elif kind == "manifest is a folder":
+        record.unlink()
+        record.mkdir()
+    else:
+        (folder / "loop").symlink_to(folder)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize(
+    "arguments", [*READERS, ["rm", "org/repo", "--yes"], ["doctor"]], ids=" ".join
+)
+def test_a_damaged_library_is_said_in_a_sentence(
+    arguments: list[str], kind: str, home: Path, capsys: Capture
+) -> None:
+    damage(kind, home)
+    code = main(arguments)
+    said = capsys.readouterr()
+    assert code != 70, said.err
+    assert "Traceback" not in said.err
+    if code and arguments != ["doctor"] and arguments[0] != "verify":
+        assert said.err.count("error:") == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("arguments", READERS, ids=" ".join)
+def test_an_unreadable_library(arguments: list[str], home: Path, capsys: Capture) -> None:
+    home.mkdir(mode=0)
+    try:
+        assert main(arguments) not in (0, 70)
+    finally:
+        home.chmod(0o700)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+BAD = [
+    "",
+    "..",
+    "a b",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "org/../x",
+    "hf:",
+    "nope",
+    "\udcff",
+    "x" * 5000,
+    "-",
+]
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("command", ["show", "pull", "verify", "rm", "plan", "chat", "convert"])
+def test_a_bad_name_is_a_sentence(command: str, name: str, capsys: Capture) -> None:
+    arguments = [command, *(["--yes"] if command == "rm" else []), "--", name]
+    if command == "chat":
+        arguments.append("hello")
+    code = main(arguments)
+    said = capsys.readouterr()
+    assert code in (2, 3), said.err
+    assert said.err.startswith("error: ")
+    assert "Traceback" not in said.err

@@ -1,0 +1,269 @@
+"""How the program ends: help, errors, interrupts, closed pipes; the table of commands is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from ktcli import errors
+from ktcli.commands import completion, table
+from ktcli.errors import KtError
+from ktcli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, main
+from ktcli.resources import data_path
+
+SHOWN = [name for name, row in table.COMMANDS.items() if row.summary]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    for name in ("KT_ISA", "KT_THREADS", "KT_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Makes `kt names` raise."""
+
+    def put(error: BaseException) -> None:
+        def command() -> None:
+            raise error
+
+        monkeypatch.setattr("ktcli.commands.names.names", command)
+
+    return put
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", table.COMMANDS)
+def test_a_command_can_be_loaded_and_its_summary_is_its_docstring(name: str) -> None:
+    command, row = table.load(name), table.COMMANDS[name]
+    if row.summary:
+        assert (command.help or "").splitlines()[0] == row.summary
+        assert row.heading
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_help_has_examples_and_every_option_a_word(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"kt {name}" in text
+    command = table.load(name)
+    for verb in getattr(command, "commands", {}).values() or [command]:
+        assert any(word in (verb.help or "") for word in ("Examples:", "kt "))
+        for parameter in verb.params:
+            assert getattr(parameter, "help", ""), f"{name} {parameter.name} has no help"
+
+
+def test_the_help_shows_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    bare = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert bare == text
+    places = [text.index(f"\n  {name} ") for name in SHOWN]
+    assert places == sorted(places)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from ktcli import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"kt {__version__}\n"
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+def every_error(kind: type[KtError] = KtError) -> list[type[KtError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in every_error(child))]
+
+
+CODES = {
+    "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4,
+    "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Busy": 7, "ContextFull": 8, "NativeError": 9,
+}  # fmt: skip
+
+
+def made(name: str) -> KtError:
+    if name == "NotEnoughMemory":
+        return errors.NotEnoughMemory("the plan", 1 << 40, 1 << 30)
+    if name == "NotEnoughDisk":
+        return errors.NotEnoughDisk("the pull", 1 << 40, 1 << 30, "/disk")
+    error: KtError = getattr(errors, name)("something is wrong with 'x'", hint="do this")
+    return error
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_an_error_is_a_sentence_a_hint_and_a_code(
+    name: str, failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = made(name)
+    failing(error)
+    assert main(["names"]) == CODES[name]
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"error: {error}\n  {error.hint}\n"
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_with_json_an_error_is_a_document(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = made(name)
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("ktcli.store.library.entries", fail)
+    assert main(["list", "--json"]) == CODES[name]
+    assert json.loads(capsys.readouterr().out) == {
+        "error": {"type": name, "message": str(error), "hint": error.hint, "exit_code": CODES[name]}
+    }
+
+
+def test_the_codes_cover_the_tree() -> None:
+    ours = {kind.__name__ for kind in every_error() if kind.__module__ == "ktcli.errors"}
+    assert ours == set(CODES)
+
+
+OTHERS = {
+    "interrupted": (KeyboardInterrupt(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "interrupted, with advice": (
+        KeyboardInterrupt("do x"),
+        EXIT_INTERRUPTED,
+        "error: interrupted\n  do x\n",
+    ),
+    "exit": (typer.Exit(1), 1, ""),
+    "abort": (typer.Abort(), EXIT_INTERRUPTED, "error: interrupted\n"),
+    "no memory": (MemoryError(), 1, "error: the system has no memory left\n"),
+    "a file": (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
+    "ours": (
+        ValueError("too\nlong"),
+        EXIT_INTERNAL,
+        "error: kt made a mistake (ValueError: too)\n",
+    ),
+    "no words": (AssertionError(), EXIT_INTERNAL, "error: kt made a mistake (AssertionError: )\n"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_every_other_end(
+    kind: str, failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, code, sentence = OTHERS[kind]
+    failing(error)
+    assert main(["names"]) == code
+    said = capsys.readouterr().err
+    assert said.startswith(sentence)
+    assert "Traceback" not in said
+
+
+def test_the_traceback_appears_when_asked_for(
+    failing: Callable[[BaseException], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("KT_DEBUG", "1")
+    failing(ValueError("too long"))
+    assert main(["names"]) == EXIT_INTERNAL
+    assert "Traceback" in capsys.readouterr().err
+
+
+BAD_LINES = {
+    "nonsense": ["nonsense"],
+    "a near miss": ["chatt"],
+    "an unknown option": ["list", "--nonsense"],
+    "too many arguments": ["list", "x"],
+    "no argument": ["pull"],
+    "not a number": ["plan", "kimi-k2", "--context", "many"],
+    "below the least": ["plan", "kimi-k2", "--threads", "0"],
+    "an unknown option of the program": ["--nonsense"],
+    "a bad name": ["pull", "a b"],
+    "rm of nothing": ["rm"],
+    "an unknown shell": ["completion", "tcsh"],
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_a_wrong_command_line(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(BAD_LINES[kind]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert len(said.err.splitlines()) == 2, "a sentence and a hint"
+    assert main([*BAD_LINES[kind], "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+
+
+def test_a_near_miss_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["chatt"])
+    assert "did you mean: kt chat" in capsys.readouterr().err
+
+
+# --- the real process -------------------------------------------------------------------------
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        [sys.executable, "-m", "ktcli", "--help"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert process.stderr == ""
+    assert process.returncode == 0
+
+
+def test_nothing_but_text_goes_to_a_pipe() -> None:
+    for arguments in (["--help"], ["list", "--all"], ["doctor"], ["show", "kimi-k2"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ktcli", *arguments], capture_output=True, check=False,
+            env={**os.environ, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"},
+        )  # fmt: skip
+        assert b"\x1b" not in done.stdout + done.stderr
+
+
+# --- completions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", completion.FILES)
+def test_completions_are_not_stale(shell: str) -> None:
+    path = data_path("completions", completion.FILES[shell])
+    assert path.read_text(encoding="utf-8") == completion.script(shell), (
+        f"{path.name} is stale: kt completion {shell} > completions/{path.name}"
+    )
+
+
+def test_bash_completes_commands_options_and_models() -> None:
+    path = data_path("completions", completion.FILES["bash"])
+    words = [
+        (["kt", "c"], "chat convert"),
+        (["kt", "pull", "--q"], "--quiet"),
+        (["kt", "show", "kim"], "kimi-k2"),
+    ]
+    for line, expected in words:
+        program = f"""
+            kt() {{ {sys.executable} -m ktcli "$@"; }}
+            source {path}
+            COMP_WORDS=({" ".join(line)}); COMP_CWORD={len(line) - 1}
+            _kt; echo "${{COMPREPLY[*]}}"
+        """
+        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected

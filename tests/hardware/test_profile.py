@@ -1,0 +1,82 @@
+"""Machines as files: those that ship with kt, and what a file must not say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ktcli.errors import NotFound, UsageError
+from ktcli.hardware import profile
+from ktcli.hardware.probe import probe
+from ktcli.resources import data_path
+
+SHIPPED = sorted(path.stem for path in data_path("profiles", "machines").glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_machine_is_whole(name: str) -> None:
+    machine = profile.read_machine(Path(name))
+    assert machine == profile.read_machine(data_path("profiles", "machines", f"{name}.toml"))
+    assert machine.cpu.isa
+    assert sorted(core for node in machine.nodes for core in node.cores) == list(machine.cpu.cores)
+    assert sum(node.size_bytes for node in machine.nodes) == machine.memory.total_bytes
+    assert machine.memory.free_bytes <= machine.memory.total_bytes
+    assert profile.from_document(profile.document(machine)) == machine
+
+
+def test_the_output_of_doctor_is_a_machine_file(tmp_path: Path) -> None:
+    machine = probe()
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"machine": profile.document(machine), "problems": []}))
+    assert profile.read_machine(path) == machine
+
+
+def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(NotFound) as caught:
+        profile.read_machine(tmp_path / "x.toml")
+    assert SHIPPED[0] in caught.value.hint
+
+
+BAD = {
+    "empty": ("", "lacks"),
+    "no toml": ("x = = 1", "does not describe"),
+    "no json": ("{", "does not describe"),
+    "a list": ("[]", "does not describe"),
+    "bytes": (b"\xff\xfe", "does not describe"),
+    "an unknown key": ("nodez = []", "unknown key 'nodez'"),
+    "a wrong type": ("cpu = 3", "cpu is not a table"),
+    "deep": ("{" + '"a":{' * 5000, "does not describe"),
+    "large": ("#" * (profile.MAX_BYTES + 1), "too large"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_file_is_one_sentence(kind: str, tmp_path: Path) -> None:
+    text, word = BAD[kind]
+    path = tmp_path / "machine.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=word) as caught:
+        profile.read_machine(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+CHANGES = {
+    "cores": ({"cores": "0-x"}, "not a list of CPUs"),
+    "a huge core": ({"cores": "0-99999999999"}, "more than any machine|not a list of CPUs"),
+    "sockets": ({"sockets": "two"}, "not a whole number"),
+    "true for a number": ({"sockets": True}, "not a whole number"),
+    "below zero": ({"physical_cores": -1}, "below zero"),
+    "isa": ({"isa": "avx2"}, "not a list"),
+    "isa of numbers": ({"isa": [1]}, "not a text"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_wrong_value_is_named(kind: str) -> None:
+    change, word = CHANGES[kind]
+    found = profile.document(probe())
+    found["cpu"] |= change
+    with pytest.raises(ValueError, match=word):
+        profile.from_document(found)
