@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ktcli.errors import gib
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Machine, Node
 from ktcli.planner.cost import CORE_READ_BPS, Rates, assumed_rates
 
 # Kept free for everything else that runs: a share of the memory there is, at most so much.
@@ -64,17 +64,24 @@ def host_of(machine: Machine, *, threads: int | None = None, isa: str | None = N
     """
     threads = threads or machine.cpu.threads
     isa = isa or _best_row(machine)
-    memory = machine.memory
-    limits = [memory.total_bytes, *([memory.limit_bytes] if memory.limit_bytes is not None else [])]
+    memory, far = machine.memory, _far_nodes(machine)
+    near_bytes = memory.total_bytes - sum(node.size_bytes for node in far)
+    free_bytes = memory.available_bytes - sum(node.free_bytes for node in far)
     return Host(
         name=f"{machine.cpu.model or machine.name}, {threads} threads",
         threads=threads,
         isa=isa,
-        total_bytes=min(limits),
-        available_bytes=memory.free_bytes,
+        total_bytes=min(near_bytes, memory.limit_bytes or near_bytes),
+        available_bytes=max(0, min(memory.free_bytes, free_bytes)),
         rates=_rates(machine, threads, isa),
         notes=tuple(_notes(machine, threads)),
     )
+
+
+def _far_nodes(machine: Machine) -> tuple[Node, ...]:
+    """Memory without cores beside it (a CXL card, for example): not planned with, since nothing is
+    known of its speed."""
+    return tuple(node for node in machine.nodes if not node.cores) if machine.worker_nodes else ()
 
 
 def _best_row(machine: Machine) -> str:
@@ -106,7 +113,7 @@ def _rates(machine: Machine, threads: int, isa: str) -> Rates:
 def _threads_per_node(machine: Machine, threads: int) -> tuple[int, ...]:
     """The team spread over the nodes in proportion to their cores; never more than there are cores."""
     cores = [len(node.cores) for node in machine.worker_nodes] or [machine.cpu.threads]
-    used = min(threads, sum(cores))
+    used = min(threads, sum(cores), machine.cpu.threads)
     shares = [used * n // sum(cores) for n in cores]
     for i in range(used - sum(shares)):
         shares[i % len(shares)] += 1
@@ -124,6 +131,9 @@ def _notes(machine: Machine, threads: int) -> list[str]:
         notes.append(
             f"{threads} threads are more than the {cores} cores they may use: slower, not faster"
         )
+    far = sum(node.size_bytes for node in _far_nodes(machine))
+    if far:
+        notes.append(f"{gib(far)} of memory on nodes without cores is not counted")
     nodes = len(machine.worker_nodes)
     if nodes > 1:
         notes.append(
