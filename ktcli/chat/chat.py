@@ -35,37 +35,39 @@ class EngineLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Speaker:
-    """A loaded model that can talk.
+class Voice:
+    """What a model's text files say.
 
     Attributes:
-        name: for people.
         stop_ids: end an answer.
         settings: the model's own.
     """
 
-    name: str
-    engine: EngineLike
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
 
 
-def open_speaker(name: str, folder: Path, load: Callable[[], EngineLike]) -> Speaker:
-    """A model and its text files; the cheap things that can be wrong come before the weights.
+def read_voice(name: str, folder: Path) -> Voice:
+    """Read them; cheap, so it comes before weights are converted or loaded.
 
-    Args:
-        folder: of the model's data files.
-        load: loads the engine.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
     tokenizer = load_tokenizer(folder)
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
-    settings = Settings(read_sampling(folder))
-    return Speaker(name, load(), tokenizer, template, stop_ids, settings)
+    return Voice(tokenizer, template, stop_ids, Settings(read_sampling(folder)))
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """A loaded model that can talk; `name` is for people."""
+
+    name: str
+    engine: EngineLike
+    voice: Voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Chat:
         self.session = speaker.engine.session()
         self.reply: Reply | None = None
         self._known = _Known()
-        self.settings = settings or speaker.settings
+        self.settings = settings or speaker.voice.settings
 
     @property
     def settings(self) -> Settings:
@@ -185,7 +187,7 @@ class Chat:
             self.session,
             prompt,
             self._sampler,
-            self.speaker.stop_ids,
+            self.speaker.voice.stop_ids,
             self._settings.max_tokens,
             self.speaker.engine.context,
             cancelled,
@@ -196,7 +198,7 @@ class Chat:
 
     def _texts(self, generation: Generation, reply: Reply) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""
-        detokenizer = Detokenizer(self.speaker.tokenizer)
+        detokenizer = Detokenizer(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)
         for id in generation:
             text = stops.feed(detokenizer.feed(id))
@@ -218,8 +220,8 @@ class Chat:
 
     def _prompt(self) -> tuple[str, list[int]]:
         """The conversation as text and as ids."""
-        tokenizer, known = self.speaker.tokenizer, self._known
-        text = self.speaker.template.render(self.conversation.messages)
+        tokenizer, known = self.speaker.voice.tokenizer, self._known
+        text = self.speaker.voice.template.render(self.conversation.messages)
         ids: list[int] = []
         if known.text and text.startswith(known.text):
             fresh = tokenizer.encode(text[len(known.text) :])
@@ -239,6 +241,6 @@ class Chat:
 
     def _now_known(self, text: str, prompt: list[int], reply: Reply) -> _Known:
         """What the next turn can take over: the prompt, and the answer if its ids are all its text."""
-        if self.speaker.tokenizer.decode(reply.ids) == reply.text:
+        if self.speaker.voice.tokenizer.decode(reply.ids) == reply.text:
             return _Known(text + reply.text, (*prompt, *reply.ids))
         return _Known(text, tuple(prompt))

@@ -151,13 +151,14 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
 
 
 def _open(model: str, asked: Asked, context: int | None, threads: int | None) -> Chat:
-    from ktcli.chat.chat import Chat, open_speaker
-    from ktcli.commands.prepare import Wanted, load, prepare
+    from ktcli.chat.chat import Chat, Speaker, read_voice
+    from ktcli.commands import prepare
 
-    wanted = Wanted(context=context, threads=threads)
-    ready = prepare(model, wanted)
-    speaker = open_speaker(ready.name, ready.pack, lambda: load(ready, wanted))
-    made = Chat(speaker, asked.over(speaker.settings))
+    wanted = prepare.Wanted(context=context, threads=threads)
+    ready = prepare.prepare(model, wanted, read_voice)
+    voice = read_voice(ready.name, ready.pack)
+    speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)
+    made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""
     return made
 

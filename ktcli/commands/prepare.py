@@ -5,6 +5,7 @@ Nothing large is downloaded or converted before the plan says that it fits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -49,9 +50,11 @@ class Ready:
     pack: Path
 
 
-def prepare(name: str, wanted: Wanted) -> Ready:
+def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | None = None) -> Ready:
     """The conversion that `name` means, made now if need be, with progress on stderr.
 
+    Args:
+        check: looks at (name, folder) of a checkpoint before it is converted, and may raise.
     Raises:
         UsageError, NotFound: the name means nothing; the hint has the nearest.
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
@@ -62,7 +65,10 @@ def prepare(name: str, wanted: Wanted) -> Ready:
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
         entry = library.find(reference.name, Kind.CHECKPOINT)
     if entry is not None and entry.kind is Kind.PACK:
-        return Ready(entry.name, entry.path)
+        if not _is_stale(entry):
+            return Ready(entry.name, entry.path)
+        library.remove(entry)
+        entry = library.find(BUILTIN, Kind.CHECKPOINT)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
@@ -72,8 +78,11 @@ def prepare(name: str, wanted: Wanted) -> Ready:
     experts, _, dense = reference.formats.rpartition("-")
     recipe = recipe_for(entry, experts or None, dense or None)
     target = _target(entry, recipe)
-    if not planned and entry.name != BUILTIN and not (target / PACK_MANIFEST).is_file():
-        _require_room(name, wanted)
+    if not (target / PACK_MANIFEST).is_file():
+        if check is not None:
+            check(entry.name, entry.path)
+        if not planned and entry.name != BUILTIN:
+            _require_room(name, wanted)
     report = convert_entry(
         entry, recipe, target if _is_foreign(entry) else None, threads=wanted.threads
     )
@@ -100,11 +109,25 @@ def _is_foreign(entry: Entry) -> bool:
     return not entry.managed and entry.name != BUILTIN
 
 
+def _is_stale(pack: Entry) -> bool:
+    """Whether it was made from the built-in model of an earlier kt."""
+    shipped = library.find(BUILTIN, Kind.CHECKPOINT) if pack.name == BUILTIN else None
+    if shipped is None or not pack.managed:
+        return False
+    return _newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
+
+
+def _newest_ns(folder: Path) -> int:
+    """When the weights of a checkpoint were last written; 0 if there are none."""
+    return max((path.stat().st_mtime_ns for path in folder.glob("*.safetensors")), default=0)
+
+
 def _target(entry: Entry, recipe: Recipe) -> Path:
-    """Where its conversion lies: in the library; own folders are told apart by where they are."""
+    """Where its conversion lies: in the library. Own folders are told apart by place and age."""
     name = entry.name
     if _is_foreign(entry):
-        mark = sha256(str(entry.path.resolve()).encode()).hexdigest()[:8]
+        identity = f"{entry.path.resolve()} {_newest_ns(entry.path)}"
+        mark = sha256(identity.encode("utf-8", "replace")).hexdigest()[:8]
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
         name = f"local--{stem.strip('.')[:100] or 'model'}--{mark}"
     return library.pack_path(name, recipe.experts.name, recipe.dense.name)

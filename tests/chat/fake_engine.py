@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ktcli.chat.chat import Speaker, open_speaker
+from ktcli.chat.chat import Speaker, read_voice
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.errors import ContextFull
 
@@ -119,4 +119,5 @@ def speaker(
 ) -> Speaker:
     """A model that follows a script, with its files in `folder`."""
     write_tokenizer(folder, template)
-    return open_speaker("fake", folder, lambda: FakeEngine(load_tokenizer(folder), script, context))
+    engine = FakeEngine(load_tokenizer(folder), script, context)
+    return Speaker("fake", engine, read_voice("fake", folder))

@@ -23,7 +23,7 @@ def test_answers_and_stops(tmp_path: Path) -> None:
     assert (
         chat.reply.stats.tokens
         == len(chat.reply.ids)
-        == len(chat.speaker.tokenizer.encode("you said hi"))
+        == len(chat.speaker.voice.tokenizer.encode("you said hi"))
     )
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": "you said hi"}
 
@@ -35,7 +35,7 @@ def test_the_second_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     assert first.reused_tokens == 0 and first.prefilled_tokens == first.prompt_tokens
     say(chat, "second")
     second = chat.reply.stats
-    fresh = chat.speaker.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
+    fresh = chat.speaker.voice.tokenizer.encode("<|end|><|user|>second<|end|><|assistant|>")
     assert second.prefilled_tokens == len(fresh)
     assert chat.session.computed == len(chat.session.ids)
 
@@ -44,12 +44,12 @@ def test_ids_as_generated_are_reused(tmp_path: Path) -> None:
     """A model may cut its text otherwise than the tokenizer; that must not cost a prefill."""
     odd: list[int] = []
     model = speaker(tmp_path, lambda question: odd if question == "one" else "fine")
-    odd += [model.tokenizer.id_of(letter) for letter in "hello"]
-    assert odd != model.tokenizer.encode("hello")
+    odd += [model.voice.tokenizer.id_of(letter) for letter in "hello"]
+    assert odd != model.voice.tokenizer.encode("hello")
     chat = Chat(model)
     assert say(chat, "one") == "hello"
     say(chat, "two")
-    fresh = model.tokenizer.encode("<|end|><|user|>two<|end|><|assistant|>")
+    fresh = model.voice.tokenizer.encode("<|end|><|user|>two<|end|><|assistant|>")
     assert chat.reply.stats.prefilled_tokens == len(fresh)
 
 
@@ -127,7 +127,7 @@ def test_an_answer_that_meets_the_end_of_the_context(tmp_path: Path) -> None:
 
 def test_max_tokens(tmp_path: Path) -> None:
     model = speaker(tmp_path)
-    chat = Chat(model, replace(model.settings, max_tokens=3))
+    chat = Chat(model, replace(model.voice.settings, max_tokens=3))
     say(chat, "hello there")
     assert chat.reply.finish is Finish.LENGTH and len(chat.reply.ids) == 3
     assert chat.session.ids[-3:] == tuple(chat.reply.ids)
@@ -135,7 +135,7 @@ def test_max_tokens(tmp_path: Path) -> None:
 
 def test_stop_strings_span_tokens(tmp_path: Path) -> None:
     model = speaker(tmp_path, lambda q: "one two STOP three")
-    chat = Chat(model, replace(model.settings, stops=("STOP",)))
+    chat = Chat(model, replace(model.voice.settings, stops=("STOP",)))
     assert say(chat, "x") == "one two "
     assert chat.reply.finish is Finish.STOP
     assert say(chat, "y") == "one two "
@@ -159,7 +159,7 @@ def test_a_seed_fixes_the_whole_chat(tmp_path: Path) -> None:
 
     def run(seed: int) -> list[list[int]]:
         sampling = SamplingSettings(temperature=20, seed=seed)
-        chat = Chat(model, replace(model.settings, sampling=sampling, max_tokens=8))
+        chat = Chat(model, replace(model.voice.settings, sampling=sampling, max_tokens=8))
         ids = []
         for question in ("a", "b"):
             say(chat, question)
@@ -173,7 +173,7 @@ def test_the_system_text_comes_first(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     chat.conversation.system = "Be brief."
     say(chat, "hi")
-    shown = chat.speaker.tokenizer.decode(chat.session.ids, special=True)
+    shown = chat.speaker.voice.tokenizer.decode(chat.session.ids, special=True)
     assert shown.startswith("<|bos|><|system|>Be brief.<|end|><|user|>hi<|end|><|assistant|>")
 
 

@@ -1,0 +1,198 @@
+"""`kt chat` as scripts and people call it; the model is a fake that follows a script."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chat.fake_engine import FakeEngine, speaker, write_tokenizer
+
+from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.commands import chat as command
+from ktcli.commands import prepare
+from ktcli.commands.prepare import Ready, Wanted
+from ktcli.errors import NotFound, UsageError
+from ktcli.main import main
+
+LINES = [
+    r"prompt eval count: {4}\d+ token\(s\)",
+    r"prompt eval duration: \d+\.\d{9}s",
+    r"prompt eval rate: {5}\d+\.\d\d tokens/s",
+    r"eval count: {11}\d+ token\(s\)",
+    r"eval duration: {8}\d+\.\d{9}s",
+    r"eval rate: {12}\d+\.\d\d tokens/s",
+]
+
+
+class Run:
+    """Runs command lines with a fake model; remembers which model was asked for."""
+
+    def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.capture = folder, capture
+        self.names: list[str] = []
+        self.context = 4096
+        write_tokenizer(folder)
+
+    def find(self, name: str, wanted: Wanted, check: object = None) -> Ready:
+        self.names.append(name)
+        return Ready(name, self.folder)
+
+    def load(self, ready: Ready, wanted: Wanted) -> FakeEngine:
+        script = lambda question: f"you said {question}"  # noqa: E731
+        return FakeEngine(load_tokenizer(self.folder), script, wanted.context or self.context)
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        code = main(["chat", *arguments])
+        said = self.capture.readouterr()
+        return code, said.out, said.err
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    made = Run(tmp_path, capsys)
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(prepare, "prepare", made.find)
+    monkeypatch.setattr(prepare, "load", made.load)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    return made
+
+
+def test_one_answer(run: Run) -> None:
+    assert run("kt-mini", "hello") == (0, "you said hello\n", "")
+    assert run("what is kt?") == (0, "you said what is kt?\n", "")
+    assert run.names == ["kt-mini", "kt-mini"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [((), "hello from a pipe"), (("qwen3-30b-a3b",), "hello from a pipe"), (("kt-mini", "no"), "no")],
+)
+def test_a_pipe_is_answered_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello from a pipe\n")))
+    assert run(*arguments) == (0, f"you said {said}\n", "")
+
+
+@pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO(b" \n")), "closed"])
+def test_empty_input_gets_a_greeting(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stdin: object
+) -> None:
+    if stdin == "closed":
+        stdin = io.TextIOWrapper(io.BytesIO(b""))
+        stdin.close()
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert run() == (0, "you said Hello!\n", "")
+
+
+def test_json_is_one_document(run: Run) -> None:
+    code, out, err = run("kt-mini", "hi", "--json", "--greedy", "--max-tokens", "4")
+    document = json.loads(out)
+    assert code == 0 and err == ""
+    assert len(document["ids"]) == 4 == document["stats"]["eval_count"]
+    tokenizer = load_tokenizer(run.folder)
+    assert document["text"] == tokenizer.decode(document["ids"])
+    assert document["finish"] == "length"
+    stats = document["stats"]
+    assert stats["prompt_tokens"] == stats["prompt_eval_count"] + stats["reused_tokens"]
+
+
+def test_stats_are_the_six_lines(run: Run) -> None:
+    code, out, err = run("kt-mini", "hi", "--stats")
+    assert (code, out) == (0, "you said hi\n")
+    lines = err.splitlines()
+    assert len(lines) == 6
+    assert all(re.fullmatch(pattern, line) for pattern, line in zip(LINES, lines, strict=True))
+
+
+def test_options_reach_the_answer(run: Run) -> None:
+    assert run("kt-mini", "a STOP b", "--stop", "STOP")[1] == "you said a \n"
+    hot = ("kt-mini", "x", "--temperature", "30", "--max-tokens", "9", "--seed")
+    assert run(*hot, "1")[1] == run(*hot, "1")[1] != run(*hot, "2")[1]
+    assert run("kt-mini", "x", "--system", "y" * 99, "--context", "60")[0] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("qwen3-30b",), 3, "did you mean: qwen3-30b-a3b"),
+        (("hi",), 3, 'kt chat kt-mini "hi"'),
+        (("./nowhere",), 3, "nowhere"),
+        (("kt-mini", "hi", "--top-p", "7"), 2, "top-p is 7.0, it can be"),
+        (("kt-mini", "hi", "--max-tokens", "0"), 2, "max-tokens"),
+        (("kt-mini", "hi", "more"), 2, "argument"),
+        (("kt-mini", "word " * 2000, "--context", "100"), 8, "the context holds 100"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    run: Run, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    got, out, err = run(*arguments)
+    assert (got, out) == (code, "")
+    assert err.startswith("error: ") and words in err and len(err.splitlines()) <= 2
+
+
+def test_broken_text_files_are_one_sentence(run: Run) -> None:
+    (run.folder / "tokenizer.json").write_bytes(b"")
+    code, out, err = run("kt-mini", "hi")
+    assert (code, out) == (5, "") and "tokenizer.json is empty" in err
+    write_tokenizer(run.folder, "{% for i in range(10**9) %}{% endfor %}")
+    code, out, err = run("kt-mini", "hi")
+    assert (code, out) == (5, "") and "the chat template of kt-mini was stopped" in err
+
+
+def test_logits_that_are_not_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    monkeypatch.setattr(FakeEngine, "logits", lambda *_: np.full(5, np.nan, dtype=np.float32))
+    code, out, err = run("kt-mini", "hi")
+    assert (code, out.strip()) == (5, "") and "where a number is due" in err
+
+
+def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert command.who_and_what(None, None) == ("kt-mini", None)
+    assert command.who_and_what("", None) == ("kt-mini", None)
+    assert command.who_and_what("Qwen/Qwen3-30B-A3B", None) == ("Qwen/Qwen3-30B-A3B", None)
+    assert command.who_and_what(str(folder), None) == (str(folder), None)
+    assert command.who_and_what("is a/b a path?", None) == ("kt-mini", "is a/b a path?")
+    assert command.who_and_what("x", "y") == ("x", "y")
+    with pytest.raises((NotFound, UsageError)):
+        command.who_and_what("nonsense", None)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "[1.5]", "[-1]", '["a"]', "[true]", "[" * 9999]
+)
+def test_logits_wants_a_list_of_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    path = tmp_path / "ids.json"
+    path.write_text(content)
+    assert main(["logits", "kt-mini", "--ids", str(path), "--out", str(tmp_path / "o.npy")]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and len(said.err.splitlines()) <= 2
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    """An answer needs neither torch, transformers, a hub client, nor (into a pipe) a prompt."""
+    code = (
+        "import sys; import ktcli.commands.chat, ktcli.commands.prepare, ktcli.chat.interactive;"
+        "print(sorted(m for m in ('torch', 'transformers', 'huggingface_hub', 'modelscope',"
+        "'prompt_toolkit', 'rich') if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_fake_is_a_speaker(tmp_path: Path) -> None:
+    assert speaker(tmp_path).voice.stop_ids
