@@ -57,6 +57,10 @@ class Source:
         return prod(shape[1:]) if len(shape) > 1 else prod(shape)
 
     @property
+    def row_bytes(self) -> int:
+        return self.entry.size_bytes // max(self.rows, 1)
+
+    @property
     def dtype(self) -> DType:
         return _DTYPES[self.entry.dtype]
 
@@ -78,6 +82,10 @@ class Span:
         """The first row to read: FP8 factors belong to whole blocks."""
         aligned = self.source.dtype is DType.F8_E4M3
         return self.start // FP8_BLOCK * FP8_BLOCK if aligned else self.start
+
+    @property
+    def size_bytes(self) -> int:
+        return (self.stop - self.first) * self.source.row_bytes
 
 
 class Checkpoint:
@@ -148,16 +156,15 @@ class Checkpoint:
             self._block_scale(source)
         return source
 
-    def read(self, span: Span) -> NDArray[np.uint8]:
-        """The raw bytes of a span. May be called from several threads at once.
+    def read(self, span: Span, into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """The raw bytes of a span, in the given memory or new one. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
         """
-        row_bytes = span.source.entry.size_bytes // max(span.source.rows, 1)
-        raw = np.empty((span.stop - span.first) * row_bytes, dtype=np.uint8)
+        raw = np.empty(span.size_bytes, dtype=np.uint8) if into is None else into
         view, file = raw.data, span.source.file
-        offset, done = span.source.entry.offset + span.first * row_bytes, 0
+        offset, done = span.source.entry.offset + span.first * span.source.row_bytes, 0
         while done < raw.size:
             try:
                 got = os.preadv(self._descriptors[file], [view[done:]], offset + done)

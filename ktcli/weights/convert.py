@@ -39,7 +39,6 @@ from ktcli.weights.writer import (
     append_line,
     explained,
     free_bytes,
-    sync_folder,
     write_file,
 )
 
@@ -114,15 +113,13 @@ def convert(
     with Checkpoint(source) as checkpoint:
         plan = _plan(checkpoint, recipe, provenance)
         _refuse_foreign(out)
-        if (done := _complete(out, plan)) is not None:
+        if not _leftovers(out) and (done := _complete(out, plan)) is not None:
             return done
         what = f"converting {source.name} into {out}"
         with explained(what, out, plan.size_bytes):
             _check_space(what, out, plan)
-            with lock(out / LOCK, what):
-                # Another process may have finished it while this one waited for nothing but the lock.
+            with lock(out / LOCK, what), _tidy(out):
                 done = _complete(out, plan) or _convert(checkpoint, plan, out, pool, progress)
-                (out / LOCK).unlink(missing_ok=True)
         return done
 
 
@@ -164,6 +161,24 @@ def _refuse_foreign(out: Path) -> None:
     names = {path.name for path in out.iterdir()}
     if names - {LOCK, PART + SUFFIX} and not names & {MANIFEST, PART}:
         raise UsageError(f"{out} is not empty and is no conversion of kt's", hint=hint)
+
+
+@contextmanager
+def _tidy(out: Path) -> Iterator[None]:
+    """Afterwards only complete files are there, and the list of them if there are some but not all."""
+    try:
+        yield
+    finally:
+        if is_pack(out) or not list(out.glob("*.safetensors")):
+            for left in _leftovers(out):
+                left.unlink(missing_ok=True)
+        if not list(out.iterdir()):
+            out.rmdir()
+
+
+def _leftovers(out: Path) -> list[Path]:
+    """What only an unfinished conversion has; a finished one that was killed while it tidied up, too."""
+    return [path for path in (*out.glob(f"*{SUFFIX}"), out / PART, out / LOCK) if path.exists()]
 
 
 def _complete(out: Path, plan: Plan) -> Report | None:
@@ -210,7 +225,8 @@ def _convert(
     written = sum(record.size_bytes for record in records)
     encoder = Encoder(checkpoint, plan.manifest.recipe, pool)
     for file in plan.files[kept:]:
-        with _naming(checkpoint, file), FileWriter(out / file.name) as target:
+        hint = f"{file.name} was not written; {checkpoint.folder} is unchanged"
+        with _hint(hint), FileWriter(out / file.name) as target:
             target.write(file.header)
             for part in encoder.encode(file.tensors):
                 target.write(part.data)
@@ -236,27 +252,28 @@ def _by_role(item: tuple[Role, object]) -> int:
 
 
 @contextmanager
-def _naming(checkpoint: Checkpoint, file: WeightFile) -> Iterator[None]:
-    """Say of an error in the checkpoint where the conversion stands."""
+def _hint(hint: str) -> Iterator[None]:
+    """Give errors that have no hint this one."""
     try:
         yield
     except BadCheckpoint as error:
-        if not error.hint:
-            error.hint = f"{file.name} was not written; {checkpoint.folder} is unchanged"
+        error.hint = error.hint or hint
         raise
 
 
 def _resume(out: Path, plan: Plan) -> list[FileRecord]:
-    """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there is none.
+    """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there are none.
 
     Raises:
-        UsageError: the earlier run was of another model or recipe.
+        UsageError: the earlier run completed files of another model or recipe.
+        BadPack: it completed files, but their list is damaged.
     """
     part = out / PART
     records: list[FileRecord] = []
-    if part.exists():
+    if part.exists() and list(out.glob("*.safetensors")):
         first, *lines = read_bounded(part, MAX_MANIFEST_BYTES).split(b"\n")
-        _refuse_other(out, parse_manifest(first, PART), plan)
+        with _hint(f"remove the folder {out} and convert again"):
+            _refuse_other(out, parse_manifest(first, PART), plan)
         for file, line in zip(plan.files, lines[:-1], strict=False):
             record = _parse_line(line)
             if record is None or record.name != file.name or not _is_there(out, record, file):
@@ -288,11 +305,7 @@ def _finish(source: Path, out: Path, manifest: Manifest) -> None:
             raise BadCheckpoint(
                 f"{record.name} changed while it was converted", hint="run the command again"
             )
-    for left in out.glob(f"*{SUFFIX}"):
-        left.unlink()
     write_file(out / MANIFEST, manifest.encode())
-    (out / PART).unlink(missing_ok=True)
-    sync_folder(out)
 
 
 def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:

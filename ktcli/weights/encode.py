@@ -24,9 +24,8 @@ from ktcli.weights.checkpoint import Checkpoint, Source, Span
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, format_of
 
-PIECE_ELEMENTS = (
-    4 << 20
-)  # f32 in memory at a time; with what is read ahead and waits to be written x 6
+PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
+ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 Raw = NDArray[np.uint8]
@@ -48,6 +47,24 @@ class Piece:
     indices: range
 
 
+class Slots:
+    """Memory used again and again, so that what a conversion needs is soon reached and never exceeded.
+
+    What `take` returns stays as it is until `count` more were taken.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
+
+    def take(self, size_bytes: int) -> Raw:
+        """Memory with undefined contents."""
+        self._slots.rotate(-1)
+        if self._slots[0].size < size_bytes:
+            self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first
+            self._slots[0] = np.empty(size_bytes, dtype=np.uint8)
+        return self._slots[0][:size_bytes]
+
+
 class Encoder:
     """Encodes the tensors of one checkpoint by one recipe.
 
@@ -58,29 +75,32 @@ class Encoder:
 
     def __init__(self, checkpoint: Checkpoint, recipe: Recipe, pool: Pool) -> None:
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
+        self._raw = Slots(READ_AHEAD + 1)  # being read, and being decoded
+        self._part = Slots(2)  # being written, and being packed
         self.sums: dict[Role, tuple[float, float]] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
         """The stored bytes of `tensors`, one behind the other, in parts.
+
+        A part stays as it is until the second one after it is asked for.
 
         Raises:
             BadCheckpoint: a value is NaN, Inf or too large for its format, or a file cannot be read.
         """
         pieces = (piece for tensor in tensors for piece in cut(tensor, self._checkpoint))
         for piece, raws in self._read_ahead(pieces):
-            values = [
-                self._checkpoint.decode(self._pool, span, raw)
-                for span, raw in zip(piece.spans, raws, strict=True)
-            ]
-            del raws
+            spans = zip(piece.spans, raws, strict=True)
+            values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in spans]
             yield from self._stored(piece, values)
+            del values  # before the next ones are made
 
     def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[Raw]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
         waiting: deque[tuple[Piece, Future[list[Raw]]]] = deque()
         try:
             for piece in pieces:
-                waiting.append((piece, readers.submit(self._read, piece)))
+                memory = self._raw.take(sum(_aligned(span) for span in piece.spans))
+                waiting.append((piece, readers.submit(self._read, piece, memory)))
                 if len(waiting) > READ_AHEAD:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -90,8 +110,12 @@ class Encoder:
         finally:
             readers.shutdown(cancel_futures=True)
 
-    def _read(self, piece: Piece) -> list[Raw]:
-        return [self._checkpoint.read(span) for span in piece.spans]
+    def _read(self, piece: Piece, memory: Raw) -> list[Raw]:
+        raws = []
+        for span in piece.spans:
+            raws.append(self._checkpoint.read(span, memory[: span.size_bytes]))
+            memory = memory[_aligned(span) :]
+        return raws
 
     def _stored(self, piece: Piece, values: list[Matrix]) -> Iterator[NDArray[np.uint8]]:
         tensor = piece.tensor
@@ -100,31 +124,23 @@ class Encoder:
             yield self._pack_alternate(tensor, fmt, values)
             return
         for index in piece.indices:
-            if len(piece.indices) > 1 or tensor.join is not stack_rows:
-                shaped = [
-                    v.reshape(s.source.entry.shape)
-                    for v, s in zip(values, piece.spans, strict=True)
-                ]
-                matrix = np.ascontiguousarray(tensor.join(shaped, index), dtype=np.float32)
-                matrix = matrix.reshape(tensor.n, tensor.k)
-            elif tensor.role is Role.VECTOR:
-                matrix = np.concatenate([each.reshape(-1) for each in values]).reshape(
-                    tensor.n, tensor.k
-                )
-            else:
-                matrix = values[0] if len(values) == 1 else np.concatenate(values)
+            matrix = _matrix(piece, values, index)
             yield self._plain(tensor, matrix) if fmt is None else self._pack(tensor, fmt, matrix)
 
     def _plain(self, tensor: Tensor, matrix: Matrix) -> NDArray[np.uint8]:
         if tensor.role is Role.VECTOR:
             return matrix.reshape(-1).view(np.uint8)
-        rounded = round_to_bf16(matrix)
-        if np.any((rounded & 0x7F80) == 0x7F80):
-            raise _too_large(tensor)
-        return rounded.reshape(-1).view(np.uint8)
+        rounded = self._part.take(2 * matrix.size).view(np.uint16)
+        flat = matrix.reshape(-1)
+        for start in range(0, matrix.size, ROUND_ELEMENTS):
+            part = round_to_bf16(flat[start : start + ROUND_ELEMENTS])
+            if np.any((part & 0x7F80) == 0x7F80):
+                raise _too_large(tensor)
+            rounded[start : start + ROUND_ELEMENTS] = part
+        return rounded.view(np.uint8)
 
     def _pack(self, tensor: Tensor, fmt: Format, matrix: Matrix) -> NDArray[np.uint8]:
-        stored = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
+        stored = self._part.take(packed_bytes(fmt, *matrix.shape))
         self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), stored))
         return stored
 
@@ -133,12 +149,11 @@ class Encoder:
     ) -> NDArray[np.uint8]:
         """Panels of two matrices [rows, k] in turn: first, second, first, second …"""
         one = packed_bytes(fmt, PANEL_ROWS, tensor.k)
-        stored = np.zeros(2 * packed_bytes(fmt, *values[0].shape), dtype=np.uint8)
+        stored = self._part.take(2 * packed_bytes(fmt, *values[0].shape))
         for which, matrix in enumerate(values):
             target = stored[which * one :]
-            self._add(
-                tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), target, panel_step=2)
-            )
+            matrix = np.ascontiguousarray(matrix)
+            self._add(tensor, self._pool.pack(fmt, matrix, target, panel_step=2))
         return stored
 
     def _add(self, tensor: Tensor, sums: tuple[float, float]) -> None:
@@ -146,6 +161,24 @@ class Encoder:
             raise _too_large(tensor)
         before = self.sums.get(tensor.role, (0.0, 0.0))
         self.sums[tensor.role] = (before[0] + sums[0], before[1] + sums[1])
+
+
+def _aligned(span: Span) -> int:
+    """Bytes that keep what follows on a 64-byte boundary."""
+    return ceil_to(span.size_bytes, 64)
+
+
+def _matrix(piece: Piece, values: list[Matrix], index: int) -> Matrix:
+    """Matrix `index` of the piece's tensor, or some rows of it."""
+    tensor = piece.tensor
+    if tensor.join is not stack_rows:
+        pairs = zip(values, piece.spans, strict=True)
+        shaped = [value.reshape(span.source.entry.shape) for value, span in pairs]
+        matrix = np.ascontiguousarray(tensor.join(shaped, index), dtype=np.float32)
+        return matrix.reshape(tensor.n, tensor.k)
+    if tensor.role is Role.VECTOR:
+        return np.concatenate([value.reshape(-1) for value in values]).reshape(tensor.n, tensor.k)
+    return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 def cut(tensor: Tensor, checkpoint: Checkpoint) -> Iterator[Piece]:

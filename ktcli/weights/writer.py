@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from types import TracebackType
 from ktcli.errors import KtError, NotEnoughDisk
 
 SUFFIX = ".tmp"
-QUEUE = 1  # parts that wait while one is written
 FLUSH_BYTES = (
     256 << 20
 )  # flush now and then, so that the last flush does not stand still for minutes
@@ -40,7 +38,7 @@ class FileWriter:
         self._hash = sha256()
         self._unflushed = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kt-write")
-        self._waiting: deque[Future[None]] = deque()
+        self._writing: Future[None] | None = None
         self.size_bytes = 0
 
     def __enter__(self) -> FileWriter:
@@ -58,20 +56,23 @@ class FileWriter:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Append `part`."""
+        """Append `part`; returns when the one before is written."""
         self.size_bytes += len(part)
-        self._waiting.append(self._thread.submit(self._put, part))
-        while len(self._waiting) > QUEUE:
-            self._waiting.popleft().result()
+        self._settle()
+        self._writing = self._thread.submit(self._put, part)
 
     def finish(self) -> str:
         """The file is complete: flush it and give it its name. Returns its SHA-256."""
-        while self._waiting:
-            self._waiting.popleft().result()
+        self._settle()
         os.fsync(self._file)
         os.rename(self._beside, self._path)
         sync_folder(self._path.parent)
         return self._hash.hexdigest()
+
+    def _settle(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def _put(self, part: memoryview | bytes) -> None:
         self._hash.update(part)

@@ -1,0 +1,304 @@
+"""Conversion is a pure map from checkpoint and recipe to bytes, whatever stops it on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from weights.fake_checkpoint import (
+    DEEPSEEK3,
+    FP8,
+    QWEN3,
+    random_checkpoint,
+    sources,
+    write_checkpoint,
+)
+
+from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
+from ktcli.layers.tensors import Role, Tensor, ceil_to
+from ktcli.models import build
+from ktcli.native import Pool
+from ktcli.weights import convert as module
+from ktcli.weights import encode, oracle, writer
+from ktcli.weights.checkpoint import Checkpoint, Span
+from ktcli.weights.convert import Provenance, convert
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe, format_of
+
+POOL = Pool(2, spin_us=0)
+FAST = Recipe.named("int8", "bf16")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file and its bytes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def expected(tensor: Tensor, checkpoint: Checkpoint, recipe: Recipe) -> bytes:
+    """The stored bytes of a tensor, made from whole arrays by the oracle."""
+    fmt = format_of(tensor, recipe)
+    parts = []
+    for index in range(tensor.count):
+        spans = [Span(checkpoint.find(name)) for name in tensor.source_names(index)]
+        arrays = [
+            checkpoint.decode(POOL, s, checkpoint.read(s)).reshape(s.source.entry.shape)
+            for s in spans
+        ]
+        if tensor.alternate:
+            assert fmt is not None
+            padded = [np.pad(a, ((0, ceil_to(len(a), 16) - len(a)), (0, 0))) for a in arrays]
+            gate, up = (a.reshape(-1, 16, tensor.k) for a in padded)
+            matrix = np.stack([gate, up], axis=1).reshape(-1, tensor.k)
+        else:
+            matrix = tensor.join(arrays, index)
+        assert matrix.size == tensor.n * tensor.k
+        if fmt is not None:
+            parts.append(oracle.pack(fmt, np.ascontiguousarray(matrix)).tobytes())
+        elif tensor.role is Role.TABLE:
+            parts.append(oracle.round_to_bf16(matrix).tobytes())
+        else:
+            parts.append(matrix.astype(np.float32).tobytes())
+    return b"".join(parts)
+
+
+CASES = [
+    *((QWEN3, "BF16", name, "int8") for name in FORMATS),
+    (QWEN3, "F16", "int4", "f32"),
+    (QWEN3, "F32", "int4-g32", "bf16"),
+    (DEEPSEEK3, "BF16", "int4", "int8"),
+    (DEEPSEEK3, "F32", "bf16", "f32"),
+    ({**DEEPSEEK3, **FP8}, "F8_E4M3", "int4", "bf16"),
+    ({**DEEPSEEK3, "q_lora_rank": None, "model_type": "deepseek_v2"}, "BF16", "int8", "int4"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[1:])))
+def test_bytes_are_the_oracles(
+    tmp_path: Path, case: tuple[dict, str, str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Every tensor of every family, dtype and format; cutting into pieces changes nothing."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+    config, dtype, experts, dense = case
+    folder = random_checkpoint(tmp_path / "source", config, dtype=dtype, shards=3)
+    recipe = Recipe.named(experts, dense)
+    report = convert(folder, tmp_path / "pack", recipe, POOL)
+    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 3000)
+    convert(folder, tmp_path / "pieces", recipe, POOL)
+    pack, pieces = Pack.open(tmp_path / "pack"), Pack.open(tmp_path / "pieces")
+    pack.verify()
+    assert report.size_bytes == pack.size_bytes and report.kept_files == 0
+    with Checkpoint(folder) as checkpoint:
+        assert report.source_bytes <= sum(s.entry.size_bytes for s in checkpoint.sources.values())
+        for tensor in build(config).tensors:
+            wanted = expected(tensor, checkpoint, recipe)
+            assert stored(pack, tensor) == wanted, tensor.name
+            assert stored(pieces, tensor) == wanted, tensor.name
+
+
+def stored(pack: Pack, tensor: Tensor) -> bytes:
+    place = pack.locate(tensor)
+    return place.path.read_bytes()[place.offset : place.offset + place.size_bytes]
+
+
+def test_what_nobody_needs_is_left(tmp_path: Path):
+    """A multi-token-prediction layer and other tensors in the checkpoint change nothing."""
+    stored = sources(DEEPSEEK3)
+    more = {
+        name.replace("layers.1.", "layers.3."): s
+        for name, s in stored.items()
+        if "layers.1." in name
+    }
+    more["model.layers.3.eh_proj.weight"] = ("BF16", (2,), bytes(4))
+    more["model.layers.3.int"] = ("I64", (2,), bytes(16))
+    convert(write_checkpoint(tmp_path / "a", DEEPSEEK3, stored), tmp_path / "x", FAST, POOL)
+    convert(write_checkpoint(tmp_path / "b", DEEPSEEK3, stored | more), tmp_path / "y", FAST, POOL)
+    x, y = tree(tmp_path / "x"), tree(tmp_path / "y")
+    assert x.keys() == y.keys()
+    assert {name for name in x if x[name] != y[name]} == {"kt.json"}  # the digest of the headers
+
+
+def test_threads_isa_and_shards_do_not_matter(tmp_path: Path):
+    stored = sources(QWEN3)
+    made = []
+    for i, pool in enumerate([POOL, Pool(1, isa="portable", spin_us=0), Pool(5, spin_us=0)]):
+        source = write_checkpoint(tmp_path / f"source{i}", QWEN3, stored, shards=2)
+        convert(source, tmp_path / f"pack{i}", Recipe(), pool)
+        made.append(tree(tmp_path / f"pack{i}"))
+    assert made[0] == made[1] == made[2]
+
+
+def test_provenance_and_errors_are_recorded(tmp_path: Path):
+    source = random_checkpoint(tmp_path / "s", QWEN3)
+    origin = Provenance("hf", "org/repo", "abc")
+    report = convert(source, tmp_path / "p", Recipe(), POOL, provenance=origin)
+    manifest = Pack.open(tmp_path / "p").manifest
+    assert (manifest.hub, manifest.repository, manifest.revision) == ("hf", "org/repo", "abc")
+    assert manifest == report.manifest
+    assert 0.05 < report.error["experts"] < 0.12 and 0.002 < report.error["dense"] < 0.02
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path):
+    source = random_checkpoint(tmp_path / "s", QWEN3)
+    seen: list[tuple[int, int]] = []
+    convert(source, tmp_path / "p", FAST, POOL, progress=lambda *args: seen.append(args))
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert (
+        seen[-1][0]
+        == seen[-1][1]
+        == sum(path.stat().st_size for path in (tmp_path / "p").glob("*.saf*"))
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("checkpoint") / "source", QWEN3, shards=2)
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What an undisturbed conversion gives."""
+    out = tmp_path_factory.mktemp("whole") / "pack"
+    convert(source, out, FAST, POOL)
+    return tree(out)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """The system refuses to let a file grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_the_system_refuses_to_write(source: Path, whole: dict[str, bytes], tmp_path: Path):
+    out = tmp_path / "p"
+    with file_size_limit(20_000), pytest.raises(KtError, match="refused to write") as caught:
+        convert(source, out, FAST, POOL)
+    assert "complete is kept" in caught.value.hint
+    assert not list(out.glob("*.safetensors*"))
+    convert(source, out, FAST, POOL)
+    assert tree(out) == whole
+
+
+def test_the_disk_is_full_half_way(source: Path, whole: dict[str, bytes], tmp_path: Path):
+    out = tmp_path / "p"
+    left = len(whole["layer-00000.safetensors"]) + 50_000
+    real = os.write
+
+    def write(fd: int, data: memoryview) -> int:
+        nonlocal left
+        if left <= 0:
+            raise OSError(28, "No space left on device")
+        done = real(fd, data[:left])
+        left -= done
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer.os, "write", write)
+        with pytest.raises(NotEnoughDisk, match="on disk"):
+            convert(source, out, FAST, POOL)
+    assert [path.name for path in out.glob("*.safetensors*")] == ["layer-00000.safetensors"]
+    report = convert(source, out, FAST, POOL)
+    assert report.kept_files == 1 and tree(out) == whole
+
+
+def test_too_little_space_is_said_before(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "free_bytes", lambda folder: 1000)
+    with pytest.raises(NotEnoughDisk, match=r"needs .* only 1000 B is free|only 1 KiB is free"):
+        convert(source, tmp_path / "new" / "p", FAST, POOL)
+    assert not (tmp_path / "new").exists()
+
+
+def broken(stored: dict[str, tuple], name: str, **change: object) -> dict[str, tuple]:
+    dtype, shape, data = stored[name]
+    if "shape" in change:
+        shape = change["shape"]
+    if "value" in change:
+        data = np.full(data.__len__() // 2, change["value"], np.uint16).tobytes()
+    return {**stored, name: (dtype, shape, data)}
+
+
+GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"  # [40, 80]
+WRONG: dict[str, tuple[Callable[[dict], dict], str]] = {
+    "missing": (lambda s: {k: v for k, v in s.items() if k != GATE}, f"no tensor '{GATE}'"),
+    "shape": (lambda s: broken(s, GATE, shape=(80, 40)), r"shape \[80, 40\], config.json asks for \[40, 80\]"),
+    "flat": (lambda s: broken(s, GATE, shape=(3200,)), r"shape \[3200\]"),
+    "NaN": (lambda s: broken(s, GATE, value=0x7FC0), f"{GATE} in model.safetensors holds NaN or Inf"),
+    "Inf": (lambda s: broken(s, GATE, value=0xFF80), f"{GATE} in model.safetensors holds NaN or Inf"),
+    "embedding NaN": (
+        lambda s: broken(s, "model.embed_tokens.weight", value=0x7FC0),
+        "model.embed_tokens.weight in .* NaN",
+    ),
+    "norm NaN": (lambda s: broken(s, "model.norm.weight", value=0x7FC0), "model.norm.weight in .* NaN"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_tensor_is_named(tmp_path: Path, what: str):
+    change, words = WRONG[what]
+    folder = write_checkpoint(tmp_path / "s", QWEN3, change(sources(QWEN3)))
+    before = tree(folder)
+    with pytest.raises(BadCheckpoint, match=words) as caught:
+        convert(folder, tmp_path / "p", FAST, POOL)
+    assert caught.value.hint
+    assert tree(folder) == before
+    assert not list(tmp_path.glob("p/*.tmp")) and not (tmp_path / "p" / "kt.json").exists()
+    # Nothing was complete: nothing is left. Otherwise complete files wait for a repaired checkpoint.
+    assert not (tmp_path / "p").exists() or list((tmp_path / "p").glob("*.safetensors"))
+
+
+def test_too_large_for_bf16(tmp_path: Path):
+    stored = sources(QWEN3, "F32")
+    name = "model.layers.0.mlp.gate.weight"
+    stored[name] = ("F32", stored[name][1], np.full(6 * 80, 3.4e38, np.float32).tobytes())
+    folder = write_checkpoint(tmp_path / "s", QWEN3, stored)
+    with pytest.raises(BadCheckpoint, match=r"layers.0.mlp.router holds values that are too large"):
+        convert(folder, tmp_path / "p", FAST, POOL)
+
+
+def test_unknown_architecture_names_the_known(tmp_path: Path):
+    folder = random_checkpoint(tmp_path / "s", QWEN3)
+    (folder / "config.json").write_text(json.dumps({**QWEN3, "model_type": "gpt2"}))
+    with pytest.raises(BadCheckpoint, match="gpt2") as caught:
+        convert(folder, tmp_path / "p", FAST, POOL)
+    assert "qwen3_moe" in caught.value.hint
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("value", [-1, 0, 10**9, 2**63, 1.5, "x", None])
+def test_config_with_impossible_dimensions(tmp_path: Path, value: object):
+    folder = random_checkpoint(tmp_path / "s", QWEN3)
+    for key in ("hidden_size", "num_hidden_layers", "num_experts", "vocab_size"):
+        (folder / "config.json").write_text(json.dumps({**QWEN3, key: value}))
+        with pytest.raises(BadCheckpoint):
+            convert(folder, tmp_path / "p", FAST, POOL)
+        assert not (tmp_path / "p").exists()
+
+
+def test_hostile_extras(tmp_path: Path):
+    """Links to other files of the machine are not taken over."""
+    folder = random_checkpoint(tmp_path / "s", QWEN3)
+    (tmp_path / "secret").write_text("{}")
+    (folder / "tokenizer_config.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(BadCheckpoint, match="lies outside"):
+        convert(folder, tmp_path / "p", FAST, POOL)
+    (folder / "tokenizer_config.json").unlink()
+    os.mkfifo(folder / "chat_template.jinja")
+    convert(folder, tmp_path / "p", FAST, POOL)
+    assert set(tree(tmp_path / "p")) >= {"config.json", "tokenizer.json"}
+    assert not (tmp_path / "p" / "chat_template.jinja").exists()
