@@ -196,6 +196,7 @@ def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[s
         "gb_s": result.read_bps / 1e9,
         "gop_s": result.ops / 1e9,
         "percent_of_ceiling": 100 * measured.share,
+        "predicted_tok_s": result.n_tokens / result.predicted_s,
         "dense": engine.recipe.dense.name,
         "layers": engine.spec.layers,
         "layers_of_model": whole,
@@ -229,6 +230,7 @@ def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bo
         ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
         ("Ceiling", _ceiling_words(ceilings)),
         ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
+        ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
     ]
     if result.spread is not None:
         rows.append(("Experts", _spread_words(result)))

@@ -7,7 +7,7 @@ token say nothing about those of the next and the weights never come from a cach
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
@@ -19,6 +19,7 @@ from ktcli.engine.measure import PAIRS, Measurement, alternate
 from ktcli.engine.session import Session
 from ktcli.engine.synthetic import Spread, expert_spread
 from ktcli.native import Arena, Ceiling, Pool
+from ktcli.planner.cost import Rates, step_seconds
 from ktcli.planner.spec import Step, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
@@ -45,15 +46,21 @@ class Demand:
         return sum(self.ops.values())
 
 
-def demand(engine: Engine, kind: Kind, n_tokens: int) -> Demand:
-    """Bytes and operations of a run of `n_tokens` tokens from an empty cache."""
-    chunk = 1 if kind is Kind.DECODE else engine.program.max_tokens
-    read, ops = 0, dict.fromkeys(Unit, 0)
-    for start in range(0, n_tokens, chunk):
-        size = min(chunk, n_tokens - start)
+def steps(engine: Engine, kind: Kind, n_tokens: int) -> Iterator[Step]:
+    """The steps of a run of `n_tokens` tokens from an empty cache."""
+    size = 1 if kind is Kind.DECODE else engine.program.max_tokens
+    for start in range(0, n_tokens, size):
+        chunk = min(size, n_tokens - start)
         # Only the last token of a prompt, and every token of an answer, gives logits.
-        outputs = 1 if start + size == n_tokens or kind is Kind.DECODE else 0
-        for work in step_work(engine.model, engine.recipe, Step(size, start, outputs)):
+        outputs = 1 if start + chunk == n_tokens or kind is Kind.DECODE else 0
+        yield Step(chunk, start, outputs)
+
+
+def demand(engine: Engine, kind: Kind, n_tokens: int) -> Demand:
+    """Bytes and operations of a run."""
+    read, ops = 0, dict.fromkeys(Unit, 0)
+    for step in steps(engine, kind, n_tokens):
+        for work in step_work(engine.model, engine.recipe, step):
             read += work.read_bytes
             ops[work.unit] += work.ops
     return Demand(read, ops)
@@ -88,6 +95,11 @@ class Ceilings:
         """Median of what was measured so far."""
         return median(self.samples.get(kind) or [self.measure(kind)])
 
+    def rates(self) -> Rates:
+        """As the planner takes them."""
+        read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
+        return Rates(read, int8, bf16, measured=True, basis="measured in this run")
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -108,6 +120,7 @@ class Result:
         demand: of one run.
         spread: how evenly experts were chosen; None without experts.
         profile: of an average run.
+        predicted_s: what the plan expects of a run, at the ceilings of this measurement.
     """
 
     kind: Kind
@@ -116,6 +129,7 @@ class Result:
     demand: Demand
     spread: Spread | None
     profile: Profile
+    predicted_s: float
 
     @property
     def tok_s(self) -> float:
@@ -164,7 +178,15 @@ def run(
     before = _operation_seconds(engine)
     measured = alternate(work, lambda: _ideal_s(wanted, kind, ceilings), pairs=pairs)
     profile = _profile(before, _operation_seconds(engine), pairs)
-    return Result(kind, n_tokens, measured, wanted, spread, profile)
+    predicted_s = _predicted_s(engine, kind, n_tokens, ceilings.rates())
+    return Result(kind, n_tokens, measured, wanted, spread, profile, predicted_s)
+
+
+def _predicted_s(engine: Engine, kind: Kind, n_tokens: int, rates: Rates) -> float:
+    return sum(
+        step_seconds(step_work(engine.model, engine.recipe, step), engine.spec, rates)
+        for step in steps(engine, kind, n_tokens)
+    )
 
 
 def _once(session: Session, kind: Kind, ids: list[int]) -> None:

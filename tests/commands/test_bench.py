@@ -21,6 +21,7 @@ KEYS = {
     "gb_s": float,
     "gop_s": float,
     "percent_of_ceiling": float,
+    "predicted_tok_s": float,
     "noisy": bool,
 }
 TINY = {

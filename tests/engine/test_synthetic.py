@@ -3,6 +3,7 @@
 import pytest
 from shapes import GIB, config
 
+from ktcli.engine import engine
 from ktcli.engine.synthetic import (
     Request,
     cut,
@@ -14,6 +15,7 @@ from ktcli.engine.synthetic import (
 from ktcli.errors import NotEnoughMemory
 from ktcli.models import build
 from ktcli.native import Program
+from ktcli.planner import placement
 from ktcli.planner.placement import PREFILL_CHUNK, scratch_bytes
 from ktcli.weights.recipe import Recipe
 
@@ -77,8 +79,8 @@ def test_random_weights_choose_every_expert_about_equally_often(experts: str):
         vocab_size=4096,
     )
     recipe = Recipe.named(experts, "bf16")
-    engine = random_engine(shape, Request(recipe, None, 256, GIB, threads=1))
-    spread = expert_spread(engine, engine.session(), seed=7)
+    made = random_engine(shape, Request(recipe, None, 256, GIB, threads=1))
+    spread = expert_spread(made, made.session(), seed=7)
     assert spread is not None
     assert spread.even
     assert spread.seen == 1.0
@@ -98,5 +100,10 @@ def test_the_plan_reserves_at_least_the_buffers_of_the_program(
 
     monkeypatch.setattr(Program, "finish", noted)
     small = config(name, vocab_size=512, num_experts=8, n_routed_experts=8)
-    engine = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
-    assert sizes[0] <= scratch_bytes(engine.model) < 1.5 * sizes[0]
+    made = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
+    assert sizes[0] <= scratch_bytes(made.model) < 1.5 * sizes[0]
+
+
+def test_plan_and_engine_mean_the_same_defaults():
+    assert placement.DEFAULT_CONTEXT == engine.DEFAULT_CONTEXT
+    assert placement.PREFILL_CHUNK == engine.PREFILL_CHUNK

@@ -31,9 +31,15 @@ EXPECTED = {
 }
 
 
+_probed: dict[str, Machine] = {}
+
+
 @pytest.fixture
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
-    return probe(build(TREES[request.param], tmp_path))
+    """Each tree is written and read once."""
+    if request.param not in _probed:
+        _probed[request.param] = probe(build(TREES[request.param], tmp_path))
+    return _probed[request.param]
 
 
 @pytest.mark.parametrize(
