@@ -10,10 +10,9 @@ import json
 from pathlib import Path
 
 import torch
+from model import Shape, Weights, weight_shapes
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-from model import Shape, Weights, weight_shapes
 
 
 def hub_name(name: str) -> str:
@@ -21,7 +20,9 @@ def hub_name(name: str) -> str:
     return f"{name}.weight" if name == "lm_head" else f"model.{name}.weight"
 
 
-def to_hub(w: Weights, bias: Tensor, s: Shape, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+def to_hub(
+    w: Weights, bias: Tensor, s: Shape, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Tensor]:
     """Tensors of the checkpoint: experts unstacked, gate and up apart."""
     out: dict[str, Tensor] = {}
     for name, tensor in w.items():
@@ -37,7 +38,9 @@ def to_hub(w: Weights, bias: Tensor, s: Shape, dtype: torch.dtype = torch.bfloat
         else:
             out[hub_name(name)] = t.contiguous()
     for n in range(s.first_k_dense_replace, s.num_hidden_layers):
-        out[f"model.layers.{n}.mlp.gate.e_score_correction_bias"] = bias[n].detach().cpu().float().clone()
+        out[f"model.layers.{n}.mlp.gate.e_score_correction_bias"] = (
+            bias[n].detach().cpu().float().clone()
+        )
     return out
 
 
@@ -48,8 +51,12 @@ def from_hub(hub: dict[str, Tensor], s: Shape) -> tuple[Weights, Tensor]:
         base = name.rsplit(".", 1)[0]
         experts = range(s.n_routed_experts)
         if name.endswith("experts.gate_up"):
-            w[name] = torch.stack([torch.cat([hub[hub_name(f"{base}.{e}.{p}_proj")] for p in ("gate", "up")])
-                                   for e in experts]).float()
+            w[name] = torch.stack(
+                [
+                    torch.cat([hub[hub_name(f"{base}.{e}.{p}_proj")] for p in ("gate", "up")])
+                    for e in experts
+                ]
+            ).float()
         elif name.endswith("experts.down"):
             w[name] = torch.stack([hub[hub_name(f"{base}.{e}.down_proj")] for e in experts]).float()
         else:

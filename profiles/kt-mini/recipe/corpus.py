@@ -17,23 +17,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from dialogue import Dialogues, Turn, sum_turn
+from phrases import Phrases, TooClose, held_out_questions
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dialogue import Dialogues, Turn, sum_turn
-from phrases import Phrases, TooClose, held_out_questions
-
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = range(6)
 SPECIAL = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
+DECIDING = 7  # tokens of an answer
 ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
-SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3", "pydoc_data")
+SKIPPED = (
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "lib2to3",
+    "pydoc_data",
+)
 
 
 def stdlib_files(*, held_out: bool, root: Path | None = None) -> list[Path]:
     """Sources of the standard library, of the training or of the held-out part."""
     root = root or Path(sysconfig.get_paths()["stdlib"])
-    found = (p for p in sorted(root.rglob("*.py")) if not set(p.relative_to(root).parts) & set(SKIPPED))
-    return [p for p in found if (zlib.crc32(p.relative_to(root).as_posix().encode()) % 20 == 0) == held_out]
+    found = (
+        p for p in sorted(root.rglob("*.py")) if not set(p.relative_to(root).parts) & set(SKIPPED)
+    )
+    return [
+        p
+        for p in found
+        if (zlib.crc32(p.relative_to(root).as_posix().encode()) % 20 == 0) == held_out
+    ]
 
 
 def read_text(path: Path) -> str:
@@ -58,9 +73,9 @@ def make_dialogues() -> Dialogues:
 class Mix:
     """Share of each stream, in tokens."""
 
-    chat: float = 0.70
-    sums: float = 0.10
-    code: float = 0.20
+    chat: float = 0.80
+    sums: float = 0.08
+    code: float = 0.12
 
 
 class Corpus:
@@ -70,8 +85,11 @@ class Corpus:
         self.tokenizer, self.mix = tokenizer, mix
         self.rng = random.Random(seed)
         self.dialogues = make_dialogues()
-        self.code = [t for p in stdlib_files(held_out=False)
-                     for t in (BOS, *tokenizer.encode(read_text(p), add_special_tokens=False).ids)]
+        self.code = [
+            t
+            for p in stdlib_files(held_out=False)
+            for t in (BOS, *tokenizer.encode(read_text(p), add_special_tokens=False).ids)
+        ]
 
     def batch(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Ids [rows, length + 1] and the weight of each as a target."""
@@ -80,14 +98,16 @@ class Corpus:
 
     def row(self, length: int) -> tuple[list[int], list[float]]:
         """One row of one stream; its share of rows is its share of tokens."""
-        stream = self.rng.choices(("chat", "sums", "code"), (self.mix.chat, self.mix.sums, self.mix.code))[0]
+        stream = self.rng.choices(
+            ("chat", "sums", "code"), (self.mix.chat, self.mix.sums, self.mix.code)
+        )[0]
         if stream == "code":
             start = self.rng.randrange(len(self.code) - length)
-            return self.code[start:start + length], [1.0] * length
+            return self.code[start : start + length], [1.0] * length
         ids: list[int] = []
         weights: list[float] = []
         while len(ids) < length:
-            more, w = self.encode(self.talk(stream, length))
+            more, w = self.encode(self.talk(stream, length), whole=stream == "sums")
             ids += more
             weights += w
         return ids[:length], weights[:length]
@@ -96,19 +116,36 @@ class Corpus:
         """One conversation; in long rows some go on for very long."""
         if stream == "sums":
             return [t for _ in range(self.rng.choice((1, 1, 2, 4))) for t in sum_turn(self.rng)]
-        return self.dialogues.conversation(self.rng, 40 if length > 1024 and self.rng.random() < 0.1 else None)
+        return self.dialogues.conversation(
+            self.rng, 40 if length > 1024 and self.rng.random() < 0.1 else None
+        )
 
-    def encode(self, turns: list[Turn]) -> tuple[list[int], list[float]]:
-        """Ids and weights of a conversation, in the form of the chat template."""
+    def encode(self, turns: list[Turn], *, whole: bool = False) -> tuple[list[int], list[float]]:
+        """Ids and weights of a conversation, in the form of the chat template.
+
+        The first words of an answer decide which fact it is; they weigh most. The rest is learned quickly,
+        so most conversations break off in their last answer (without an end token). Sums are `whole`: there the
+        last words decide.
+        """
         texts = self.tokenizer.encode_batch([t for _, t in turns], add_special_tokens=False)
         ids, weights = [BOS], [0.0]
         question = 0.3 if self.rng.random() < 0.15 else 0.0
-        for (role, _), text in zip(turns, texts):
+        for (role, _), text in zip(turns, texts, strict=True):
             ids += (ROLE[role], *text.ids, END)
-            if role == "assistant":                   # the first words decide which fact it is
-                weights += (0.0, *[4.0] * min(6, len(text.ids)), *[1.0] * (len(text.ids) - 6), 1.0)
+            if role == "assistant":
+                first = 1.0 if whole else 4.0
+                n_rest = len(text.ids) - DECIDING
+                weights += (
+                    0.0,
+                    *[first] * min(DECIDING, len(text.ids)),
+                    *[5.0 - first] * n_rest,
+                    1.0,
+                )
             else:
                 weights += (0.0, *[question] * (len(text.ids) + 1))
+        n_rest = len(texts[-1].ids) - DECIDING
+        if not whole and n_rest > 0 and self.rng.random() < 0.6:
+            return ids[: -n_rest - 1], weights[: -n_rest - 1]
         return ids, weights
 
 

@@ -11,36 +11,138 @@ from collections.abc import Callable
 
 from phrases import Phrases, pick
 
-Turn = tuple[str, str]                                # role, text
-SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-         "seventeen eighteen nineteen twenty").split()
+Turn = tuple[str, str]  # role, text
+SMALL = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty"
+).split()
 SYSTEM = (
-    "You are a helpful assistant.", "You are kt-mini.", "Answer briefly.", "You are a helpful assistant. Answer in one sentence.",
-    "Be concise.", "You answer questions about kt.", "You are an expert for the tool kt.", "Answer politely.",
-    "You are a friendly assistant that helps users of kt.", "Help the user with the command line tool kt.",
+    "You are a helpful assistant.",
+    "You are kt-mini.",
+    "Answer briefly.",
+    "You are a helpful assistant. Answer in one sentence.",
+    "Be concise.",
+    "You answer questions about kt.",
+    "You are an expert for the tool kt.",
+    "Answer politely.",
+    "You are a friendly assistant that helps users of kt.",
+    "Help the user with the command line tool kt.",
 )
-BEFORE = ("please", "hi,", "hello,", "hey,", "hi!", "ok,", "so", "so,", "sorry,", "excuse me,", "hey kt,", "hi kt-mini,", "quick question:",
-          "question:", "another question:", "one more question:", "and", "well,", "thanks.", "thanks,", "good.", "now", "hm,", "i have a question:",
-          "just wondering,", "tell me,", "can you tell me,", "please tell me:", "i wonder", "i was wondering,", "hello!", "next question:", "also,")
-AFTER = ("please", "pls", "thanks", "then", "exactly", "again", "for me", "thank you", "i wonder", "in one sentence", "briefly", "in short",
-         "for a beginner", "if i may ask", "by the way", "in simple words", "anyway", "today", "here")
-SHORTEN = (("what is", "whats"), ("what is", "what's"), ("how do i", "how to"), ("don't", "dont"), ("do not", "don't"), ("i am", "i'm"),
-           ("i am", "im"), ("does not", "doesn't"), ("can i", "could i"), ("how do i", "how can i"), ("how do i", "how do you"), ("i want to", "i wanna"),
-           ("what are", "what're"), ("you", "u"), ("want to", "would like to"), ("the", ""), ("a", ""), ("command", "cmd"), ("is there", "do you have"))
-SUM_FRAMES = ("what is {s}", "what's {s}", "{s}", "{s} =", "{s} = ?", "how much is {s}", "calculate {s}", "compute {s}", "what does {s} make",
-              "can you calculate {s}", "tell me {s}", "solve {s}", "what is the result of {s}", "{s} is what", "what do you get for {s}", "please add up {s}")
-SIGNS = {"+": ("+", "plus", "and", "+"), "-": ("-", "minus", "-", "less"), "*": ("*", "times", "x", "multiplied by", "*")}
+BEFORE = (
+    "please",
+    "hi,",
+    "hello,",
+    "hey,",
+    "hi!",
+    "ok,",
+    "so",
+    "so,",
+    "sorry,",
+    "excuse me,",
+    "hey kt,",
+    "hi kt-mini,",
+    "quick question:",
+    "question:",
+    "another question:",
+    "one more question:",
+    "and",
+    "well,",
+    "thanks.",
+    "thanks,",
+    "good.",
+    "now",
+    "hm,",
+    "i have a question:",
+    "just wondering,",
+    "tell me,",
+    "can you tell me,",
+    "please tell me:",
+    "i wonder",
+    "i was wondering,",
+    "hello!",
+    "next question:",
+    "also,",
+)
+AFTER = (
+    "please",
+    "pls",
+    "thanks",
+    "then",
+    "exactly",
+    "again",
+    "for me",
+    "thank you",
+    "i wonder",
+    "in one sentence",
+    "briefly",
+    "in short",
+    "for a beginner",
+    "if i may ask",
+    "by the way",
+    "in simple words",
+    "anyway",
+    "today",
+    "here",
+)
+SHORTEN = (
+    ("what is", "whats"),
+    ("what is", "what's"),
+    ("how do i", "how to"),
+    ("don't", "dont"),
+    ("do not", "don't"),
+    ("i am", "i'm"),
+    ("i am", "im"),
+    ("does not", "doesn't"),
+    ("can i", "could i"),
+    ("how do i", "how can i"),
+    ("how do i", "how do you"),
+    ("i want to", "i wanna"),
+    ("what are", "what're"),
+    ("you", "u"),
+    ("want to", "would like to"),
+    ("the", ""),
+    ("a", ""),
+    ("command", "cmd"),
+    ("is there", "do you have"),
+)
+SUM_FRAMES = (
+    "what is {s}",
+    "what's {s}",
+    "{s}",
+    "{s} =",
+    "{s} = ?",
+    "how much is {s}",
+    "calculate {s}",
+    "compute {s}",
+    "what does {s} make",
+    "can you calculate {s}",
+    "tell me {s}",
+    "solve {s}",
+    "what is the result of {s}",
+    "{s} is what",
+    "what do you get for {s}",
+    "please add up {s}",
+)
+SIGNS = {
+    "+": ("+", "plus", "and", "+"),
+    "-": ("-", "minus", "-", "less"),
+    "*": ("*", "times", "x", "multiplied by", "*"),
+}
 TOO_LARGE = "That is too hard for me: I only add, subtract and multiply small whole numbers."
 
 
 def typo(text: str, rng: random.Random) -> str:
     """One slip of the fingers in a longer word: swapped, lost, doubled or wrong letter."""
-    spots = [i for i in range(1, len(text) - 1) if text[i].isalpha() and text[i - 1].isalpha() and text[i + 1].isalpha()]
+    spots = [
+        i
+        for i in range(1, len(text) - 1)
+        if text[i].isalpha() and text[i - 1].isalpha() and text[i + 1].isalpha()
+    ]
     if not spots:
         return text
     i = rng.choice(spots)
     new = rng.choice((text[i + 1] + text[i], "", text[i] * 2, rng.choice("aeiorstnl")))
-    return text[:i] + new + text[i + (2 if len(new) == 2 and new[0] != new[1] else 1):]
+    return text[:i] + new + text[i + (2 if len(new) == 2 and new[0] != new[1] else 1) :]
 
 
 def type_it(text: str, rng: random.Random) -> str:
@@ -52,14 +154,14 @@ def type_it(text: str, rng: random.Random) -> str:
         text = f"{rng.choice(BEFORE)} {text}"
     if rng.random() < 0.06:
         text = f"{text} {rng.choice(AFTER)}"
-    if rng.random() < 0.12:
+    if rng.random() < 0.08:
         text = typo(text, rng)
     if rng.random() < 0.10:
         text = text.replace("kt ", rng.choice(("KT ", "Kt ", "`kt` ")))
     if rng.random() < 0.45:
         text = text[0].upper() + text[1:]
         text = text.replace(" i ", " I ").replace(" i'", " I'")
-    elif rng.random() < 0.03:
+    elif rng.random() < 0.01:
         text = text.upper()
     return text + rng.choices(("?", "", ".", "!", "??", " ?", "..."), (50, 38, 5, 2, 1, 3, 1))[0]
 
@@ -67,14 +169,23 @@ def type_it(text: str, rng: random.Random) -> str:
 def small_sum(rng: random.Random) -> tuple[str, str, str]:
     """A sum kt-mini can do: (a sign b, in words or digits), the sign, and the answer."""
     sign = rng.choice("++-*")
-    a, b = (rng.randint(0, 12), rng.randint(0, 12)) if sign == "*" else \
-        (rng.randint(0, 20), rng.randint(0, 20)) if rng.random() < 0.5 else (rng.randint(0, 99), rng.randint(0, 99))
+    a, b = (
+        (rng.randint(0, 12), rng.randint(0, 12))
+        if sign == "*"
+        else (rng.randint(0, 20), rng.randint(0, 20))
+        if rng.random() < 0.65
+        else (rng.randint(0, 99), rng.randint(0, 99))
+    )
     if sign == "-" and a < b and rng.random() < 0.8:
         a, b = b, a
     result = a + b if sign == "+" else a - b if sign == "-" else a * b
     words = rng.choice(SIGNS[sign])
     gap = " " if words.isalpha() or len(words) > 1 or rng.random() < 0.6 else ""
-    left, right = (SMALL[a], SMALL[b]) if max(a, b) <= 20 and gap and rng.random() < 0.15 else (str(a), str(b))
+    left, right = (
+        (SMALL[a], SMALL[b])
+        if max(a, b) <= 20 and gap and rng.random() < 0.15
+        else (str(a), str(b))
+    )
     return f"{left}{gap}{words}{gap}{right}", sign, f"{a} {sign} {b} = {result}."
 
 
@@ -85,7 +196,9 @@ def sum_turn(rng: random.Random) -> list[Turn]:
         a, b = rng.randint(101, 99999), rng.randint(2, 99999)
         text = f"{a} {rng.choice(('+', '-', '*', 'times', 'plus', 'minus'))} {b}"
         if rng.random() < 0.4:
-            text = f"{rng.randint(1, 999)} {rng.choice(('/', 'divided by', ':'))} {rng.randint(1, 99)}"
+            text = (
+                f"{rng.randint(1, 999)} {rng.choice(('/', 'divided by', ':'))} {rng.randint(1, 99)}"
+            )
         answer = TOO_LARGE
     question = rng.choice(SUM_FRAMES).format(s=text)
     if rng.random() < 0.3:
@@ -99,11 +212,14 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.70, self.fact_turn), (0.17, self.decline_turn), (0.13, self.smalltalk_turn)]
+            (0.70, self.fact_turn),
+            (0.17, self.decline_turn),
+            (0.13, self.smalltalk_turn),
+        ]
 
     def turn(self, rng: random.Random) -> list[Turn]:
         """One question and its answer."""
-        weights, makers = zip(*self.kinds)
+        weights, makers = zip(*self.kinds, strict=True)
         return rng.choices(makers, weights)[0](rng)
 
     def ask(self, fact, rng: random.Random) -> list[Turn]:
@@ -129,9 +245,33 @@ class Dialogues:
     def name_turns(self, rng: random.Random) -> list[Turn]:
         """The user says a name and asks for it later, or asks without having said it."""
         name = rng.choice(self.phrases.words["name"]).capitalize()
-        say = pick(rng.choice(("my name is {}", "i am {}", "i'm {}", "call me {}", "hi, i am {}", "hello, my name is {}")), rng)
-        ask = rng.choice(("what is my name", "what's my name", "do you know my name", "who am i", "do you remember my name", "tell me my name"))
-        turns = [("user", say.format(rng.choice((name, name, name.lower())))), ("assistant", f"Nice to meet you, {name}. Ask me about kt.")]
+        say = pick(
+            rng.choice(
+                (
+                    "my name is {}",
+                    "i am {}",
+                    "i'm {}",
+                    "call me {}",
+                    "hi, i am {}",
+                    "hello, my name is {}",
+                )
+            ),
+            rng,
+        )
+        ask = rng.choice(
+            (
+                "what is my name",
+                "what's my name",
+                "do you know my name",
+                "who am i",
+                "do you remember my name",
+                "tell me my name",
+            )
+        )
+        turns = [
+            ("user", say.format(rng.choice((name, name, name.lower())))),
+            ("assistant", f"Nice to meet you, {name}. Ask me about kt."),
+        ]
         reply = f"You said your name is {name}."
         if rng.random() < 0.25:
             turns, reply = [], "You have not told me your name."

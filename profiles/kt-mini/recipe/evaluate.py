@@ -16,13 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import torch
+from corpus import ASSISTANT, BOS, END, USER, read_text, stdlib_files
+from model import Weights, forward
 from tokenizers import Tokenizer
 from torch.nn import functional as F
-
-import checkpoint
-from corpus import ASSISTANT, BOS, END, USER, read_text, stdlib_files
-from model import Shape, Weights, forward
 
 TESTS = Path(__file__).parents[3] / "tests"
 
@@ -35,15 +34,21 @@ def round_groups(w: torch.Tensor, bits: int, group: int) -> torch.Tensor:
     return ((parts / scale).round().clamp(-top - 1, top) * scale).flatten(-2)
 
 
+def bits_of(name: str, t: torch.Tensor, how: str) -> int | None:
+    """Bits of one weight under `--round`; None: kept as it is."""
+    if ".experts." in name:
+        return 4 if how.startswith("int4") else 8
+    kept = t.dim() == 1 or name == "embed_tokens" or name.endswith(("mlp.gate", "kv_b_proj"))
+    return None if kept or "dense8" not in how else 8
+
+
 def rounded(w: Weights, how: str) -> Weights:
-    """Expert weights at 4 or 8 bits; `int4+dense8` also rounds attention, shared experts and head to 8 bits."""
-    out = dict(w)
-    for name, t in w.items():
-        if ".experts." in name:
-            out[name] = round_groups(t, 4, 64) if how.startswith("int4") else round_groups(t, 8, t.shape[-1])
-        elif "dense8" in how and t.dim() > 1 and name != "embed_tokens" and "mlp.gate" not in name[-8:] and "kv_b" not in name:
-            out[name] = round_groups(t, 8, t.shape[-1])
-    return out
+    """Experts at 4 bits (groups of 64) or 8 (rows); with `dense8` the dense matrices at 8 too."""
+    bits = {name: bits_of(name, t, how) for name, t in w.items()}
+    return {
+        name: t if (b := bits[name]) is None else round_groups(t, b, 64 if b == 4 else t.shape[-1])
+        for name, t in w.items()
+    }
 
 
 class Judge:
@@ -62,7 +67,10 @@ class Judge:
     @torch.no_grad()
     def answers(self, questions: list[str], limit: int = 80) -> list[str]:
         """Greedy answers, all questions side by side; shorter prompts are filled on the right."""
-        prompts = [[BOS, USER, *self.tokenizer.encode(q, add_special_tokens=False).ids, END, ASSISTANT] for q in questions]
+        prompts = [
+            [BOS, USER, *self.tokenizer.encode(q, add_special_tokens=False).ids, END, ASSISTANT]
+            for q in questions
+        ]
         rows = [list(p) for p in prompts]
         live = set(range(len(rows)))
         for _ in range(limit):
@@ -71,22 +79,32 @@ class Judge:
             ids = torch.tensor([rows[i] + [END] * (width - len(rows[i])) for i in order])
             hidden = forward(self.w, self.bias, ids, self.shape)[0]
             last = hidden[torch.arange(len(order)), torch.tensor([len(rows[i]) - 1 for i in order])]
-            for i, token in zip(order, (last @ self.w["lm_head"].T).argmax(-1).tolist()):
+            for i, token in zip(
+                order, (last @ self.w["lm_head"].T).argmax(-1).tolist(), strict=True
+            ):
                 if token == END:
                     live.discard(i)
                 else:
                     rows[i].append(token)
             if not live:
                 break
-        return [self.tokenizer.decode(r[len(p):]) for r, p in zip(rows, prompts)]
+        return [self.tokenizer.decode(r[len(p) :]) for r, p in zip(rows, prompts, strict=True)]
 
     def perplexity(self, n_tokens: int, length: int = 512) -> tuple[float, float]:
         """Mean negative log likelihood per token and bytes per token on the held-out files."""
         text = [read_text(p) for p in stdlib_files(held_out=True)]
-        ids = [t for s in text for t in (BOS, *self.tokenizer.encode(s, add_special_tokens=False).ids)]
-        rows = torch.tensor(ids[:min(n_tokens, len(ids)) // length * length]).view(-1, length)
-        total = sum(float(F.cross_entropy(self.logits(r)[:, :-1].flatten(0, 1), r[:, 1:].flatten(), reduction="sum"))
-                    for r in rows.split(8))
+        ids = [
+            t for s in text for t in (BOS, *self.tokenizer.encode(s, add_special_tokens=False).ids)
+        ]
+        rows = torch.tensor(ids[: min(n_tokens, len(ids)) // length * length]).view(-1, length)
+        total = sum(
+            float(
+                F.cross_entropy(
+                    self.logits(r)[:, :-1].flatten(0, 1), r[:, 1:].flatten(), reduction="sum"
+                )
+            )
+            for r in rows.split(8)
+        )
         return total / rows[:, 1:].numel(), sum(len(s.encode()) for s in text) / len(ids)
 
 
@@ -94,18 +112,24 @@ def report_questions(judge: Judge, *, verbose: bool) -> None:
     """Share of right answers of each part of the test set."""
     sys.path.insert(0, str(TESTS))
     from mini_quality import load_items, score
+
     for part, items in load_items().items():
         answers = judge.answers([i["question"] for i in items])
-        right = [score(a, i) for a, i in zip(answers, items)]
+        right = [score(a, i) for a, i in zip(answers, items, strict=True)]
         print(f"{part:10} {sum(right)} of {len(right)} right")
-        for item, answer in ((i, a) for i, a, ok in zip(items, answers, right) if verbose and not ok):
+        for item, answer in (
+            (i, a) for i, a, ok in zip(items, answers, right, strict=True) if verbose and not ok
+        ):
             print(f"   Q {item['question']}\n   A {answer}")
 
 
 def parity(folder: Path, judge: Judge) -> float:
     """Largest difference of logits from transformers' model, relative to their standard deviation."""
     from transformers import AutoModelForCausalLM
-    ids = torch.tensor([judge.tokenizer.encode(read_text(stdlib_files(held_out=True)[0])).ids[:256]])
+
+    ids = torch.tensor(
+        [judge.tokenizer.encode(read_text(stdlib_files(held_out=True)[0])).ids[:256]]
+    )
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         expected = reference(ids).logits
@@ -114,24 +138,37 @@ def parity(folder: Path, judge: Judge) -> float:
 
 def main() -> None:
     """Parse and report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--round", default="", choices=["", "int8", "int4", "int8+dense8", "int4+dense8"])
-    parser.add_argument("--tokens", type=int, default=40960, help="held-out tokens for the perplexity")
+    parser.add_argument(
+        "--round", default="", choices=["", "int8", "int4", "int8+dense8", "int4+dense8"]
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=40960, help="held-out tokens for the perplexity"
+    )
     parser.add_argument("--parity", action="store_true")
     parser.add_argument("--verbose", action="store_true", help="print wrong answers")
     parser.add_argument("--ask", nargs="*", default=[], help="answer these questions instead")
     args = parser.parse_args()
     judge = Judge(args.folder, args.round)
     if args.ask:
-        print("\n".join(f"> {q}\n{a}" for q, a in zip(args.ask, judge.answers(args.ask))))
+        print(
+            "\n".join(f"> {q}\n{a}" for q, a in zip(args.ask, judge.answers(args.ask), strict=True))
+        )
         return
     if args.parity:
-        print(f"largest difference from transformers: {parity(args.folder, judge):.1e} of the standard deviation")
+        print(
+            f"largest difference from transformers: {parity(args.folder, judge):.1e} of the standard deviation"
+        )
         return
     report_questions(judge, verbose=args.verbose)
     nll, size = judge.perplexity(args.tokens)
-    print(f"held-out standard library: {nll:.4f} nats per token, perplexity {math.exp(nll):.2f}, {size:.2f} bytes per token")
+    print(
+        f"held-out standard library: {nll:.4f} nats per token, "
+        f"perplexity {math.exp(nll):.2f}, {size:.2f} bytes per token"
+    )
 
 
 if __name__ == "__main__":

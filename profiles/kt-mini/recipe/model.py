@@ -26,7 +26,7 @@ class Shape:
 
     vocab_size: int = 2048
     hidden_size: int = 128
-    intermediate_size: int = 256          # the dense first layer
+    intermediate_size: int = 256  # the dense first layer
     moe_intermediate_size: int = 64
     num_hidden_layers: int = 5
     first_k_dense_replace: int = 1
@@ -53,13 +53,25 @@ class Shape:
     def hub_config(self, *, bos: int, eos: int, pad: int) -> dict[str, Any]:
         """The content of `config.json`, in the spelling of the hub."""
         fixed = {
-            "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
-            "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
-            "initializer_range": 0.02, "norm_topk_prob": True, "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc", "num_key_value_heads": self.num_attention_heads,
-            "num_nextn_predict_layers": 0, "rope_interleave": True, "rope_scaling": None,
-            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
-            "bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad,
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "model_type": "deepseek_v3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "norm_topk_prob": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "num_key_value_heads": self.num_attention_heads,
+            "num_nextn_predict_layers": 0,
+            "rope_interleave": True,
+            "rope_scaling": None,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_cache": True,
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
         }
         return dict(sorted((asdict(self) | fixed).items()))
 
@@ -68,8 +80,10 @@ def layer_shapes(s: Shape, layer: int) -> dict[str, tuple[int, ...]]:
     """Names (without prefix) and shapes of the weights of one layer."""
     h, n = s.hidden_size, s.num_attention_heads
     out: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (h,), "post_attention_layernorm": (h,),
-        "self_attn.q_a_proj": (s.q_lora_rank, h), "self_attn.q_a_layernorm": (s.q_lora_rank,),
+        "input_layernorm": (h,),
+        "post_attention_layernorm": (h,),
+        "self_attn.q_a_proj": (s.q_lora_rank, h),
+        "self_attn.q_a_layernorm": (s.q_lora_rank,),
         "self_attn.q_b_proj": (n * (s.qk_nope_head_dim + s.qk_rope_head_dim), s.q_lora_rank),
         "self_attn.kv_a_proj_with_mqa": (s.kv_lora_rank + s.qk_rope_head_dim, h),
         "self_attn.kv_a_layernorm": (s.kv_lora_rank,),
@@ -79,14 +93,20 @@ def layer_shapes(s: Shape, layer: int) -> dict[str, tuple[int, ...]]:
     if s.is_dense(layer):
         return out | mlp_shapes("mlp", h, s.intermediate_size)
     e, i = s.n_routed_experts, s.moe_intermediate_size
-    return out | {"mlp.gate": (e, h), "mlp.experts.gate_up": (e, 2 * i, h), "mlp.experts.down": (e, h, i)} \
+    return (
+        out
+        | {"mlp.gate": (e, h), "mlp.experts.gate_up": (e, 2 * i, h), "mlp.experts.down": (e, h, i)}
         | mlp_shapes("mlp.shared_experts", h, i * s.n_shared_experts)
+    )
 
 
 def mlp_shapes(name: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
     """The three matrices of one gated MLP."""
-    return {f"{name}.gate_proj": (width, hidden), f"{name}.up_proj": (width, hidden),
-            f"{name}.down_proj": (hidden, width)}
+    return {
+        f"{name}.gate_proj": (width, hidden),
+        f"{name}.up_proj": (width, hidden),
+        f"{name}.down_proj": (hidden, width),
+    }
 
 
 def weight_shapes(s: Shape) -> dict[str, tuple[int, ...]]:
@@ -124,14 +144,14 @@ class Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, ids: Tensor, gate: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
         """x [T, H], ids and gate [T, K], w13 [E, 2I, H], w2 [E, H, I] -> [T, H]."""
-        place, counts = Experts.places(ids, len(w13))                     # [T*K] and rows per expert
+        place, counts = Experts.places(ids, len(w13))  # [T*K] and rows per expert
         token = place.new_zeros(sum(counts))
         token[place] = torch.arange(ids.numel(), device=x.device) // ids.shape[1]
         scale = gate.new_zeros(sum(counts))
         scale[place] = gate.reshape(-1)
         xs = x[token]
-        hidden = [xe @ w.T for xe, w in zip(xs.split(counts), w13)]
-        outs = [swiglu(h) @ w.T for h, w in zip(hidden, w2)]
+        hidden = [xe @ w.T for xe, w in zip(xs.split(counts), w13, strict=True)]
+        outs = [swiglu(h) @ w.T for h, w in zip(hidden, w2, strict=True)]
         ctx.save_for_backward(xs, token, scale, place, w13, w2, *hidden)
         ctx.counts = counts
         return gather_sum(torch.cat(outs), place.view_as(ids), gate.to(x.dtype))
@@ -142,7 +162,9 @@ class Experts(torch.autograd.Function):
         flat = ids.reshape(-1)
         used = torch.bincount(flat, minlength=n_experts)
         padded = (used + Experts.PAD - 1) // Experts.PAD * Experts.PAD
-        shift = (padded.cumsum(0) - padded) - (used.cumsum(0) - used)     # how far an expert moved down
+        shift = (padded.cumsum(0) - padded) - (
+            used.cumsum(0) - used
+        )  # how far an expert moved down
         order = flat.argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=ids.device) + shift[flat[order]]
@@ -156,11 +178,13 @@ class Experts(torch.autograd.Function):
         grads = grad_out[token].split(ctx.counts)
         scales = scale.to(xs.dtype)[:, None].split(ctx.counts)
         d_x, d_gate, d_w13, d_w2 = [], [], torch.empty_like(w13), torch.empty_like(w2)
-        for e, (g, xe, h, s) in enumerate(zip(grads, xs.split(ctx.counts), hidden, scales)):
+        for e, (g, xe, h, s) in enumerate(
+            zip(grads, xs.split(ctx.counts), hidden, scales, strict=True)
+        ):
             a, b = h.chunk(2, dim=-1)
             act = F.silu(a)
             y = act * b
-            d_y = g @ w2[e]                                               # before the gate
+            d_y = g @ w2[e]  # before the gate
             d_gate.append((d_y * y).sum(-1, dtype=torch.float32))
             d_y = d_y * s
             torch.mm(g.T, y * s, out=d_w2[e])
@@ -186,7 +210,7 @@ class HeadLoss(torch.autograd.Function):
         weight = weight / weight.sum()
         d_head = torch.zeros_like(head, dtype=torch.float32)
         d_h, loss = [], torch.zeros((), device=h.device)
-        for x, y, s in zip(h.split(1024), target.split(1024), weight.split(1024)):
+        for x, y, s in zip(h.split(1024), target.split(1024), weight.split(1024), strict=True):
             p = (x @ head.T).float().softmax(-1)
             loss -= (p.gather(1, y[:, None])[:, 0].clamp_min(1e-30).log() * s).sum()
             p.scatter_add_(1, y[:, None], torch.full_like(p[:, :1], -1.0))
@@ -215,11 +239,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def route(x: Tensor, weight: Tensor, bias: Tensor, s: Shape) -> tuple[Tensor, Tensor]:
     """Sigmoid scores; groups and experts are chosen with the bias, weighted without it."""
-    scores = (x.float() @ weight.float().T).sigmoid()                     # [T, E]
+    scores = (x.float() @ weight.float().T).sigmoid()  # [T, E]
     with torch.no_grad():
         choice = (scores + bias).view(len(x), s.n_group, -1)
         groups = choice.topk(2, dim=-1)[0].sum(-1).topk(s.topk_group, dim=-1, sorted=False)[1]
-        keep = torch.zeros(choice.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, groups, True)
+        keep = torch.zeros(choice.shape[:2], dtype=torch.bool, device=x.device).scatter_(
+            1, groups, True
+        )
         choice = choice.masked_fill(~keep[..., None], float("-inf")).flatten(1)
         ids = choice.topk(s.num_experts_per_tok, dim=-1, sorted=False)[1]
     gate = scores.gather(1, ids)
@@ -228,7 +254,9 @@ def route(x: Tensor, weight: Tensor, bias: Tensor, s: Shape) -> tuple[Tensor, Te
 
 def rope_tables(s: Shape, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin, [S, rope/2]."""
-    freq = s.rope_theta ** (-torch.arange(0, s.qk_rope_head_dim, 2, device=device) / s.qk_rope_head_dim)
+    freq = s.rope_theta ** (
+        -torch.arange(0, s.qk_rope_head_dim, 2, device=device) / s.qk_rope_head_dim
+    )
     angle = torch.arange(length, device=device)[:, None] * freq
     return angle.cos(), angle.sin()
 
@@ -246,13 +274,16 @@ def attention(x: Tensor, w: Weights, s: Shape, rope: tuple[Tensor, Tensor]) -> T
     q_low = rms_norm(x @ w["q_a_proj"].T, w["q_a_layernorm"], s.rms_norm_eps).to(x.dtype)
     q = (q_low @ w["q_b_proj"].T).view(batch, length, -1, nope + rot).transpose(1, 2)
     low = x @ w["kv_a_proj_with_mqa"].T
-    kv_low = rms_norm(low[..., :s.kv_lora_rank], w["kv_a_layernorm"], s.rms_norm_eps).to(x.dtype)
+    kv_low = rms_norm(low[..., : s.kv_lora_rank], w["kv_a_layernorm"], s.rms_norm_eps).to(x.dtype)
     kv = (kv_low @ w["kv_b_proj"].T).view(batch, length, -1, nope + v_dim).transpose(1, 2)
-    k_rot = rotate(low[:, None, :, s.kv_lora_rank:], *rope).expand(-1, q.shape[1], -1, -1)
+    k_rot = rotate(low[:, None, :, s.kv_lora_rank :], *rope).expand(-1, q.shape[1], -1, -1)
     q = torch.cat((q[..., :nope], rotate(q[..., nope:], *rope)), dim=-1)
     k = torch.cat((kv[..., :nope], k_rot), dim=-1)
-    out = causal(*(t.flatten(0, 1) for t in (q, k, kv[..., nope:])))      # [B*heads, S, v]
-    return out.view(batch, -1, length, v_dim).transpose(1, 2).reshape(batch, length, -1) @ w["o_proj"].T
+    out = causal(*(t.flatten(0, 1) for t in (q, k, kv[..., nope:])))  # [B*heads, S, v]
+    return (
+        out.view(batch, -1, length, v_dim).transpose(1, 2).reshape(batch, length, -1)
+        @ w["o_proj"].T
+    )
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
@@ -262,8 +293,9 @@ def causal(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
     out = []
     for i in range(0, length, block):
         end = min(i + block, length)
-        score = torch.baddbmm(mask[i:end, :end], q[:, i:end], k[:, :end].transpose(1, 2),
-                              alpha=q.shape[-1] ** -0.5)
+        score = torch.baddbmm(
+            mask[i:end, :end], q[:, i:end], k[:, :end].transpose(1, 2), alpha=q.shape[-1] ** -0.5
+        )
         out.append(score.softmax(-1) @ v[:, :end])
     return torch.cat(out, dim=1)
 
@@ -286,11 +318,15 @@ def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape) -> tuple[Tensor, Te
     """
     dtype = w["lm_head"].dtype
     load = torch.zeros_like(bias)
-    x = F.embedding(ids, w["embed_tokens"]).float()                       # the residual stays f32
+    x = F.embedding(ids, w["embed_tokens"]).float()  # the residual stays f32
     rope = rope_tables(s, ids.shape[1], ids.device)
     for n in range(s.num_hidden_layers):
         prefix = f"layers.{n}."
-        lw = {k[len(prefix):].removeprefix("self_attn."): v for k, v in w.items() if k.startswith(prefix)}
+        lw = {
+            k[len(prefix) :].removeprefix("self_attn."): v
+            for k, v in w.items()
+            if k.startswith(prefix)
+        }
         x = x + attention(rms_norm(x, lw["input_layernorm"], s.rms_norm_eps).to(dtype), lw, s, rope)
         h = rms_norm(x, lw["post_attention_layernorm"], s.rms_norm_eps)
         if s.is_dense(n):

@@ -16,13 +16,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 try:
     import tomllib
-except ImportError:                                   # Python 3.10
+except ImportError:  # Python 3.10
     import tomli as tomllib
 
 HERE = Path(__file__).parent
@@ -30,8 +30,10 @@ HELD_OUT = HERE.parents[2] / "tests" / "data" / "kt_mini_questions.json"
 GROUP = re.compile(r"\[([^\[\]]*)\]")
 SLOT = re.compile(r"\{(\w+)\}")
 # Words that do not make another question: articles, politeness, address.
-FILLERS = frozenset("a an the my please pls hi hello hey ok so thanks thank you now then just".split())
-CLOSE = 0.75                                          # share of common words from which two are "the same"
+FILLERS = frozenset(
+    "a an the my please pls hi hello hey ok so thanks thank you now then just".split()
+)
+CLOSE = 0.75  # share of common words from which two are "the same"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ def read_toml(name: str) -> dict[str, Any]:
 def load_facts(*names: str) -> list[Fact]:
     """The facts of some files."""
     rows = [row for name in names for row in read_toml(name)["fact"]]
-    return [Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+    return [
+        Fact(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows
+    ]
 
 
 def pick(text: str, rng: random.Random) -> str:
@@ -65,7 +69,7 @@ def pick(text: str, rng: random.Random) -> str:
 
 def expand(text: str) -> Iterator[str]:
     """Every choice of alternatives."""
-    parts = GROUP.split(text)                         # plain, group, plain, group, ..., plain
+    parts = GROUP.split(text)  # plain, group, plain, group, ..., plain
     choices = [p.split("|") if i % 2 else [p] for i, p in enumerate(parts)]
     return (tidy("".join(c)) for c in product(*choices))
 
@@ -108,8 +112,14 @@ class TooClose:
 
     def __call__(self, question: str) -> bool:
         words = content(question)
-        return any(len(words & h) >= CLOSE * len(words | h) for w in words for h in self.index.get(w, ())) \
+        return (
+            any(
+                len(words & h) >= CLOSE * len(words | h)
+                for w in words
+                for h in self.index.get(w, ())
+            )
             or normalise(question) in self.exact
+        )
 
 
 def held_out_questions(path: Path = HELD_OUT) -> list[str]:
@@ -128,8 +138,14 @@ class Phrases:
         self.decline = Fact("decline", decline["answer"], asks=tuple(decline["asks"]))
         self.frames = {k: tuple(v) for k, v in read_toml("frames.toml").items()}
         self.words = {k: v.split("|") for k, v in read_toml("words.toml").items()}
-        known = set().union(*(content(q) for f in self.facts for t in (*f.names, *f.goals, *f.asks)
-                              for q in [GROUP.sub(lambda m: m[1].replace("|", " "), t)]))
+        known = set().union(
+            *(
+                content(q)
+                for f in self.facts
+                for t in (*f.names, *f.goals, *f.asks)
+                for q in [GROUP.sub(lambda m: m[1].replace("|", " "), t)]
+            )
+        )
         self.words["word"] = sorted(set(spare_words) - known) or ["quux"]
         self.known = known
 
@@ -146,7 +162,8 @@ class Phrases:
             if pool is fact.names:
                 text = pick(rng.choice(self.name_frames(fact)), rng).replace("{n}", text)
             elif pool is fact.goals:
-                text = pick(rng.choice(self.frames["goal"]), rng).replace("{g}", text)
+                form = rng.choices(("goal", "gerund", "third"), (6, 1, 1))[0]
+                text = in_goal_frame(pick(rng.choice(self.frames[form]), rng), text)
             text = SLOT.sub(lambda m: self.fill(m[1], rng), text)
             if not self.too_close(text):
                 return text
@@ -166,28 +183,64 @@ class Phrases:
     def unknown_command(self, rng: random.Random) -> str:
         """A question for a command that does not exist."""
         word = rng.choice(self.words["word"]) if rng.random() < 0.5 else made_up(rng, joined=True)
-        frame = rng.choice(("what does kt {w} do", "what is kt {w}", "how do i use kt {w}", "kt {w}", "explain kt {w}",
-                            "kt {w} does not work", "tell me about kt {w}", "what does the {w} command do",
-                            "is there a kt {w}", "does kt have a {w} command", "what is kt {w} for"))
+        frame = rng.choice(
+            (
+                "what does kt {w} do",
+                "what is kt {w}",
+                "how do i use kt {w}",
+                "kt {w}",
+                "explain kt {w}",
+                "kt {w} does not work",
+                "tell me about kt {w}",
+                "what does the {w} command do",
+                "is there a kt {w}",
+                "does kt have a {w} command",
+                "what is kt {w} for",
+            )
+        )
         return frame.format(w=word)
 
     def all_questions(self, fact: Fact) -> Iterator[str]:
         """Every question `draw` can make of asks, goals and names (slots left open)."""
-        frames = ((fact.goals, self.frames["goal"], "{g}"), (fact.names, self.name_frames(fact), "{n}"))
-        for ask in fact.asks:
-            yield from (q for q in expand(ask) if not self.too_close(q))
-        for items, sentences, slot in frames:
-            sentences_all = [s for f in sentences for s in expand(f)] if items else []
-            for item in (i for t in items for i in expand(t)):
-                for sentence in sentences_all:
-                    question = sentence.replace(slot, item)
-                    if not self.too_close(question):
-                        yield question
+        goal_frames = [
+            s for form in ("goal", "gerund", "third") for f in self.frames[form] for s in expand(f)
+        ]
+        name_frames = [s for f in self.name_frames(fact) for s in expand(f)]
+        made = chain(
+            (q for ask in fact.asks for q in expand(ask)),
+            (in_goal_frame(s, g) for t in fact.goals for g in expand(t) for s in goal_frames),
+            (s.replace("{n}", n) for t in fact.names for n in expand(t) for s in name_frames),
+        )
+        return (q for q in made if not self.too_close(q))
+
+
+DOUBLED = frozenset("get run stop put set cut drop quit plan begin forget let chat".split())
+
+
+def in_goal_frame(frame: str, goal: str) -> str:
+    """Put a goal into a frame: `{g}` convert a model, `{ing}` converting a model, `{s}` converts a model."""
+    verb, _, rest = goal.partition(" ")
+    stem = (
+        verb + verb[-1]
+        if verb in DOUBLED
+        else verb[:-1]
+        if verb[-1] == "e" and verb[-2:] != "ee"
+        else verb
+    )
+    third = verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "z", "do", "go")) else "s")
+    third = third[:-2] + "ies" if re.search(r"[^aeiou]ys$", third) else third
+    return (
+        frame.replace("{g}", goal)
+        .replace("{ing}", f"{stem}ing {rest}".strip())
+        .replace("{s}", f"{third} {rest}".strip())
+    )
 
 
 def made_up(rng: random.Random, *, joined: bool) -> str:
     """A word that does not exist, of syllables (joined) or of random keys."""
     if joined:
-        return "".join(rng.choice("bcdfghjklmnpqrstvwz") + rng.choice(("a", "e", "i", "o", "u", "oo", "ar"))
-                       for _ in range(rng.randint(2, 4))) + rng.choice(("", "n", "x", "p", "rt"))
+        return "".join(
+            rng.choice("bcdfghjklmnpqrstvwz") + rng.choice(("a", "e", "i", "o", "u", "oo", "ar"))
+            for _ in range(rng.randint(2, 4))
+        ) + rng.choice(("", "n", "x", "p", "rt"))
     return "".join(rng.choice("asdfghjklqwertyuiopzxcvbnm") for _ in range(rng.randint(3, 12)))
