@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from shapes import config
+from weights.fake_checkpoint import random_checkpoint
 
 from ktcli.main import main
 
@@ -107,6 +108,17 @@ def test_formats_and_layers_are_those_asked_for(model: str, capsys):
 def test_all_layers_by_default(model: str, capsys):
     (row,) = measured(capsys, "prefill", model, "-n", "16")["results"]
     assert row["layers"] == row["layers_of_model"] > 2
+
+
+def test_a_converted_model_is_loaded_with_its_own_formats(home: Path, capsys):
+    random_checkpoint(home / "source", TINY["qwen3"])
+    pack = home / "pack"
+    assert main(["convert", str(home / "source"), "--out", str(pack), "--experts", "int8", "--json"]) == 0
+    capsys.readouterr()
+    (own,) = measured(capsys, "decode", str(pack), "-n", "2")["results"]
+    (other,) = measured(capsys, "decode", str(pack), "-n", "2", "--experts", "int4")["results"]
+    assert (own["format"], other["format"]) == ("int8", "int4")
+    assert own["layers"] == other["layers"] == TINY["qwen3"]["num_hidden_layers"]
 
 
 def test_nothing_in_the_document_names_the_host(model: str, capsys):
