@@ -70,15 +70,20 @@ class Progress:
     Used as a context manager; `advance` may be called from other threads.
     """
 
-    def __init__(self, title: str, total: int | None, unit: str, visible: bool) -> None:
+    def __init__(
+        self, title: str, total: int | None, unit: str, visible: bool, done: int = 0
+    ) -> None:
         self._title, self._total, self._unit, self._visible = title, total, unit, visible
+        self._done = done
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
         if self._visible:
             self._bar = _rich_bar(self._unit)
-            self._task = self._bar.add_task(safe(self._title), total=self._total)
+            self._task = self._bar.add_task(
+                safe(self._title), total=self._total, completed=self._done
+            )
             self._bar.start()
         return self
 
@@ -192,9 +197,15 @@ class Output:
                 "",
             )
 
-    def progress(self, title: str, total: int | None = None, *, unit: str = "B") -> Progress:
-        """A progress bar on stderr: `unit` "B" for bytes, else a word for what is counted."""
-        return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty())
+    def progress(
+        self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
+    ) -> Progress:
+        """A progress bar on stderr: `unit` "B" for bytes, else a word for what is counted.
+
+        Args:
+            done: what an earlier run did already; it does not count for the rate.
+        """
+        return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty(), done)
 
     # --- questions ----------------------------------------------------------------------------
 

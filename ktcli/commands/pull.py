@@ -73,9 +73,9 @@ class Bars:
     def __init__(self) -> None:
         self._bar: Progress | None = None
 
-    def begin(self, what: str, total_bytes: int) -> None:
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         self.end()
-        self._bar = out.progress(what, total_bytes).__enter__()
+        self._bar = out.progress(what, total_bytes, done=done_bytes).__enter__()
 
     def advance(self, n_bytes: int) -> None:
         if self._bar is not None:

@@ -35,7 +35,7 @@ def show(model: ModelArg, json: JsonOpt = False) -> None:
         "repositories": dict(profile.repositories) if profile else {},
         "download_bytes": profile.download_bytes if profile else None,
         "formats": {"experts": profile.experts, "dense": profile.dense} if profile else None,
-        "architecture": _architecture(config),
+        "architecture": _architecture(config, profile.parameters if profile else None),
         "on_disk": [_place(entry) for entry in entries],
     }
     out.result(document, lambda: _render(document))
@@ -51,8 +51,12 @@ def _config(entry: Entry) -> Mapping[str, Any]:
     return read_config(entry.path)
 
 
-def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's shape and its size in number formats; what is wrong, if kt cannot build it."""
+def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str, Any]:
+    """The model's shape and its size in number formats; what is wrong, if kt cannot build it.
+
+    Args:
+        parameters: as its makers count them; None counts what kt stores, which holds MLA's kv_b twice.
+    """
     from ktcli.models import build
     from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -63,7 +67,7 @@ def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
     spec = built.spec
     experts = [tensor for tensor in built.tensors if tensor.role.value == "experts"]
     active = sum(t.elements * spec.top_k // max(1, spec.experts) for t in experts)
-    total = sum(tensor.elements for tensor in built.tensors)
+    total = parameters or sum(tensor.elements for tensor in built.tensors)
     sizes = {
         f"{e}-{d}": sum(stored_bytes(tensor, Recipe.named(e, d)) for tensor in built.tensors)
         for e, d in (("int4", "int8"), ("int8", "int8"), ("bf16", "bf16"))

@@ -42,7 +42,7 @@ _HASHES = "kt-hashes.part"
 class Watcher(Protocol):
     """Is told how a pull goes on; every method may do nothing."""
 
-    def begin(self, what: str, total_bytes: int) -> None: ...
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
     def advance(self, n_bytes: int) -> None: ...
     def end(self) -> None: ...
 
@@ -114,8 +114,7 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    here = sum(status.st_size for _, status in library.walk(folder))
-    need, free = max(0, total - here) + SPARE_BYTES, manifest.free_space(folder)
+    need, free = max(0, total - _bytes_in(folder)) + SPARE_BYTES, manifest.free_space(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
 
@@ -123,12 +122,16 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
 def _fetch(
     hub: Hub, snapshot: Snapshot, files: tuple[RemoteFile, ...], folder: Path, watcher: Watcher
 ) -> None:
-    total = sum(file.size_bytes for file in files)
-    watcher.begin(f"Pulling {snapshot.repository}", total)
+    total, done = sum(file.size_bytes for file in files), _bytes_in(folder)
+    watcher.begin(f"Pulling {snapshot.repository}", total, done)
     names = [file.name for file in files]
-    with _watched(folder, watcher):
+    with _watched(folder, watcher, done):
         _interruptible(lambda: hub.fetch(snapshot, names, folder))
     watcher.end()
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(status.st_size for _, status in library.walk(folder))
 
 
 def _interruptible(work: Callable[[], None]) -> None:
@@ -159,15 +162,15 @@ def _interruptible(work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _watched(folder: Path, watcher: Watcher) -> Iterator[None]:
+def _watched(folder: Path, watcher: Watcher, done: int) -> Iterator[None]:
     """Report the growth of a folder: it is true for every client and every way it transfers."""
     stop = threading.Event()
 
     def follow() -> None:
-        seen = 0
+        seen = done
         while True:
             ended = stop.wait(0.25)
-            now = sum(status.st_size for _, status in library.walk(folder))
+            now = _bytes_in(folder)
             if now > seen:
                 watcher.advance(now - seen)
                 seen = now
@@ -187,7 +190,7 @@ def _record(
     snapshot: Snapshot, files: tuple[RemoteFile, ...], folder: Path, watcher: Watcher
 ) -> None:
     """Hash everything, compare, and write the manifest."""
-    watcher.begin("Checking hashes", sum(file.size_bytes for file in files))
+    watcher.begin("Checking hashes", sum(file.size_bytes for file in files), 0)
     known = _known_hashes(folder)
     records = []
     with (folder / _HASHES).open("a", encoding="utf-8") as log:

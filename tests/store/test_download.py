@@ -33,7 +33,7 @@ class Silent:
         self.parts: list[tuple[str, int]] = []
         self.advanced = 0
 
-    def begin(self, what: str, total_bytes: int) -> None:
+    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         self.parts.append((what, total_bytes))
 
     def advance(self, n_bytes: int) -> None:
