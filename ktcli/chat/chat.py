@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ktcli.chat.conversation import Conversation
-from ktcli.chat.settings import Settings, read_sampling, read_stop_ids
+from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
@@ -58,7 +58,7 @@ def read_voice(name: str, folder: Path) -> Voice:
     tokenizer = load_tokenizer(folder)
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
-    return Voice(tokenizer, template, stop_ids, Settings(read_sampling(folder)))
+    return Voice(tokenizer, template, stop_ids, read_settings(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,9 @@ class Chat:
     def _prompt(self) -> tuple[str, list[int]]:
         """The conversation as text and as ids."""
         tokenizer, known = self.speaker.voice.tokenizer, self._known
-        text = self.speaker.voice.template.render(self.conversation.messages)
+        text = self.speaker.voice.template.render(
+            self.conversation.messages, **self._settings.variables
+        )
         ids: list[int] = []
         if known.text and text.startswith(known.text):
             fresh = tokenizer.encode(text[len(known.text) :])

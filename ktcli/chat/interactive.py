@@ -75,14 +75,15 @@ def show(
         return
     remark = REMARKS.get(chat.reply.finish)
     if remark:
-        person.note(remark.format(context=chat.speaker.engine.context))
+        most = chat.settings.max_tokens or 0
+        person.note(remark.format(context=chat.speaker.engine.context, max_tokens=most))
     if stats:
         person.note(six_lines(chat.reply.stats))
 
 
 REMARKS = {
     Finish.CANCELLED: "(stopped)",
-    Finish.LENGTH: "(cut at --max-tokens; /set max-tokens changes it)",
+    Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
     Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh, "
     "--context gives more)",
 }

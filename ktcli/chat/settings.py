@@ -28,15 +28,24 @@ class Settings:
         sampling: how the next token is chosen.
         max_tokens: of one answer; None: as many as the context holds.
         stops: texts that end an answer, beside the model's own stop tokens.
+        thinking: whether a model that can do both thinks first; None: as it likes.
     """
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
+
+    @property
+    def variables(self) -> dict[str, bool]:
+        """What the chat template is told; Qwen3 and GLM know the one name, DeepSeek-V3.1 the other."""
+        if self.thinking is None:
+            return {}
+        return {"enable_thinking": self.thinking, "thinking": self.thinking}
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
@@ -51,7 +60,7 @@ def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
     return replace(sampling, **changes)
 
 
-def read_sampling(folder: Path) -> SamplingSettings:
+def read_settings(folder: Path) -> Settings:
     """The model's own settings.
 
     Raises:
@@ -64,7 +73,9 @@ def read_sampling(folder: Path) -> SamplingSettings:
         for name in _NUMBERS:
             if given.get(name) is not None:
                 values[name] = _number(given[name], whole=name == "top_k")
-        return SamplingSettings(**values)
+        longest = given.get("max_new_tokens")
+        most = None if longest is None else int(_number(longest, whole=True))
+        return Settings(SamplingSettings(**values), most)
     except (UsageError, ValueError, OverflowError) as error:
         raise BadCheckpoint(f"{path} makes no sense: {error}") from error
 

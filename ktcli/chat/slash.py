@@ -140,7 +140,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "seed": _whole,
     "greedy": _switch,
 }
-SETTABLE = (*_SAMPLING, "max-tokens", "stop")
+SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
 
 
 def _set(desk: Desk, rest: str) -> None:
@@ -165,6 +165,8 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
             return replace(settings, stops=() if off else (*settings.stops, value))
         if name == "max-tokens":
             return replace(settings, max_tokens=None if off else _whole(value))
+        if name == "thinking":
+            return replace(settings, thinking=None if value == "default" else _switch(value))
         if name == "seed" and off:
             return replace(settings, sampling=replace(settings.sampling, seed=None))
         given = {name.replace("-", "_"): _SAMPLING[name](value)}
@@ -178,7 +180,8 @@ def shown(settings: Settings) -> str:
     sampling = settings.sampling
     rows = [(name, getattr(sampling, name.replace("-", "_"))) for name in _SAMPLING]
     rows += [("max-tokens", settings.max_tokens), ("stop", ", ".join(map(repr, settings.stops)))]
-    words = {None: "off", True: "on", False: "off", "": "off"}
+    rows += [("thinking", "default" if settings.thinking is None else settings.thinking)]
+    words: dict[Any, str] = {True: "on", False: "off", None: "off", "": "off"}
     texts = [
         (name, value if type(value) in (int, float) else words.get(value, value))
         for name, value in rows

@@ -43,6 +43,9 @@ Penalty = Annotated[
     Number, typer.Option("--repetition-penalty", help="Above 1: repeat less. 1 is off.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Equal seeds give equal texts.")]
+Think = Annotated[
+    bool | None, typer.Option("--think/--no-think", help="For models that can do both.")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -59,6 +62,7 @@ def chat(
     min_p: MinP = None,
     repetition_penalty: Penalty = None,
     seed: Seed = None,
+    think: Think = None,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     stats: Stats = False,
@@ -89,10 +93,10 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    asked = Asked(given, max_tokens, tuple(stop or ()), system, stats)
+    asked = Asked(given, max_tokens, tuple(stop or ()), system, think, stats)
     model, words = who_and_what(name, prompt)
     if words is None and (json or not _is_terminal()):
-        if _is_terminal():
+        if json and _is_terminal():
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         words = _standard_input() or GREETING
     made = _open(model, asked, context, threads)
@@ -110,6 +114,7 @@ class Asked:
     max_tokens: int | None
     stops: tuple[str, ...]
     system: str | None
+    thinking: bool | None
     stats: bool
 
     def over(self, settings: Settings) -> Settings:
@@ -119,8 +124,9 @@ class Asked:
         return replace(
             settings,
             sampling=override(settings.sampling, **self.sampling),
-            max_tokens=self.max_tokens,
+            max_tokens=self.max_tokens or settings.max_tokens,
             stops=self.stops,
+            thinking=self.thinking,
         )
 
 
@@ -232,9 +238,9 @@ def _screen() -> Any:
 
 
 def _is_terminal() -> bool:
-    """Whether a person sits at both ends; with output into a pipe there is nobody to prompt."""
+    """Whether a person sits at both ends."""
     try:
-        return sys.stdin is not None and sys.stdin.isatty()
+        return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     except ValueError:  # closed
         return False
 

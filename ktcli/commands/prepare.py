@@ -5,6 +5,7 @@ Nothing large is downloaded or converted before the plan says that it fits.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,7 +16,7 @@ from ktcli import config
 from ktcli.commands.convert import convert_entry, recipe_for
 from ktcli.commands.pull import Bars
 from ktcli.commands.subject import find_subject
-from ktcli.errors import gib
+from ktcli.errors import Busy, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
@@ -25,6 +26,9 @@ from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     from ktcli.engine import Engine
+
+
+BUILTIN_WAIT_S = 30.0  # its conversion takes one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +87,7 @@ def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | No
             check(entry.name, entry.path)
         if not planned and entry.name != BUILTIN:
             _require_room(name, wanted)
-    report = convert_entry(
-        entry, recipe, target if _is_foreign(entry) else None, threads=wanted.threads
-    )
-    return Ready(entry.name, report.path)
+    return Ready(entry.name, _converted(entry, recipe, target, wanted))
 
 
 def load(ready: Ready, wanted: Wanted) -> Engine:
@@ -102,6 +103,20 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
             all_logits=wanted.all_logits,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
+
+
+def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Path:
+    """The pack, made now if need be; a second process waits for the one that makes the built-in one."""
+    deadline = time.monotonic() + BUILTIN_WAIT_S
+    while True:
+        try:
+            place = target if _is_foreign(entry) else None
+            report = convert_entry(entry, recipe, place, threads=wanted.threads)
+            return Path(report.path)
+        except Busy:
+            if entry.name != BUILTIN or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _is_foreign(entry: Entry) -> bool:

@@ -14,7 +14,7 @@ from ktcli.chat.chat import Chat, Piece
 from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save, saved_names
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
-from ktcli.chat.settings import Settings, override, read_sampling, read_stop_ids
+from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
 from ktcli.chat.template import load_template
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.engine.sampler import SamplingSettings
@@ -99,14 +99,24 @@ def test_a_missing_chat_names_the_others(home: Path) -> None:
 
 
 def test_defaults_come_from_the_model(tmp_path: Path) -> None:
-    assert read_sampling(tmp_path).greedy
+    assert read_settings(tmp_path).sampling.greedy
     path = tmp_path / "generation_config.json"
     path.write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "x": 1}')
-    assert read_sampling(tmp_path) == SamplingSettings(temperature=0.6, top_k=20, top_p=0.95)
-    for broken in ('{"temperature": "hot"}', '{"top_p": 3}', '{"top_k": Infinity}', "[]", ""):
+    sampling = SamplingSettings(temperature=0.6, top_k=20, top_p=0.95)
+    assert read_settings(tmp_path) == Settings(sampling)
+    path.write_text('{"max_new_tokens": 64}')
+    assert read_settings(tmp_path) == Settings(SamplingSettings(greedy=True), 64)
+    for broken in (
+        '{"temperature": "hot"}',
+        '{"top_p": 3}',
+        '{"top_k": Infinity}',
+        '{"max_new_tokens": 0}',
+        "[]",
+        "",
+    ):
         path.write_text(broken)
         with pytest.raises(BadCheckpoint):
-            read_sampling(tmp_path)
+            read_settings(tmp_path)
 
 
 def test_asking_for_randomness_ends_greedy() -> None:
@@ -162,6 +172,9 @@ def test_settings_change(tmp_path: Path) -> None:
     settings = table.chat.settings
     assert settings.sampling == SamplingSettings(temperature=0.7, top_k=5, seed=3)
     assert (settings.max_tokens, settings.stops) == (9, ("END",))
+    slash.run(table, "/set thinking off")
+    assert table.chat.settings.variables["enable_thinking"] is False
+    slash.run(table, "/set thinking default")
     slash.run(table, "/set max-tokens off")
     slash.run(table, "/set seed off")
     slash.run(table, "/set stop off")

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,11 @@ def test_one_answer(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [((), "hello from a pipe"), (("qwen3-30b-a3b",), "hello from a pipe"), (("kt-mini", "no"), "no")],
+    [
+        ((), "hello from a pipe"),
+        (("qwen3-30b-a3b",), "hello from a pipe"),
+        (("kt-mini", "no"), "no"),
+    ],
 )
 def test_a_pipe_is_answered_once(
     run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
@@ -134,6 +139,21 @@ def test_mistakes_are_one_sentence(
     got, out, err = run(*arguments)
     assert (got, out) == (code, "")
     assert err.startswith("error: ") and words in err and len(err.splitlines()) <= 2
+
+
+def test_ctrl_c_ends_with_what_was_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = FakeEngine.logits
+
+    def pressed(engine: FakeEngine, cache: list[int]) -> object:
+        if engine.tokenizer.decode(cache).endswith("you"):
+            signal.raise_signal(signal.SIGINT)
+        return whole(engine, cache)
+
+    monkeypatch.setattr(FakeEngine, "logits", pressed)
+    code, out, err = run("kt-mini", "hello")
+    assert (code, err.strip()) == (130, "interrupted")
+    assert out.startswith("you") and "hello" not in out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_broken_text_files_are_one_sentence(run: Run) -> None:
