@@ -14,7 +14,7 @@ _kt() {
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --context --threads --stats --json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --stats --json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
         'doctor') options='--measure --json --help'; words="" ;;
         'plan') options='--context --experts --dense --threads --machine --json --help'; words="$(kt names 2>/dev/null)" ;;
         'pull') options='--json --quiet --help'; words="$(kt names 2>/dev/null)" ;;

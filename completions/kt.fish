@@ -12,6 +12,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'

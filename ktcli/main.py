@@ -27,12 +27,17 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 
-EXAMPLES = """\
+EPILOG = """\
 Examples:
   kt chat                          talk to the small built-in model
   kt doctor                        what this machine can run
   kt plan qwen3-30b-a3b            will it fit, how fast will it be
   kt chat qwen3-30b-a3b "Hello!"   one answer, then exit
+
+Environment:
+  KT_HOME      library folder, where models lie (default: ~/.local/share/kt)
+  KT_THREADS   CPU threads (default: one per physical core)
+  KT_ISA       row of kernels, as kt doctor lists them (default: the best)
 """
 
 
@@ -63,7 +68,7 @@ class Commands(TyperGroup):
             formatter.write(f"  {name:<{width}}{row.summary}\n")
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        formatter.write(f"\n{EXAMPLES}")
+        formatter.write(f"\n{EPILOG}")
 
 
 def _nearest(name: str) -> str:

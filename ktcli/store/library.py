@@ -72,7 +72,15 @@ class Entry:
         """The command that continues or repeats the work this entry came from."""
         if self.kind is Kind.PACK:
             return f"kt convert {self.name}"
-        return f"kt pull {self.name if catalog.find(self.name) else self.source or self.name}"
+        # The shortest reference that means this entry: a recorded commit is not part of most names.
+        for text in (self.name, self.source.rpartition("@")[0], self.source):
+            try:
+                reference = parse(text)
+            except UsageError:
+                continue
+            if reference.repository and reference.name == self.name:
+                return f"kt pull {text}"
+        return f"kt pull {self.source or self.name}"
 
     @property
     def size_bytes(self) -> int:

@@ -128,7 +128,7 @@ def test_verify(capsys: Capture) -> None:
         "model.safetensors": "has other bytes than its hash says",
     }
     assert main(["verify", "org--repo"]) == 5
-    assert "kt rm org--repo && kt pull hf:org/repo" in capsys.readouterr().out
+    assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
 
 
 # --- rm ---------------------------------------------------------------------------------------

@@ -84,11 +84,12 @@ def test_packs_come_first_and_a_kind_can_be_asked_for() -> None:
 
 
 def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
-    folder = add_checkpoint("org--repo", complete=False)
-    (folder / library.PULLING).write_text("hf:org/repo@dev")
-    with pytest.raises(NotFound, match="interrupted") as caught:
-        library.resolve("org/repo")
-    assert caught.value.hint == "continue with: kt pull hf:org/repo@dev"
+    for name, typed in (("org--repo", "hf:org/repo"), ("ms--org--repo--dev", "ms:org/repo@dev")):
+        folder = add_checkpoint(name, complete=False)
+        (folder / library.PULLING).write_text(typed)
+        with pytest.raises(NotFound, match="interrupted") as caught:
+            library.resolve(typed)
+        assert caught.value.hint == f"continue with: kt pull {typed}"
     add_pack("kimi-k2", complete=False)
     with pytest.raises(NotFound) as caught:
         library.resolve("kimi-k2")

@@ -1,0 +1,119 @@
+"""Writing to the terminal: streams, modes, tables, foreign text."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ktcli.errors import UsageError
+from ktcli.output import Mode, Output, safe, table
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+def test_people_get_text_and_scripts_a_document(capsys: Capture) -> None:
+    out = Output()
+    out.result({"a": 1}, "one")
+    out.note("going on")
+    assert capsys.readouterr() == ("one\n", "going on\n")
+    out.mode = Mode.JSON
+    out.result(
+        {"path": Path("/x"), "n": np.int64(3), "c": Colour.RED, "s": {2, 1}, "ü": "…"}, "never"
+    )
+    out.note("never")
+    out.stream("never")
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"path": "/x", "n": 3, "c": "red", "s": [1, 2], "ü": "…"}
+    assert said.err == ""
+
+
+def test_quiet_keeps_results_and_warnings(capsys: Capture) -> None:
+    out = Output()
+    out.mode = Mode.QUIET
+    out.note("never")
+    out.warn("careful", hint="do this")
+    out.result({}, lambda: "one")
+    out.stream("two")
+    assert capsys.readouterr() == ("one\ntwo", "warning: careful\n  do this\n")
+
+
+def test_model_text_is_not_markup(capsys: Capture) -> None:
+    Output().stream("[bold]no[/bold] :smile: \x00")
+    assert capsys.readouterr().out == "[bold]no[/bold] :smile: \x00"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ü", "plain ü"),
+        ("a\x1b[31m", r"a\x1b[31m"),
+        ("a\nb", r"a\nb"),
+        ("\udcff", r"\udcff"),
+        ("\u202e", r"\u202e"),
+    ],
+)
+def test_foreign_names_are_one_visible_line(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+def test_tables_align() -> None:
+    assert table([("a", "1"), ("bbb", "22")], ("N", "S"), right=(1,)) == "N     S\na     1\nbbb  22"
+    assert table([]) == ""
+    assert table([("a",), ("b", "c")]) == "a\nb  c"
+
+
+def test_progress_is_silent_without_a_terminal(capsys: Capture) -> None:
+    with Output().progress("[red]x", 10) as bar:
+        bar.advance(3)
+        bar.update(done=5, total=20, title="y")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        with Output().progress("[red]x\x1b[0m", 10, unit="layers", done=2) as bar:
+            bar.advance(3)
+            bar.update(title="[/nonsense]")
+    said = os.read(outer, 65536).decode()
+    os.close(outer)
+    assert "[/nonsense]" in said
+    assert "5/10" in said
+
+
+def test_colour_needs_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, terminal = Output(), Terminal()
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert out.style("x", "red", terminal) == "\x1b[31mx\x1b[0m"
+    assert out.style("x", "red", io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert out.style("x", "red", terminal) == "x"
+    monkeypatch.delenv("NO_COLOR")
+    out.mode = Mode.JSON
+    assert out.style("x", "red", terminal) == "x"
+
+
+def test_a_question_needs_a_terminal() -> None:
+    with pytest.raises(UsageError) as caught:
+        Output().confirm("Remove it?")
+    assert "--yes" in caught.value.hint

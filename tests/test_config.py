@@ -1,0 +1,80 @@
+"""The environment, and the lock that two processes share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktcli import config
+from ktcli.errors import Busy, KtError, UsageError
+
+
+def test_the_library_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "x"))
+    assert config.home() == tmp_path / "x"
+    monkeypatch.setenv("KT_HOME", "~/models")
+    assert config.home() == Path.home() / "models"
+    monkeypatch.setenv("KT_HOME", "")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert config.home() == tmp_path / "kt"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    assert config.home() == Path.home() / ".local/share/kt"
+
+
+def test_a_library_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_text("")
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "x"))
+    with pytest.raises(UsageError, match="is a file"):
+        config.home()
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "x" / "below"))
+    with pytest.raises(KtError, match="cannot create the folder"):
+        config.make_folder(config.home())
+
+
+@pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "²", "99999", "1 2"])
+def test_a_wrong_thread_count(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_THREADS", text)
+    with pytest.raises(UsageError, match="KT_THREADS"):
+        config.forced_threads()
+
+
+def test_threads_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_THREADS", " 8 ")
+    monkeypatch.setenv("KT_ISA", "avx2")
+    assert (config.forced_threads(), config.forced_isa()) == (8, "avx2")
+    monkeypatch.setenv("KT_THREADS", "")
+    monkeypatch.setenv("KT_ISA", "")
+    assert (config.forced_threads(), config.forced_isa()) == (None, None)
+
+
+def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "x.lock"
+    program = (
+        "import sys, time; from pathlib import Path; from ktcli import config\n"
+        f"with config.lock(Path({str(path)!r}), 'pulling x'): print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    holder = rf"process {process.pid} \(pulling x\) holds the lock"
+    with pytest.raises(Busy, match=holder), config.lock(path, "removing x"):
+        pass
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with config.lock(path, "removing x", wait_s=5):
+        assert path.read_text() == f"{os.getpid()} removing x\n"
+    assert path.read_text() == ""
+
+
+def test_a_lock_is_no_link(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / "x.lock").symlink_to(tmp_path / "target")
+    refused = pytest.raises(KtError, match="cannot open the lock file")
+    with refused, config.lock(tmp_path / "x.lock", "pulling x"):
+        pass
+    assert (tmp_path / "target").read_text() == "precious"
