@@ -25,9 +25,9 @@ MAX_INPUT_BYTES = 64 << 20
 
 NameArg = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Model to talk to. Default: the built-in kt-mini."),
+    typer.Argument(metavar="NAME", help="Model to talk to. Default: the built-in kt-mini."),
 ]
-PromptArg = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Answer this and exit.")]
+PromptArg = Annotated[str | None, typer.Argument(metavar="PROMPT", help="Answer this and exit.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", "-n", min=1, help="Longest answer, in tokens.")

@@ -151,7 +151,7 @@ def test_ctrl_c_ends_with_what_was_said(run: Run, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(FakeEngine, "logits", pressed)
     code, out, err = run("kt-mini", "hello")
-    assert (code, err.strip()) == (130, "interrupted")
+    assert code == 130 and err.strip().endswith("interrupted")
     assert out.startswith("you") and "hello" not in out
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
