@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#define SHARED_PARTIALS ((size_t)8 << 20)   /* bytes for partials: 32k keys of a usual GQA layer in one wave */
+#define SHARED_PARTIALS ((size_t)4 << 20)   /* bytes for partials: 128k keys of a usual GQA layer in one wave */
 #define TASKS_PER_THREAD 4                  /* with fewer blocks than this, spans are shared out too */
 
 /* Queries that are worked on together: tokens x heads of one kv head. */

@@ -1,5 +1,9 @@
 /* test_alloc.c - nothing is allocated while a program runs: every way to get memory is wrapped (linked
- * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context. */
+ * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context.
+ *
+ * link: -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=mmap,--wrap=free
+ */
+#define _GNU_SOURCE
 #include "everything.h"
 
 #include <stdatomic.h>

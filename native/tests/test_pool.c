@@ -1,5 +1,6 @@
 /* test_pool.c - the team: every thread takes part, barriers hold, counters give each index once, idle
  * workers sleep, wrong options are refused; and arenas and parallel reads. */
+#define _GNU_SOURCE
 #include "check.h"
 #include "pool.h"
 
