@@ -116,7 +116,7 @@ def convert(
         if not _leftovers(out) and (done := _complete(out, plan)) is not None:
             return done
         what = f"converting {source.name} into {out}"
-        with explained(what, out, plan.size_bytes):
+        with explained(what, out, lambda: _remaining_bytes(out, plan)):
             _check_space(what, out, plan)
             with lock(out / LOCK, what), _tidy(out):
                 done = _complete(out, plan) or _convert(checkpoint, plan, out, pool, progress)
@@ -209,12 +209,16 @@ def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
 
 
 def _check_space(what: str, out: Path, plan: Plan) -> None:
-    """Before anything is written; what an earlier run completed counts as there."""
-    there = sum(file.size_bytes for file in plan.files if is_regular(out / file.name))
-    extras = sum(record.size_bytes for record in plan.manifest.extras)
-    need, have = plan.size_bytes - there + extras, free_bytes(out.absolute())
+    """Before anything is written."""
+    need, have = _remaining_bytes(out, plan), free_bytes(out.absolute())
     if need > have:
         raise NotEnoughDisk(what, need, have, str(out))
+
+
+def _remaining_bytes(out: Path, plan: Plan) -> int:
+    """What is still to be written: files an earlier run completed count as there."""
+    there = sum(file.size_bytes for file in plan.files if is_regular(out / file.name))
+    return plan.size_bytes - there + sum(record.size_bytes for record in plan.manifest.extras)
 
 
 def _convert(

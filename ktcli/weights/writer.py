@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -121,9 +121,11 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def explained(what: str, folder: Path, need_bytes: int) -> Iterator[None]:
+def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
     """Turn a failure to write into one sentence.
 
+    Args:
+        need_bytes: what is still to be written, asked when the disk is full.
     Raises:
         NotEnoughDisk: the disk is full.
         KtError: anything else the system refused.
@@ -132,7 +134,7 @@ def explained(what: str, folder: Path, need_bytes: int) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise NotEnoughDisk(what, need_bytes, free_bytes(folder), str(folder)) from error
+            raise NotEnoughDisk(what, need_bytes(), free_bytes(folder), str(folder)) from error
         raise KtError(
             f"{what} stopped: the system refused to write to {folder}: {error.strerror}",
             hint="what is complete is kept: free space, raise the limit or fix the folder, and run it again",
