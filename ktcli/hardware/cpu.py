@@ -1,8 +1,7 @@
 """The processor: name, features, physical cores, and which of them this process may use.
 
 Facts come from `/proc` and `/sys` below `root`; which kernel rows run comes from the native
-library, which asks the CPU itself. py-cpuinfo, which needs a second, is asked only for a name
-nobody else knows.
+library, which asks the CPU itself.
 """
 
 from __future__ import annotations

@@ -44,10 +44,11 @@ class Cpu:
 
     @property
     def threads(self) -> int:
-        """Threads worth starting: one per usable core, no more than the time allowed."""
-        allowed = (
-            len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota + 0.5))
-        )
+        """Threads worth starting: one per usable core, no more than the time allowed.
+
+        Rounded down: a team that uses up its time is stopped as a whole until the next period.
+        """
+        allowed = len(self.cores) if self.quota is None else min(len(self.cores), int(self.quota))
         return max(1, allowed)
 
 

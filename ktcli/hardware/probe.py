@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ktcli import config
@@ -26,6 +27,8 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
     """
     here = root == SYSTEM_ROOT
     cpu = read_cpu(root, usable_isa() if here else ())
+    if here and cpu.model is None:
+        cpu = replace(cpu, model=_asked_name())
     memory = read_memory(root)
     return Machine(
         name="this machine" if here else root.name,
@@ -37,6 +40,18 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
         disk=_library_disk() if here else None,
         measured=_rates(cpu) if here else None,
     )
+
+
+def _asked_name() -> str | None:
+    """The CPU's name from py-cpuinfo, which takes a second: only for what `/proc` does not say."""
+    try:
+        import cpuinfo
+
+        return str(cpuinfo.get_cpu_info().get("brand_raw") or "") or None
+    except (
+        Exception
+    ):  # it raises whatever its many ways of asking raise; a name is not worth failing
+        return None
 
 
 # A wrong KT_HOME or KT_THREADS is an error of the command that needs it, not of looking at the machine.

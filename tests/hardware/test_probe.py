@@ -34,7 +34,7 @@ EXPECTED = {
     "odd-node-ids": (2, 16, 16, 16, {2: 8, 3: 8}),
     "offline-cores": (1, 6, 6, 6, {0: 6}),
     "smt-off": (1, 4, 4, 4, {0: 4}),
-    "container": (1, 16, 3, 3, {0: 3}),
+    "container": (1, 16, 3, 2, {0: 3}),
     "container-v1": (1, 8, 8, 4, {0: 8}),
     "bare": (1, 2, 2, 2, {0: 2}),
 }
@@ -112,6 +112,14 @@ def test_this_machine() -> None:
     assert found.cpu.cores
     assert found.memory.total_bytes > 0
     assert profile.from_document(profile.document(found)) == found
+
+
+def test_a_name_nobody_knows_is_asked_of_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cpuinfo
+
+    monkeypatch.setattr("ktcli.hardware.cpu._field", lambda text, key: "")
+    monkeypatch.setattr(cpuinfo, "get_cpu_info", lambda: {"brand_raw": "Other CPU"})
+    assert probe().cpu.model == "Other CPU"
 
 
 def test_gpus() -> None:
