@@ -44,10 +44,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens in it are recognised, none are added."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
-        return _guarded(
-            f"{self._where} cannot read the text",
-            lambda: list(self._inner.encode(clean, add_special_tokens=False).ids),
-        )
+        with _silent_stderr():
+            return _guarded(
+                f"{self._where} cannot read the text",
+                lambda: list(self._inner.encode(clean, add_special_tokens=False).ids),
+            )
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ids; an incomplete character shows as U+FFFD."""
@@ -86,10 +87,10 @@ def _parse(text: str) -> tokenizers.Tokenizer:
 
 def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:
     tokenizer = Tokenizer(inner, where)
-    with _silent_stderr():
-        if not tokenizer.encode(_PROBE):
-            raise BadCheckpoint(f"{where} knows no tokens")
-        tokenizer.decode(tokenizer.encode(_PROBE))
+    ids = tokenizer.encode(_PROBE)
+    if not ids:
+        raise BadCheckpoint(f"{where} knows no tokens")
+    tokenizer.decode(ids)
     return tokenizer
 
 

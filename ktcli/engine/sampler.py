@@ -1,9 +1,9 @@
 """From the logits of one step to the next id. Numpy only; knows nothing of text.
 
 The filters and their order are those of transformers (repetition penalty, temperature, top-k,
-top-p, min-p), so that settings published with a model mean here what they mean there. Given a seed,
-the same logits give the same ids on every machine: the arithmetic is float64 and each token takes
-exactly one number from the generator.
+top-p, min-p), so that settings published with a model mean here what they mean there. A seed fixes the
+sequence: each token takes exactly one number from the generator. A vocabulary has up to 200,000
+entries and almost all of them are hopeless, so they are left out by a bound before anything is sorted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from ktcli.errors import BadPack, UsageError
 Logits = NDArray[np.float32]
 Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
+
+_BLOCK = 64  # scores whose maximum bounds them
 
 _RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 100.0, "0 (greedy) to 100"),
@@ -121,31 +123,43 @@ def shortlist(scores: Logits, settings: SamplingSettings) -> tuple[Ids, Scores]:
     Returns:
         ids [n] ascending, and chances [n] relative to the best token's, n >= 1.
     """
-    scaled: Scores = (scores.astype(np.float64) - float(scores.max())) / settings.temperature
-    ids: Ids
-    if 0 < settings.top_k < len(scaled):
-        place = len(scaled) - settings.top_k
-        ids = np.flatnonzero(scaled >= np.partition(scaled, place)[place])  # ties stay, as there
-    else:
-        ids = np.arange(len(scaled))
-    chances: Scores = np.exp(scaled[ids])  # the best token has 1
+    ids: Ids = np.arange(len(scores))
+    if 0 < settings.top_k < len(scores):
+        ids = _top_k(scores, settings.top_k)
+    # float32 where there are many; the best token has 1.
+    coarse = np.exp((scores[ids] - scores.max()) / np.float32(settings.temperature))
     if settings.top_p < 1:
-        ids, chances = _top_p(ids, chances, settings.top_p)
+        kept = _top_p(coarse, settings.top_p)
+        ids, coarse = ids[kept], coarse[kept]
     if settings.min_p > 0:
-        keep = chances >= settings.min_p
-        ids, chances = ids[keep], chances[keep]
-    return ids, chances
+        kept = np.flatnonzero(coarse >= settings.min_p)
+        ids, coarse = ids[kept], coarse[kept]
+    return ids, coarse.astype(np.float64)
 
 
-def _top_p(ids: Ids, chances: Scores, top_p: float) -> tuple[Ids, Scores]:
-    """Drop the tail that holds at most 1 - top_p of the probability; one token stays always."""
-    tail = (1.0 - top_p) * float(chances.sum())
-    # Tokens below tail / n cannot fill the tail even all together, so they lie in it: only the few
-    # above need sorting, not a vocabulary of 160,000.
-    likely = np.flatnonzero(chances >= tail / len(chances))
-    below = float(chances.sum()) - float(chances[likely].sum())
+def _top_k(scores: Logits, k: int) -> Ids:
+    """Places of the k best, ascending; those that tie with the last of them stay, as in transformers."""
+    blocks = len(scores) // _BLOCK
+    candidates: Ids = np.arange(len(scores))
+    if blocks > k:
+        # Of k blocks the best lies at or above `bound`, so at least k scores do, the k best among them.
+        best = scores[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+        bound = np.partition(best, blocks - k)[blocks - k]
+        candidates = np.flatnonzero(scores >= bound)
+    few = scores[candidates]
+    last = np.partition(few, len(few) - k)[len(few) - k]
+    return candidates[few >= last]
+
+
+def _top_p(chances: NDArray[np.float32], top_p: float) -> Ids:
+    """Places, ascending, without the tail that holds at most 1 - top_p; one stays always."""
+    tail = (1.0 - top_p) * float(chances.sum(dtype=np.float64))
+    # Tokens below tail / n cannot fill the tail even all together, so they lie in it.
+    hopeless = chances < tail / len(chances)
+    below = float(chances.sum(dtype=np.float64, where=hopeless))
+    likely = np.flatnonzero(~hopeless)
     order = likely[np.argsort(chances[likely], kind="stable")]
-    keep = below + np.cumsum(chances[order]) > tail
+    keep = below + np.cumsum(chances[order], dtype=np.float64) > tail
     keep[-1] = True
-    kept = np.sort(order[keep])
-    return ids[kept], chances[kept]
+    kept: Ids = np.sort(order[keep])
+    return kept

@@ -141,6 +141,23 @@ def test_hostile_files_are_one_sentence(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_pattern_that_never_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    document["pre_tokenizer"] = split
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadCheckpoint, match="cannot read the text"):
+        load_tokenizer(tmp_path).encode("a" * 100 + "b")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_too_large_and_missing(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="missing"):
         load_tokenizer(tmp_path)

@@ -42,7 +42,7 @@ def judge(logits: np.ndarray, settings: SamplingSettings) -> np.ndarray:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=repr)
-@pytest.mark.parametrize("size", [100, 4001])
+@pytest.mark.parametrize("size", [100, 4001, 50_003])
 def test_equals_transformers(settings: SamplingSettings, size: int) -> None:
     logits = np.random.default_rng(size).normal(0, 3, size).astype(np.float32)
     ids, chances = shortlist(penalise(logits, HISTORY, settings.repetition_penalty), settings)
