@@ -148,7 +148,8 @@ def _top_k(scores: Logits, k: int) -> Ids:
         candidates = np.flatnonzero(scores >= bound)
     few = scores[candidates]
     last = np.partition(few, len(few) - k)[len(few) - k]
-    return candidates[few >= last]
+    best_ones: Ids = candidates[few >= last]
+    return best_ones
 
 
 def _top_p(chances: NDArray[np.float32], top_p: float) -> Ids:
