@@ -25,6 +25,8 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
       kt verify qwen3-30b-a3b@int4-int8 --json
     """
     entries = library.matching(model) or (library.resolve(model),)
+    # The built-in model has no manifest; its conversions have.
+    entries = tuple(entry for entry in entries if entry.managed) or entries
     reports = [_check(entry) for entry in entries]
     bad = [report for report in reports if report["bad"]]
     out.result({"ok": not bad, "models": reports}, lambda: "\n".join(map(_render, reports)))

@@ -131,6 +131,35 @@ def test_verify(capsys: Capture) -> None:
     assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
 
 
+def test_the_built_in_model_and_its_conversion(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builtin = tmp_path / "built-in"
+    builtin.mkdir()
+    (builtin / "config.json").write_text("{}")
+    monkeypatch.setattr(
+        "ktcli.store.catalog.builtin_path",
+        lambda name: builtin.parent / name.replace("kt-mini", "built-in"),
+    )
+    assert not document(["pull", "kt-mini"], capsys)["downloaded"]
+    assert (
+        "nobody recorded hashes"
+        in document(["verify", "kt-mini"], capsys, code=3)["error"]["message"]
+    )
+    assert document(["rm", "kt-mini", "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
+    pack = library.pack_path("kt-mini", "int4", "int8")
+    pack.mkdir(parents=True)
+    recipe = {"experts": "int4", "dense": "int8"}
+    (pack / manifest.PACK).write_text(
+        json.dumps({"source": {}, "recipe": recipe, "extras": [], "files": []})
+    )
+    names = [model["name"] for model in document(["list"], capsys)["models"]]
+    assert names == ["kt-mini", "kt-mini@int4-int8"]
+    assert document(["verify", "kt-mini"], capsys)["ok"]
+    assert document(["rm", "kt-mini", "--yes"], capsys)["removed"] == ["kt-mini@int4-int8"]
+    assert (builtin / "config.json").exists()
+
+
 # --- rm ---------------------------------------------------------------------------------------
 
 
