@@ -20,6 +20,7 @@ from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 
 VERSION = 1
+LAST = "last"  # the name under which an interactive chat keeps itself
 MAX_FILE_BYTES = 64 << 20
 ROLES = ("system", "user", "assistant")
 
@@ -104,7 +105,8 @@ def save(path: Path, saved: Saved) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "w", encoding="utf-8") as file:
+        private = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(private, "w", encoding="utf-8") as file:
             json.dump(document, file, ensure_ascii=False, indent=1)
             file.write("\n")
             file.flush()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
 from ktcli.chat.chat import Chat, Piece
+from ktcli.chat.conversation import LAST, chat_path, saved_names
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
 from ktcli.engine.generate import Finish, six_lines
@@ -32,12 +34,14 @@ class Person(Protocol):
 
 
 def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: bool = False) -> None:
-    """Chat until the person leaves.
+    """Chat until the person leaves; the conversation is kept as "last" after every answer.
 
     Args:
         stats: show the six lines after every answer.
     """
     desk = slash.Desk(chat, lambda text: person.note(visible(text)))
+    if LAST in saved_names():
+        person.note(f"/load {LAST} goes on with the last conversation")
     while not desk.leaving:
         line = prompt.ask()
         if line is None:
@@ -71,6 +75,8 @@ def show(
                 screen.piece(piece)
         finally:
             screen.end(gap=True)
+    with contextlib.suppress(KtError):  # a full disk must not end the chat; /save says so
+        slash.keep(chat, chat_path(LAST))
     if chat.reply is None:
         return
     remark = REMARKS.get(chat.reply.finish)

@@ -84,9 +84,13 @@ def _stats(desk: Desk, rest: str) -> None:
 
 def _save(desk: Desk, rest: str) -> None:
     path = _named(rest, "save")
-    chat = desk.chat
-    save(path, Saved(chat.speaker.name, chat.conversation, chat.settings.sampling))
+    keep(desk.chat, path)
     desk.say(f"saved in {path}")
+
+
+def keep(chat: Chat, path: Path) -> None:
+    """Write the conversation into a file."""
+    save(path, Saved(chat.speaker.name, chat.conversation, chat.settings.sampling))
 
 
 def _load(desk: Desk, rest: str) -> None:

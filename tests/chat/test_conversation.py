@@ -38,6 +38,7 @@ def test_a_kept_chat_comes_back(home: Path) -> None:
     assert load(path) == saved
     assert saved_names() == ("mine",)
     assert os.listdir(path.parent) == ["mine.json"]
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_names_stay_in_the_folder() -> None:

@@ -128,6 +128,22 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+def test_a_killed_chat_goes_on(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("remember me\r")
+    terminal.expect(r"you said b'remember me'\n.*› ")
+    os.killpg(terminal.process.pid, signal.SIGKILL)
+    terminal.end()
+    again = Terminal(
+        sys.executable, str(HERE / "pty_chat.py"), str(tmp_path), home=tmp_path / "home"
+    )
+    again.expect("/load last goes on.*› ")
+    again.type("/load last\r")
+    again.expect("2 messages.*› ")
+    again.type(CTRL_D)
+    again.expect("LEFT after 2 messages")
+    assert again.end() == 0
+
+
 def test_several_lines(terminal: Terminal) -> None:
     terminal.type("one\\\rtwo\r")
     terminal.expect(r"you said b'one\\ntwo'\n.*› ")
