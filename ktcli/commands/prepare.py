@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ktcli.engine import Engine
 
 
+QUICK_BYTES = 256 << 20  # loaded in a blink: no progress bar
 BUILTIN_WAIT_S = 30.0  # its conversion takes one
 
 
@@ -94,15 +95,20 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
     """Load a prepared model, with progress on stderr."""
     from ktcli.engine import Engine
 
-    with out.progress(f"Loading {ready.name}") as bar:
+    def read(progress: Callable[[int, int], None] | None) -> Engine:
         return Engine.load(
             ready.pack,
             context=wanted.context,
             threads=wanted.threads,
             exact=wanted.exact,
             all_logits=wanted.all_logits,
-            progress=lambda done, total: bar.update(done=done, total=total),
+            progress=progress,
         )
+
+    if sum(status.st_size for _, status in library.walk(ready.pack)) < QUICK_BYTES:
+        return read(None)
+    with out.progress(f"Loading {ready.name}") as bar:
+        return read(lambda done, total: bar.update(done=done, total=total))
 
 
 def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Path:
