@@ -42,6 +42,7 @@ from ktcli.chat.meter import (
 )
 
 MAX_TEMPLATE_CHARS = 256 * 1024  # the longest published ones have about 30,000
+MAX_TOKENS = 25_000  # of Jinja, spaces included; the longest published ones have about 8,000
 MAX_DEPTH = 100  # of the syntax tree; published templates stay below 40
 
 _STATEMENTS = (
@@ -280,6 +281,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         raise SecurityError(f"it reads the attribute {attribute!r} of a {type(obj).__name__}")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        for count, _ in enumerate(self.lexer.tokeniter(source, name, filename)):
+            if count > MAX_TOKENS:
+                raise SecurityError("it is too long")
+        return super()._parse(source, name, filename)
 
     def _generate(self, source: nodes.Template, *args: Any, **more: Any) -> str:
         _check(source)
