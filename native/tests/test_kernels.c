@@ -9,8 +9,8 @@
 
 static const int64_t sizes[] = {1, 2, 5, 15, 16, 17, 33, 64, 100, 130, 257};
 enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
-static const int64_t token_counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 21};
-enum { N_TOKENS = sizeof token_counts / sizeof token_counts[0], MAX_TOKENS = 21 };
+static const int64_t token_counts[] = {1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 22};
+enum { N_TOKENS = sizeof token_counts / sizeof token_counts[0], MAX_TOKENS = 22 };
 
 /* ---- products ---- */
 

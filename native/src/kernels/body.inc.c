@@ -124,12 +124,9 @@ static void add_scaled(const float *x, float weight, int64_t n, float *acc)
         vf_store_upto(acc, c, n, vf_fma(vf_set1(weight), vf_load_upto(x, c, n), vf_load_upto(acc, c, n)));
 }
 
-/* Nothing is unpacked yet. */
 static size_t product_scratch_bytes(const kt_format *format, int64_t k)
 {
-    (void)format;
-    (void)k;
-    return 64;
+    return format->bits <= 8 ? int8_scratch_bytes(format, k) : 64;
 }
 
 #define CONCAT(a, b) a##b

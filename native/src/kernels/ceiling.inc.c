@@ -17,22 +17,23 @@ static uint64_t read_bytes(const void *data, size_t size)
     return (uint64_t)(uint32_t)vi_sum(sum[0]);
 }
 
-enum { CHAINS = 10 };       /* independent sums: more than latency times issue width of a dot product */
+enum { CHAINS = 14 };       /* independent sums: more than latency times issue width of a dot product */
 
+/* The operands are loaded from volatile memory before the loop, so that nothing is known about them and
+ * everything stays in registers. */
 static uint64_t int8_ops(uint64_t rounds, uint64_t *operations)
 {
+    static const volatile uint8_t one = 1;
     uint8_t ones[64];
-    int8_t x[4] = {1, 2, 3, 4};
-    vi sum[CHAINS];
-    memset(ones, 1, sizeof ones);
+    memset(ones, one, sizeof ones);
     vb w = vb_load(ones);
+    vx x = vx_load(ones);
+    vi sum[CHAINS];
     for (int i = 0; i < CHAINS; i++)
-        sum[i] = vi_set1(i);
+        sum[i] = vi_set1(i + one);
     for (uint64_t n = 0; n < rounds; n++)
-        for (int i = 0; i < CHAINS; i++) {
+        for (int i = 0; i < CHAINS; i++)
             sum[i] = vi_dot(sum[i], w, x);
-            __asm__ volatile("" : : : "memory");
-        }
     for (int i = 1; i < CHAINS; i++)
         sum[0] = vi_add(sum[0], sum[i]);
     *operations = rounds * CHAINS * 64 * 2;
@@ -41,11 +42,13 @@ static uint64_t int8_ops(uint64_t rounds, uint64_t *operations)
 
 static uint64_t bf16_ops(uint64_t rounds, uint64_t *operations)
 {
-    uint16_t ones[32], x[2] = {0x3f80, 0x3f80};
+    static const volatile uint16_t one = 0x3f80;
+    uint16_t ones[32];
     vf sum[CHAINS];
     for (int i = 0; i < 32; i++)
-        ones[i] = 0x3f80;
+        ones[i] = one;
     vi w = vi_load(ones);
+    vx x = vx_load(ones);
     for (int i = 0; i < CHAINS; i++)
         sum[i] = vf_set1((float)i);
     for (uint64_t n = 0; n < rounds; n++)

@@ -6,7 +6,7 @@
  * (k + 2) * 2^-23 * sum |w * x| of the exact sum (the bf16 instruction also flushes subnormals).
  */
 
-enum { FLOAT_TOKENS = 4 };
+enum { FLOAT_TOKENS = 4, GEMV_PANELS = 4 };
 
 INLINE void store_float(const product *p, int64_t panel, int64_t t, vf sum)
 {
@@ -34,7 +34,7 @@ INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, in
             vi pair = vi_load(here);
             prefetch(here + 34 * 64);
             for (int i = 0; i < tokens; i++)
-                acc[q][i] = vf_dot_bf16(acc[q][i], pair, x[i] + 2 * line);
+                acc[q][i] = vf_dot_bf16(acc[q][i], pair, vx_load(x[i] + 2 * line));
         }
     for (int q = 0; q < panels; q++)
         for (int i = 0; i < tokens; i++)

@@ -4,6 +4,7 @@
  * kernel is the same sequence of operations in every row, and f32 results agree to the bit as well.
  *
  *   vf  16 floats        vi  16 int32        vb  64 bytes: a line of weights, ready for a dot product
+ *   vx  4 int8 or 2 bf16 of an activation row, the same for all lanes
  *
  * The file named by KT_VEC defines them and
  *   vf_set1 vf_load vf_store vf_load_n vf_store_n    _n: only the first n of 16, the rest reads as 0
@@ -18,8 +19,9 @@
  *   vi_set1 vi_load vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_store8           lanes to bytes
  *   vf_nearest(v, mid)  how many of the 15 mid are < v
- *   vb_load vb_int8 vb_low vb_high vb_table vi_dot DOT_BIAS_INT8 DOT_BIAS_INT4  see product_int8.inc.c
- *   vf_dot_bf16         acc + products of pairs, see product_float.inc.c
+ *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
+ *   vi_dot DOT_BIAS_INT8 DOT_BIAS_INT4 DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
+ *   vf_dot_bf16         acc + products of pairs, see product_float.inc.c     vx_load
  *   prefetch
  */
 #ifndef KT_VEC_H
@@ -35,6 +37,11 @@
 INLINE void prefetch(const void *p)
 {
     __builtin_prefetch(p, 0, 3);
+}
+
+INLINE void prefetch_l2(const void *p)
+{
+    __builtin_prefetch(p, 0, 2);
 }
 
 #include KT_VEC

@@ -4,6 +4,7 @@
 typedef struct { __m256 a, b; } vf;
 typedef struct { __m256i a, b; } vi;
 typedef struct { __m256i a, b; } vb;
+typedef __m256i vx;
 
 #define BOTH(type, op, x) ((type){op((x).a), op((x).b)})
 #define BOTH2(type, op, x, y) ((type){op((x).a, (y).a), op((x).b, (y).b)})
@@ -189,12 +190,18 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 /* vpmaddubsw multiplies unsigned by signed and saturates at 16 bits: |w| <= 128 times sign(x, w) keeps
  * each pair within 2 * 128 * 127 = 32512, so weights stay signed and sums need no bias. */
+enum { GEMV_TOKENS = 2, GEMM_LEAST = 4, GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_INT4(codebook) 0
 
 INLINE vb vb_load(const uint8_t *p)
 {
     return (vb){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+INLINE void vb_store(uint8_t *p, vb x)
+{
+    _mm256_store_si256((__m256i *)p, x.a);
+    _mm256_store_si256((__m256i *)p + 1, x.b);
 }
 INLINE vb vb_int8(vb raw) { return raw; }
 
@@ -204,17 +211,18 @@ INLINE vb vb_table(const int8_t *codebook)
     return (vb){t, t};
 }
 
-INLINE vb vb_low(vb raw, vb table)
+INLINE vb vb_low_bits(vb raw)
 {
     const __m256i low = _mm256_set1_epi8(15);
-    return (vb){_mm256_shuffle_epi8(table.a, _mm256_and_si256(raw.a, low)),
-                _mm256_shuffle_epi8(table.a, _mm256_and_si256(raw.b, low))};
+    return (vb){_mm256_and_si256(raw.a, low), _mm256_and_si256(raw.b, low)};
 }
-
-INLINE vb vb_high(vb raw, vb table)
+INLINE vb vb_high_bits(vb raw)
 {
-    return vb_low((vb){_mm256_srli_epi32(raw.a, 4), _mm256_srli_epi32(raw.b, 4)}, table);
+    return vb_low_bits((vb){_mm256_srli_epi32(raw.a, 4), _mm256_srli_epi32(raw.b, 4)});
 }
+INLINE vb lookup8(vb i, vb table) { return BOTH2(vb, _mm256_shuffle_epi8, table, i); }
+INLINE vb vb_low(vb raw, vb table) { return lookup8(vb_low_bits(raw), table); }
+INLINE vb vb_high(vb raw, vb table) { return lookup8(vb_high_bits(raw), table); }
 
 INLINE __m256i dot8(__m256i acc, __m256i w, __m256i x)
 {
@@ -222,18 +230,17 @@ INLINE __m256i dot8(__m256i acc, __m256i w, __m256i x)
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-INLINE vi vi_dot(vi acc, vb w, const int8_t *x4)
+INLINE vx vx_load(const void *p)
 {
-    int32_t four;
-    memcpy(&four, x4, 4);
-    __m256i x = _mm256_set1_epi32(four);
-    return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)};
+    int32_t word;
+    memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
 }
 
-INLINE vf vf_dot_bf16(vf acc, vi w, const uint16_t *x2)
+INLINE vi vi_dot(vi acc, vb w, vx x) { return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)}; }
+
+INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {
-    int32_t two;
-    memcpy(&two, x2, 4);
-    vi x = vi_set1(two);
-    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(x), vf_fma(vf_bf16_even(w), vf_bf16_even(x), acc));
+    vi both = {x, x};
+    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(both), vf_fma(vf_bf16_even(w), vf_bf16_even(both), acc));
 }

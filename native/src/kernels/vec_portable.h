@@ -5,6 +5,7 @@
 typedef struct { float v[LANES]; } vf;
 typedef struct { int32_t v[LANES]; } vi;
 typedef struct { int8_t v[4 * LANES]; } vb;
+typedef struct { int8_t v[4]; } vx;
 
 /* One statement per lane; `r` is the result. */
 #define EACH(type, statement)              \
@@ -93,6 +94,7 @@ INLINE vi vf_nearest(vf v, const float *mid)
     return n;
 }
 
+enum { GEMV_TOKENS = 2, GEMM_LEAST = 4, GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_INT4(codebook) 0
 
@@ -102,6 +104,7 @@ INLINE vb vb_load(const uint8_t *p)
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
+INLINE void vb_store(uint8_t *p, vb a) { memcpy(p, a.v, sizeof a.v); }
 INLINE vb vb_int8(vb raw) { return raw; }
 
 INLINE vb vb_table(const int8_t *codebook)
@@ -111,30 +114,52 @@ INLINE vb vb_table(const int8_t *codebook)
     return r;
 }
 
-INLINE vb vb_low(vb raw, vb table)
+INLINE vb vb_low_bits(vb raw)
 {
     for (int i = 0; i < 4 * LANES; i++)
-        raw.v[i] = table.v[raw.v[i] & 15];
+        raw.v[i] &= 15;
+    return raw;
+}
+
+INLINE vb vb_high_bits(vb raw)
+{
+    for (int i = 0; i < 4 * LANES; i++)
+        raw.v[i] = (int8_t)((uint8_t)raw.v[i] >> 4);
+    return raw;
+}
+
+INLINE vb vb_low(vb raw, vb table)
+{
+    raw = vb_low_bits(raw);
+    for (int i = 0; i < 4 * LANES; i++)
+        raw.v[i] = table.v[raw.v[i]];
     return raw;
 }
 
 INLINE vb vb_high(vb raw, vb table)
 {
-    for (int i = 0; i < 4 * LANES; i++)
-        raw.v[i] = table.v[(uint8_t)raw.v[i] >> 4];
-    return raw;
+    return vb_low(vb_high_bits(raw), table);
 }
 
-INLINE vi vi_dot(vi acc, vb w, const int8_t *x4)
+INLINE vx vx_load(const void *p)
+{
+    vx r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+
+INLINE vi vi_dot(vi acc, vb w, vx x)
 {
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < 4; j++)
-            acc.v[i] += w.v[4 * i + j] * x4[j];
+            acc.v[i] += w.v[4 * i + j] * x.v[j];
     return acc;
 }
 
-INLINE vf vf_dot_bf16(vf acc, vi w, const uint16_t *x2)
+INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {
-    vf even = vf_fma(vf_bf16_even(w), vf_set1(float_of_bf16(x2[0])), acc);
-    return vf_fma(vf_bf16_odd(w), vf_set1(float_of_bf16(x2[1])), even);
+    uint16_t h[2];
+    memcpy(h, x.v, sizeof h);
+    vf even = vf_fma(vf_bf16_even(w), vf_set1(float_of_bf16(h[0])), acc);
+    return vf_fma(vf_bf16_odd(w), vf_set1(float_of_bf16(h[1])), even);
 }

@@ -1,0 +1,409 @@
+/* bench_kernels.c - how fast the kernels are, each figure beside its ceiling, taken right before and
+ * after it: bandwidth of shared machines drifts, so the median of the ratios is what counts.
+ * Times are CPU times of the threads, so that other work on the machine disturbs little; two numbers
+ * beside each other still differ by what it does to caches and memory.
+ * Not a test. Usage: bench_kernels [gemv|cached|gemm|encode|attend|all] [isa] [threads] [pairs] [format]
+ *
+ *   gemv     one token, matrices streamed from memory; ceiling: read_bytes over the same memory
+ *   cached   the same on matrices that lie in L2
+ *   gemm     many tokens, one matrix pair after another; ceiling: int8_ops or bf16_ops
+ *   encode   bytes of bf16 source per second and thread
+ *   attend   keys and values read per second (GQA, one token) and operations (MLA)
+ */
+#define _POSIX_C_SOURCE 200112L
+
+#include <time.h>
+
+#include "cpu.h"
+#include "oracle.h"
+#include "pool.h"
+
+/* CPU time of the calling thread. */
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Run a task on the team; the mean CPU time of its threads, waiting left out. */
+typedef struct timed {
+    pool_task *task;
+    void *arg;
+    double seconds[64];
+} timed;
+
+static void run_timed(void *arg, int thread, int threads)
+{
+    timed *t = arg;
+    double start = now();
+    t->task(t->arg, thread, threads);
+    t->seconds[thread] = now() - start;
+}
+
+static double seconds_of(kt_pool *pool, pool_task *task, void *arg)
+{
+    timed t = {task, arg, {0}};
+    double sum = 0;
+    pool_run(pool, run_timed, &t);
+    for (int i = 0; i < kt_pool_threads(pool); i++)
+        sum += t.seconds[i];
+    return sum / kt_pool_threads(pool);
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, compare);
+    return x[n / 2];
+}
+
+static double greatest(const double *x, int n)
+{
+    double top = 0;
+    for (int i = 0; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+static const kt_format *find_format(const char *name)
+{
+    for (int i = 0; i < N_FORMATS; i++)
+        if (!strcmp(all_formats[i].name, name))
+            return &all_formats[i].format;
+    exit(2);
+}
+
+typedef struct bench {
+    kt_pool *pool;
+    const kt_kernels *kernels;
+    kt_arena *arena;
+    size_t size;
+    int pairs;
+    const char *format;     /* only this one, or "" */
+} bench;
+
+static int wanted(const bench *b, const char *format)
+{
+    return !*b->format || !strcmp(b->format, format);
+}
+
+/* ---- products ---- */
+
+typedef struct product_bench {
+    const bench *b;
+    product p;
+    int64_t panels, matrices, repeat;
+    size_t matrix_bytes;
+    float *y[64];
+    void *scratch[64];
+} product_bench;
+
+static void run_products(void *arg, int thread, int threads)
+{
+    product_bench *t = arg;
+    product p = t->p;
+    p.y = t->y[thread];
+    p.scratch = t->scratch[thread];
+    int64_t first = t->panels * thread / threads, last = t->panels * (thread + 1) / threads;
+    for (int64_t n = 0; n < t->repeat; n++)
+        for (int64_t m = 0; m < t->matrices; m++)
+            for (int64_t i = first; i < last; i += 32) {
+                p.w = (const uint8_t *)kt_arena_data(t->b->arena) + (size_t)m * t->matrix_bytes;
+                p.first_panel = i;
+                p.last_panel = i + 32 < last ? i + 32 : last;
+                (p.format->bits == 16 ? t->b->kernels->product_bf16 : t->b->kernels->product_int8)(&p);
+            }
+}
+
+typedef struct read_bench {
+    const bench *b;
+    size_t size;
+    uint64_t used;
+} read_bench;
+
+static void run_read(void *arg, int thread, int threads)
+{
+    read_bench *t = arg;
+    size_t part = t->size / (size_t)threads / 64 * 64;
+    __atomic_fetch_add(&t->used, t->b->kernels->read_bytes((const uint8_t *)kt_arena_data(t->b->arena) + part * (size_t)thread, part),
+                       __ATOMIC_RELAXED);
+}
+
+static product_bench make_bench(const bench *b, const kt_format *f, int64_t n, int64_t k, int64_t tokens,
+                                size_t size)
+{
+    int threads = kt_pool_threads(b->pool);
+    product_bench t = {.b = b, .panels = n / 16, .repeat = 1, .matrix_bytes = kt_packed_bytes(f, n, k)};
+    t.matrices = (int64_t)(size / t.matrix_bytes);
+    kt_weight w = {*f, n, k, t.matrices, kt_arena_data(b->arena)};
+    kt_fill_random(b->pool, &w, 1);
+    layout l = layout_of(f, k);
+    int64_t stride = round_up(l.k_padded, 128);
+    uint64_t state = 1;
+    act8 *x8 = allocate(sizeof *x8);
+    uint16_t *xh = allocate((size_t)(tokens * stride) * 2);
+    *x8 = (act8){allocate((size_t)(tokens * stride)), allocate((size_t)tokens * 4),
+                 allocate((size_t)(tokens * stride / 32) * 4), stride};
+    float *x = random_floats_of((size_t)k, &state);
+    for (int64_t i = 0; i < tokens; i++) {
+        b->kernels->quantize(x, k, x8, i);
+        b->kernels->to_bf16(x, k, stride, xh + i * stride);
+    }
+    free(x);
+    t.p = (product){.format = f, .n = n, .k = k, .panel_bytes = l.panel_bytes, .n_tokens = tokens, .x8 = x8,
+                    .xh = xh, .x_stride = stride, .y_stride = n};
+    for (int i = 0; i < threads; i++) {
+        t.y[i] = allocate((size_t)(tokens * n) * 4);
+        t.scratch[i] = allocate(b->kernels->product_scratch_bytes(f, k));
+    }
+    return t;
+}
+
+static void free_bench(product_bench *t)
+{
+    act8 *x8 = (act8 *)(uintptr_t)t->p.x8;
+    for (int i = 0; i < kt_pool_threads(t->b->pool); i++) {
+        free(t->y[i]);
+        free(t->scratch[i]);
+    }
+    free(x8->q);
+    free(x8->scale);
+    free(x8->sum);
+    free(x8);
+    free((uint16_t *)(uintptr_t)t->p.xh);
+}
+
+static void bench_gemv(const bench *b)
+{
+    static const struct { const char *format; int64_t n, k; } cases[] = {
+        {"int4", 1536, 2048}, {"int4", 2048, 768}, {"int4", 4096, 7168}, {"int4-g32", 1536, 2048}, {"nl4", 1536, 2048},
+        {"int8", 1536, 2048}, {"int8", 2048, 768}, {"bf16", 1536, 2048}, {"bf16", 2048, 768},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        if (!wanted(b, cases[c].format))
+            continue;
+        product_bench t = make_bench(b, find_format(cases[c].format), cases[c].n, cases[c].k, 1, b->size);
+        size_t bytes = (size_t)t.matrices * t.matrix_bytes;
+        read_bench r = {b, bytes, 0};
+        double ratio[64], rate[64], read[64];
+        for (int i = 0; i < b->pairs; i++) {
+            double before = seconds_of(b->pool, run_read, &r);
+            double work = seconds_of(b->pool, run_products, &t);
+            double after = seconds_of(b->pool, run_read, &r);
+            ratio[i] = (before + after) / 2 / work;
+            rate[i] = (double)bytes / work * 1e-9;
+            read[i] = (double)bytes * 2 / (before + after) * 1e-9;
+        }
+        printf("gemv %-9s n %5lld k %5lld: %5.1f GB/s (best %5.1f), read %5.1f (best %5.1f), ratio %.3f\n",
+               cases[c].format, (long long)cases[c].n, (long long)cases[c].k, median(rate, b->pairs),
+               greatest(rate, b->pairs), median(read, b->pairs), greatest(read, b->pairs), median(ratio, b->pairs));
+        free_bench(&t);
+    }
+}
+
+static void bench_cached(const bench *b)
+{
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "int8", "bf16"};
+    for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++) {
+        if (!wanted(b, formats[c]))
+            continue;
+        product_bench t = make_bench(b, find_format(formats[c]), 32 * kt_pool_threads(b->pool) * (c < 3 ? 8 : 4), 2048, 1, 0);
+        t.matrices = 1;
+        kt_weight w = {*find_format(formats[c]), t.p.n, 2048, 1, kt_arena_data(b->arena)};
+        kt_fill_random(b->pool, &w, 1);
+        t.repeat = 2000;
+        double rate[64];
+        for (int i = 0; i < b->pairs; i++) {
+            double work = seconds_of(b->pool, run_products, &t);
+            rate[i] = (double)t.matrix_bytes * (double)t.repeat / work * 1e-9;
+        }
+        printf("cached %-9s %4zu kB per thread: %5.1f GB/s (best %5.1f)\n", formats[c],
+               t.matrix_bytes / 1024 / (size_t)kt_pool_threads(b->pool), median(rate, b->pairs), greatest(rate, b->pairs));
+        free_bench(&t);
+    }
+}
+
+typedef struct ops_bench {
+    const bench *b;
+    int bf16;
+    uint64_t rounds, used, operations;
+} ops_bench;
+
+static void run_ops(void *arg, int thread, int threads)
+{
+    ops_bench *t = arg;
+    uint64_t operations;
+    uint64_t used = (t->bf16 ? t->b->kernels->bf16_ops : t->b->kernels->int8_ops)(t->rounds, &operations);
+    __atomic_fetch_add(&t->used, used, __ATOMIC_RELAXED);
+    t->operations = operations * (uint64_t)threads;
+    (void)thread;
+}
+
+static void bench_gemm(const bench *b)
+{
+    static const char *const formats[] = {"int4", "int4-g32", "nl4", "int8", "bf16"};
+    static const int64_t tokens[] = {2, 4, 8, 12, 32, 64, 128, 256};
+    for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++)
+        for (size_t n = 0; n < sizeof tokens / sizeof tokens[0] && wanted(b, formats[c]); n++) {
+            product_bench t = make_bench(b, find_format(formats[c]), 1536, 2048, tokens[n], b->size / 4);
+            double ops = 2.0 * 1536 * 2048 * (double)tokens[n], ratio[64], rate[64], peak[64];
+            t.matrices = (int64_t)(3e10 / ops) + 1 < t.matrices ? (int64_t)(3e10 / ops) + 1 : t.matrices;
+            ops *= (double)t.matrices;
+            ops_bench r = {b, t.p.format->bits == 16, 1000000, 0, 0};
+            for (int i = 0; i < b->pairs; i++) {
+                double before = seconds_of(b->pool, run_ops, &r);
+                double work = seconds_of(b->pool, run_products, &t);
+                double after = seconds_of(b->pool, run_ops, &r);
+                peak[i] = (double)r.operations * 2 / (before + after) * 1e-9;
+                rate[i] = ops / work * 1e-9;
+                ratio[i] = rate[i] / peak[i];
+            }
+            printf("gemm %-9s %4lld tokens: %6.0f GOP/s (best %6.0f), peak %6.0f, ratio %.3f\n", formats[c],
+                   (long long)tokens[n], median(rate, b->pairs), greatest(rate, b->pairs), median(peak, b->pairs),
+                   median(ratio, b->pairs));
+            free_bench(&t);
+        }
+}
+
+/* ---- encoder ---- */
+
+static void bench_encode(const bench *b)
+{
+    static const char *const formats[] = {"int4", "int4-g32", "int4-g128", "nl4", "mxfp4", "int8", "bf16"};
+    int64_t n = 64, k = 2048;
+    uint64_t state = 1;
+    float *x = random_floats_of((size_t)(n * k), &state);
+    for (size_t c = 0; c < sizeof formats / sizeof formats[0]; c++) {
+        const kt_format *f = find_format(formats[c]);
+        layout l = layout_of(f, k);
+        uint8_t *dst = allocate(l.panel_bytes);
+        double rate[64], error[2] = {0, 0};
+        for (int i = 0; i < b->pairs; i++) {
+            double a = now();
+            error[0] = error[1] = 0;
+            for (int64_t row = 0; row < n; row += 16)
+                b->kernels->encode_panel(f, n, k, x, row, dst, error);
+            rate[i] = (double)(n * k) * 2 / (now() - a) * 1e-6;
+        }
+        printf("encode %-9s %6.0f MB/s of bf16 source per core (best %6.0f), relative error %.4f\n", formats[c],
+               median(rate, b->pairs), greatest(rate, b->pairs), sqrt(error[0] / error[1]));
+        free(dst);
+    }
+    free(x);
+}
+
+/* ---- attention ---- */
+
+typedef struct attend_bench {
+    const bench *b;
+    page_attention a;
+    int64_t pages, page_elements, v_offset;
+    float *max[64], *sum[64], *acc[64];
+} attend_bench;
+
+static void run_attend(void *arg, int thread, int threads)
+{
+    attend_bench *t = arg;
+    page_attention a = t->a;
+    a.max = t->max[thread];
+    a.sum = t->sum[thread];
+    a.acc = t->acc[thread];
+    for (int64_t i = 0; i < a.n_queries; i++) {
+        a.max[i] = -INFINITY;
+        a.sum[i] = 0;
+        memset(a.acc + i * a.acc_stride, 0, (size_t)a.dv * 4);
+    }
+    for (int64_t p = t->pages * thread / threads; p < t->pages * (thread + 1) / threads; p++) {
+        a.k = (const uint16_t *)kt_arena_data(t->b->arena) + p * t->page_elements;
+        a.v = (const uint16_t *)a.k + t->v_offset;
+        t->b->kernels->attend_page(&a);
+    }
+}
+
+static void bench_attend(const bench *b)
+{
+    static const struct { const char *name; int64_t queries, dk, dv; int latent; } cases[] = {
+        {"gqa, 1 token, 8 heads per kv head", 8, 128, 128, 0},
+        {"gqa, 1 token, 4 heads per kv head", 4, 128, 128, 0},
+        {"gqa, 64 tokens of 8 heads", 512, 128, 128, 0},
+        {"mla, 1 token, 16 heads", 16, 576, 512, 1},
+        {"mla, 1 token, 64 heads", 64, 576, 512, 1},
+    };
+    int threads = kt_pool_threads(b->pool);
+    kt_weight w = {{16, 0, KT_SCALE_NONE, {0}}, 16, 1024, (int64_t)(b->size / (16 * 1024 * 2)), kt_arena_data(b->arena)};
+    kt_fill_random(b->pool, &w, 1);
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        int64_t nq = cases[c].queries, dk = cases[c].dk, dv = cases[c].dv;
+        uint64_t state = 1;
+        attend_bench t = {.b = b, .page_elements = cases[c].latent ? 64 * dk : 128 * dk,
+                          .v_offset = cases[c].latent ? 0 : 64 * dk};
+        t.pages = (int64_t)(b->size / 4) / (t.page_elements * 2);
+        double ops = 2.0 * 64 * (double)(nq * (dk + dv));
+        if (ops * (double)t.pages > 4e10)
+            t.pages = (int64_t)(4e10 / ops);
+        float *q = random_floats_of((size_t)(nq * dk), &state);
+        int32_t *limit = allocate((size_t)nq * 4);
+        for (int64_t i = 0; i < nq; i++)
+            limit[i] = 64;
+        t.a = (page_attention){.n_queries = nq, .dk = dk, .dv = dv, .q = q, .q_stride = dk, .k_stride = dk,
+                               .v_stride = dk, .limit = limit, .scale = 0.1f, .acc_stride = dv};
+        for (int i = 0; i < threads; i++) {
+            t.max[i] = allocate((size_t)nq * 4);
+            t.sum[i] = allocate((size_t)nq * 4);
+            t.acc[i] = allocate((size_t)(nq * dv) * 4);
+        }
+        size_t bytes = (size_t)(t.pages * t.page_elements * 2);
+        read_bench r = {b, bytes, 0};
+        double time[64], read[64];
+        for (int i = 0; i < b->pairs; i++) {
+            double before = seconds_of(b->pool, run_read, &r);
+            time[i] = seconds_of(b->pool, run_attend, &t);
+            read[i] = (double)bytes / before * 1e-9;
+        }
+        double middle = median(time, b->pairs);
+        printf("attend %-34s %5.1f GB/s (read %5.1f), %5.0f GFLOP/s\n", cases[c].name, (double)bytes / middle * 1e-9,
+               median(read, b->pairs), ops * (double)t.pages / middle * 1e-9);
+        for (int i = 0; i < threads; i++) {
+            free(t.max[i]);
+            free(t.sum[i]);
+            free(t.acc[i]);
+        }
+        free(q);
+        free(limit);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "all", *isa = argc > 2 && strcmp(argv[2], "best") ? argv[2] : NULL;
+    int32_t threads = argc > 3 ? atoi(argv[3]) : 2, cpus[64];
+    char error[256] = "";
+    for (int i = 0; i < 64; i++)
+        cpus[i] = i;
+    kt_pool_options options = {isa, threads, cpus, 1000};
+    bench b = {.size = (size_t)1 << 30, .pairs = argc > 4 ? atoi(argv[4]) : 9, .format = argc > 5 ? argv[5] : ""};
+    b.pool = kt_pool_create(&options, error, sizeof error);
+    b.arena = b.pool ? kt_arena_create(b.size, error, sizeof error) : NULL;
+    if (!b.arena || b.pairs < 1 || b.pairs > 64) {
+        fprintf(stderr, "%s\n", error);
+        return 1;
+    }
+    b.kernels = pool_kernels(b.pool);
+    static const struct { const char *name; void (*run)(const bench *); } parts[] = {
+        {"gemv", bench_gemv}, {"cached", bench_cached}, {"gemm", bench_gemm}, {"encode", bench_encode},
+        {"attend", bench_attend},
+    };
+    printf("isa %s, %d threads\n", kt_pool_isa(b.pool), (int)kt_pool_threads(b.pool));
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (!strcmp(what, "all") || !strcmp(what, parts[i].name))
+            parts[i].run(&b);
+    kt_arena_free(b.arena);
+    kt_pool_free(b.pool);
+    return 0;
+}
