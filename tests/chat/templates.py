@@ -123,3 +123,37 @@ MACROS = """\
 {{ ['x'] + ['y'] }}{{ 'abc'[::-1] }}{{ 'a,b'.split(',') | last | default('z') }}{{ undefined_name }}"""
 
 ALL = {"chatml": CHATML, "deepseek": DEEPSEEK, "qwen3": QWEN3, "mistral": MISTRAL, "macros": MACROS}
+
+# One construct or two each; what published templates are made of.
+SNIPPETS = [
+    "{% set a, b = 1, 'x' %}{{ a ~ b }}",
+    "{% for k, v in {'a':1,'b':[1,2]}.items() %}{{k}}={{v}},{% endfor %}",
+    "{{ messages[0].get('content', '') }}{{ messages[0].get('zz') is none }}",
+    "{{ [1,2,3]|reject('equalto',2)|join(', ') }}",
+    "{% macro m(a,b=2) %}{{a}}{{b}}{{kwargs}}{{varargs}}{% endmacro %}{{ m(1,c=3) }}{{ m(1,2,3,4) }}",
+    "{{ messages | tojson(ensure_ascii=False) }}{{ messages|tojson(indent=4) }}",
+    "{% if messages[0].content is iterable and messages[0].content is not mapping %}y{% endif %}",
+    "{{ true }}{{ none }}{{ 1.0 }}{{ [none, 'a', {'b': true}] }}",
+    "{{ '%s-%d'|format('a', 3) }}{{ '%05.1f' % 2.5 }}",
+    "{% macro mm() %}[{{ caller(3) }}]{% endmacro %}{% call(x) mm() %}{{x}}{% endcall %}",
+    "{% with a=1 %}{{a}}{% endwith %}{{ a }}{% filter upper %}abc{{ 'd' }}{% endfilter %}",
+    "{% set x %}a{{ 1 }}{% endset %}{{ x|length }}{{ x }}",
+    "{{ messages|map(attribute='role')|unique|list }}{{ [3,1,2]|sort }}{{ {'b':1,'a':2}|dictsort }}",
+    "{{ 'a,b'.split(',') }}{{ 'abc'[1:] }}{{ 'abc'|first }}{{ zz|default('y') }}{{ ''|default('q', true) }}",
+    "{% for m in messages %}{{ loop.index }}{{ loop.cycle('a','b') }}{{ loop.previtem is defined }}"
+    "{{ loop.nextitem.role if loop.nextitem is defined }}{{ loop.changed(m.role) }}{% else %}0{% endfor %}",
+    "{% for i in range(5) if i % 2 %}{{ i }}{{ loop.length }}{{ loop.last }}{% endfor %}",
+    "{{ 7/2 }}{{ 2**3 }}{{ -3 }}{{ +3 }}{{ 7 % 4 }}{{ 'a' * 3 }}{{ [1]*2 }}",
+    "{{ '<b>'|e }}{{ '<b>'|safe }}{{ ('<b>'|e)|length }}{{ dict(a=1, b=2) }}{{ namespace(a=1).a }}",
+    "{%- for i in [1,2,3] -%}{%- if i == 2 -%}{%- break -%}{%- endif -%}{{ i }}{%- endfor -%}",
+    "  {% if true %}\n  x\n  {% endif %}\n y {#- c -#} z\n",
+    "{{ 'abc'|replace('b','x')|title|capitalize|lower|upper }}{{ 'aXbX'.replace('X','-',1) }}",
+    "{{ (1,2) + (3,) }}{{ (1,2)[0] }}{{ [[1,2],[3]] }}{{ messages[5] is defined }}",
+    "{{ 'a\nb\nc'|indent(2) }}{{ 'a\nb'|indent(2, true) }}{{ 'a\n\nb'|indent('> ', blank=true) }}",
+    "{{ 3|string ~ 2|int }}{{ '3'|int + 1 }}{{ '2.5'|float }}{{ 2.567|round(1) }}{{ -3|abs }}",
+    "{{ 'abc' is string }}{{ 3 is number }}{{ {} is mapping }}{{ [] is sequence }}{{ none is none }}",
+    "{{ 3 is odd }}{{ 3 is divisibleby(3) }}{{ 'a' is in ['a'] }}{{ x is undefined }}{{ true is true }}",
+    "{{ [1,2,3,4]|select('gt', 2)|list }}{{ messages|selectattr('role','in',['user'])|list|length }}",
+    "{{ 'a' if messages else 'b' }}{{ not messages }}{{ messages|length > 1 and 3 or 4 }}",
+    "{{ 'é'|tojson }}{{ 'Hello'.startswith(('He','x')) }}{{ ' a b '.split() }}{{ 'a-b-c'.rsplit('-', 1) }}",
+]

@@ -40,6 +40,14 @@ def test_equals_transformers(name: str, prompt: bool, chat: list[dict[str, str]]
         assert mine.render(chat, add_generation_prompt=prompt, **more) == want
 
 
+@pytest.mark.parametrize("source", templates.SNIPPETS)
+def test_the_dialect_is_that_of_transformers(source: str) -> None:
+    judge = pytest.importorskip("transformers.utils.chat_template_utils")
+    chat = [USER, THOUGHT]
+    [want], _ = judge.render_jinja_template([chat], chat_template=source)
+    assert ChatTemplate(source, name="x").render(chat, add_generation_prompt=False) == want
+
+
 def test_a_long_conversation_passes() -> None:
     chat = [USER, {"role": "assistant", "content": "words " * 300}] * 1000
     for source in (templates.QWEN3, templates.CHATML):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")
 HERE = Path(__file__).parent
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
 
