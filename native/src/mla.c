@@ -1,38 +1,44 @@
 /* mla.c - multi-head latent attention: the cache keeps one latent row per token, shared by all heads.
  *
- * Absorbed: each head's q_nope goes through uk_in into the latent space, the heads attend over the
- * latent rows as if those were their keys and values, and uv brings the result back. Weighted sums of
- * latents are cheap to make for a few tokens and dear for many. Source: DeepSeek-V2 report, section 2.1.
+ * Here is the *absorbed* form: each head's q_nope goes through uk_in into the latent space, the heads
+ * attend over the latent rows as if those were their keys and values, and uv brings the result back. It
+ * reads each latent row once for all heads, but multiplies with lora columns instead of a head's few; so
+ * many tokens take the *expanded* form (mla_expanded.c). Source: DeepSeek-V2 report, section 2.1.
  */
-#include "attention.h"
+#include "mla.h"
 
 #include <string.h>
 
-typedef struct mla {
-    kt_view out, q, latent;
-    kt_mla s;
-    matrices uk_in, uv;
-    attention a;                /* over latent rows: dk = lora + rope, dv = lora */
-    size_t nope_offset, query_offset, result_offset;    /* bytes into the shared scratch */
-} mla;
+/* A step of more tokens is always expanded: bounds the scratch, [tokens][heads][2 * lora + rope] f32. */
+#define MOST_ABSORBED 128
+
+/* Multiply-adds of one head decide, and only those: the same step always takes the same form. */
+static int is_expanded(const mla *o, const kt_step *s)
+{
+    double tokens = (double)s->n_tokens, keys = (double)s->start + tokens, seen = (double)s->start + tokens / 2;
+    double both = (double)o->s.lora * (o->s.nope + o->s.v);     /* uk and uv of one row */
+    double absorbed = tokens * (both + seen * (2 * o->s.lora + o->s.rope));
+    double expanded = keys * both + tokens * seen * (o->s.nope + o->s.rope + o->s.v);
+    return s->n_tokens > MOST_ABSORBED || expanded < absorbed;
+}
+
+static int64_t most_absorbed(const kt_program *p)
+{
+    return min64(MOST_ABSORBED, p->options.max_tokens);
+}
 
 /* Scratch: q_nope converted [heads][T], absorbed queries [T][heads][lora + rope], results
  * [T][heads][lora], the results converted [heads][T] (where q_nope was). */
 
-static int64_t max_tokens(const worker *w)
-{
-    return w->program->options.max_tokens;
-}
-
 static act nope_act(const mla *o, const worker *w)
 {
-    return act_at(o->uk_in.kind, shared_scratch(w) + o->nope_offset, max_tokens(w) * o->s.heads,
+    return act_at(o->uk_in.kind, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads,
                   act_stride(o->uk_in.kind, o->s.nope));
 }
 
 static act result_act(const mla *o, const worker *w)
 {
-    return act_at(o->uv.kind, shared_scratch(w) + o->nope_offset, max_tokens(w) * o->s.heads,
+    return act_at(o->uv.kind, shared_scratch(w) + o->nope_offset, most_absorbed(w->program) * o->s.heads,
                   act_stride(o->uv.kind, o->s.lora));
 }
 
@@ -68,6 +74,8 @@ static void append_run(const void *arg, worker *w)
 static void split_run(const void *arg, worker *w)
 {
     const mla *o = arg;
+    if (is_expanded(o, w->step))
+        return;
     act a = nope_act(o, w);
     head_rows to = queries(o, w);
     int64_t t, last, tokens = w->step->n_tokens;
@@ -85,6 +93,8 @@ static void split_run(const void *arg, worker *w)
 static void absorb_run(const void *arg, worker *w)
 {
     const mla *o = arg;
+    if (is_expanded(o, w->step))
+        return;
     act all = nope_act(o, w), some;
     head_rows to = queries(o, w);
     product p = {.n_tokens = w->step->n_tokens, .y_stride = to.token_stride};
@@ -104,12 +114,17 @@ static void absorb_run(const void *arg, worker *w)
 static void attend_run(const void *arg, worker *w)
 {
     const mla *o = arg;
-    attend(&o->a, w, queries(o, w), results(o, w));
+    if (is_expanded(o, w->step))
+        mla_expanded(o, w);
+    else
+        attend(&o->a, w, queries(o, w), results(o, w));
 }
 
 static void results_run(const void *arg, worker *w)
 {
     const mla *o = arg;
+    if (is_expanded(o, w->step))
+        return;
     act a = result_act(o, w);
     head_rows from = results(o, w);
     int64_t tokens = w->step->n_tokens;
@@ -120,6 +135,8 @@ static void results_run(const void *arg, worker *w)
 static void values_run(const void *arg, worker *w)
 {
     const mla *o = arg;
+    if (is_expanded(o, w->step))
+        return;
     act all = result_act(o, w), some;
     head_rows from = results(o, w);
     product p = {.n_tokens = w->step->n_tokens, .y_stride = view_stride(w, o->out)};
@@ -169,7 +186,7 @@ static size_t align64(size_t size)
 
 static void reserve(kt_program *p, mla *o)
 {
-    int64_t rows = p->options.max_tokens * o->s.heads;
+    int64_t rows = most_absorbed(p) * o->s.heads;
     size_t nope = act_bytes(o->uk_in.kind, rows, act_stride(o->uk_in.kind, o->s.nope));
     size_t result = act_bytes(o->uv.kind, rows, act_stride(o->uv.kind, o->s.lora));
     o->nope_offset = align64(attention_shared_bytes(&o->a));
@@ -177,6 +194,7 @@ static void reserve(kt_program *p, mla *o)
     o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
     program_reserve(p, size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))),
                     attention_local_bytes(&o->a));
+    program_reserve(p, mla_expanded_shared_bytes(o, p->options.max_tokens), mla_expanded_local_bytes(o));
 }
 
 static void record(kt_program *p, mla *o, size_t layer_bytes)
@@ -192,8 +210,10 @@ static void record(kt_program *p, mla *o, size_t layer_bytes)
     program_touch_view(p, o->q, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
     program_phase(p, attend_run, o);
+    program_touch_view(p, o->q, ANY_ROWS);
     program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
+    program_touch_view(p, o->out, ANY_ROWS | WRITES);
     if (o->uv.kind != ACT_F32) {
         program_phase(p, results_run, o);
         program_touch_scratch(p, ANY_ROWS | WRITES);
@@ -205,11 +225,13 @@ static void record(kt_program *p, mla *o, size_t layer_bytes)
 
 int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt_mla *shape)
 {
-    matrices uk_in, uv;
+    matrices uk_in, uk_out, uv;
     int64_t heads = shape->heads;
     int failed = check(p, out, q, latent, shape);
     if (!failed)
         failed = program_matrices(p, "mla uk_in", &shape->uk_in, (int64_t[3]){shape->lora, shape->nope, heads}, 0, &uk_in);
+    if (!failed)
+        failed = program_matrices(p, "mla uk_out", &shape->uk_out, (int64_t[3]){shape->nope, shape->lora, heads}, 0, &uk_out);
     if (!failed)
         failed = program_matrices(p, "mla uv", &shape->uv, (int64_t[3]){shape->v, shape->lora, heads}, 0, &uv);
     mla *o = failed ? NULL : program_new(p, sizeof *o);
@@ -217,7 +239,7 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
         return failed ? failed : KT_ERR_MEMORY;
     int32_t width = latent.width, exact = p->options.exact;
     size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
-    *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uv = uv,
+    *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
                .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
                      .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};

@@ -211,8 +211,9 @@ void program_phase(kt_program *p, phase_run *run, const void *arg)
     if (!ROOM(p, p->phases))
         return;
     p->phase_first = p->recent.n;
-    /* Between two barriers each phase takes its work from another counter of the pool. */
-    int32_t full = p->loops == POOL_LOOPS;
+    /* Between two barriers each phase takes its work from another counter of the pool; one is left for
+     * a phase that starts a second loop after barriers of its own. */
+    int32_t full = p->loops == POOL_LOOPS - 1;
     if (full) {
         p->recent.n = p->phase_first = 0;
         p->loops = 0;

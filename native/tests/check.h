@@ -159,6 +159,24 @@ static inline test_weight make_weight(kt_pool *pool, const kt_format *format, in
     return t;
 }
 
+/* The transposes of from's values, in its format. */
+static inline test_weight make_transposed(kt_pool *pool, const test_weight *from)
+{
+    const kt_format *format = &from->w.format;
+    int64_t n = from->w.k, k = from->w.n, count = from->w.count;
+    size_t size = kt_packed_bytes(format, n, k), values = (size_t)(n * k);
+    test_weight t = {.values = need(values * (size_t)count * sizeof(float)), .data = need(size * (size_t)count)};
+    t.w = (kt_weight){.format = *format, .n = n, .k = k, .count = count, .data = t.data};
+    for (int64_t i = 0; i < count; i++) {
+        float *to = t.values + (size_t)i * values;
+        for (int64_t j = 0; j < n * k; j++)
+            to[j] = from->values[(size_t)i * values + (size_t)(j % k * n + j / k)];
+        OK(kt_pack(pool, format, n, k, to, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(kt_unpack(pool, &t.w, i, to), kt_pool_error(pool));
+    }
+    return t;
+}
+
 static inline void free_weight(test_weight *t)
 {
     free(t->values);

@@ -36,7 +36,7 @@ static inline void ev_weights(everything *e, kt_pool *pool)
     e->q = make_weight(pool, b, 4 * 32, EV_HIDDEN, 1, 6);
     e->latent = make_weight(pool, b, EV_LORA + 16, EV_HIDDEN, 1, 7);
     e->uk_in = make_weight(pool, b, EV_LORA, 16, 4, 8);
-    e->uk_out = make_weight(pool, b, 16, EV_LORA, 4, 9);
+    e->uk_out = make_transposed(pool, &e->uk_in);
     e->uv = make_weight(pool, b, 16, EV_LORA, 4, 10);
     e->head = make_weight(pool, i8, EV_VOCAB, EV_HIDDEN, 1, 11);
     e->table = need(EV_VOCAB * EV_HIDDEN * sizeof *e->table);

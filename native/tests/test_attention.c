@@ -33,30 +33,14 @@ typedef struct run {
     kt_view q, k, v, out;       /* MLA: k is the latent */
 } run;
 
-static void transpose(test_weight *to, const test_weight *from)
-{
-    for (int64_t i = 0; i < from->w.count; i++) {
-        for (int64_t n = 0; n < from->w.n; n++) {
-            for (int64_t k = 0; k < from->w.k; k++)
-                to->values[(i * from->w.k + k) * from->w.n + n] = from->values[(i * from->w.n + n) * from->w.k + k];
-        }
-    }
-}
-
-/* uk_out holds the transposes of uk_in; for a lossy format the two differ a little, as in a pack. */
+/* uk_out holds the transposes of uk_in. */
 static void make_mla(kt_pool *pool, model *m)
 {
     const shape *s = m->s;
     const kt_format *f = &test_formats[s->format].format;
     m->uk_in = make_weight(pool, f, s->lora, s->nope, s->heads, 11);
-    m->uk_out = make_weight(pool, f, s->nope, s->lora, s->heads, 12);
+    m->uk_out = make_transposed(pool, &m->uk_in);
     m->uv = make_weight(pool, f, s->v, s->lora, s->heads, 13);
-    transpose(&m->uk_out, &m->uk_in);
-    size_t size = kt_packed_bytes(f, s->nope, s->lora);
-    for (int64_t i = 0; i < s->heads; i++) {
-        OK(kt_pack(pool, f, s->nope, s->lora, m->uk_out.values + i * s->nope * s->lora, 1,
-                   (uint8_t *)m->uk_out.data + (size_t)i * size, NULL), kt_pool_error(pool));
-    }
 }
 
 static model make_model(kt_pool *pool, const shape *s, int32_t exact)
@@ -253,7 +237,8 @@ static void check_shape(const char *isa, const shape *s, int32_t exact)
     enum { TOKENS = 580 };     /* into the second span of 512 keys */
     kt_pool *pool = make_pool(isa, 3);
     model m = make_model(pool, s, exact);
-    double tolerance = exact ? 1e-5 : 2 * fast_tolerance(&test_formats[s->mla ? s->format : BF16].format) + 0.01;
+    /* Transposed 8-bit weights are rounded along other rows: the two forms of MLA then differ. */
+    double tolerance = exact ? (s->format == INT8 ? 0.01 : 1e-5) : 2 * fast_tolerance(&test_formats[s->mla ? s->format : BF16].format) + 0.01;
     float *out = need(sizeof(float) * TOKENS * (size_t)m.out_width);
     run whole = record(pool, &m, TOKENS), some = record(pool, &m, 77);
     cache c = make_cache(&m, TOKENS);

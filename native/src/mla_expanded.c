@@ -1,0 +1,193 @@
+/* mla_expanded.c - latent attention for many tokens: a run of pages is expanded to every head's own keys
+ * and values (uk_out, uv), all queries of the step attend over them, and the next run follows.
+ *
+ * While the team attends over one run it already expands the next into the other half of the scratch, so
+ * there is one barrier per run and few threads wait at it. A query meets its pages in ascending order,
+ * whoever works on it; its sums stand in shared scratch and its weighted values in the output itself.
+ */
+#include "mla.h"
+
+#include <math.h>
+#include <string.h>
+
+#define RUN_BYTES ((size_t)8 << 20)     /* expanded keys and values of one run of pages */
+#define MOST_PAGES 8                    /* of one run */
+
+static size_t element(const mla *o)
+{
+    return o->a.kv_f32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+static int64_t key_width(const mla *o)
+{
+    return o->s.nope + o->s.rope;
+}
+
+/* One head's share of a page: keys [64][nope + rope], values [64][v]. */
+static size_t head_page_bytes(const mla *o)
+{
+    return KT_PAGE_TOKENS * (size_t)(key_width(o) + o->s.v) * element(o);
+}
+
+static int64_t run_pages(const mla *o)
+{
+    size_t page = head_page_bytes(o) * (size_t)o->s.heads;
+    return max64(1, min64(MOST_PAGES, (int64_t)(RUN_BYTES / page)));
+}
+
+static size_t run_bytes(const mla *o)
+{
+    return size_mul(head_page_bytes(o), (size_t)(o->s.heads * run_pages(o)));
+}
+
+size_t mla_expanded_shared_bytes(const mla *o, int64_t max_tokens)
+{
+    size_t sums = size_mul((size_t)max_tokens * 2 * sizeof(float), (size_t)o->s.heads);
+    return size_add(size_mul(2, run_bytes(o)), sums);
+}
+
+/* Local: a product's results, latent rows in f32, latent rows as a product reads them. */
+static int64_t result_width(const mla *o)
+{
+    return (max64(o->s.nope, o->s.v) + 15) / 16 * 16;
+}
+
+static int64_t latent_width(const mla *o)
+{
+    return (o->s.lora + 15) / 16 * 16;
+}
+
+size_t mla_expanded_local_bytes(const mla *o)
+{
+    size_t keys = act_bytes(o->uk_out.kind, KT_PAGE_TOKENS, act_stride(o->uk_out.kind, o->s.lora));
+    size_t values = act_bytes(o->uv.kind, KT_PAGE_TOKENS, act_stride(o->uv.kind, o->s.lora));
+    return KT_PAGE_TOKENS * (size_t)(result_width(o) + latent_width(o)) * sizeof(float) +
+           (keys > values ? keys : values);
+}
+
+/* Where the expanded page `page` of a head lies: in one half of the scratch or the other. */
+static uint8_t *expanded_page(const mla *o, const worker *w, int64_t page, int64_t head)
+{
+    int64_t pages = run_pages(o), in_run = page % pages;
+    size_t half = (size_t)(page / pages % 2) * run_bytes(o);
+    return shared_scratch(w) + half + (size_t)(head * pages + in_run) * head_page_bytes(o);
+}
+
+/* ---- expanding ---------------------------------------------------------------------------------- */
+
+static const uint8_t *latent_row(const mla *o, const worker *w, int64_t page, int64_t key)
+{
+    return cache_page(w, page) + o->a.k_offset + (size_t)(key * o->a.k_stride) * element(o);
+}
+
+/* Let p read the latent rows of a page: as they lie in the cache, if it can, else converted. */
+static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_t page, act *a, product *p)
+{
+    float *rows = (float *)(void *)local_scratch(w) + KT_PAGE_TOKENS * result_width(o);
+    int64_t width = latent_width(o);
+    const void *first = latent_row(o, w, page, 0);
+    p->x_stride = o->a.k_stride;
+    p->xf = first;
+    p->xh = first;
+    /* bf16 products want zeros up to a multiple of 32: what follows a shorter latent row is its rope part. */
+    if (m->kind == (o->a.kv_f32 ? ACT_F32 : ACT_BF16) && (o->a.kv_f32 || o->s.lora % 32 == 0))
+        return;
+    *a = act_at(m->kind, (uint8_t *)(rows + KT_PAGE_TOKENS * width), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
+    for (int64_t i = 0; i < p->n_tokens; i++) {
+        w->kernels->from_bf16((const uint16_t *)(const void *)latent_row(o, w, page, i), o->s.lora, rows + i * width);
+        if (m->kind != ACT_F32)
+            act_convert(w, a, rows + i * width, o->s.lora, i);
+    }
+    act_bind(a, p);
+    if (m->kind == ACT_F32) {
+        p->xf = rows;
+        p->x_stride = width;
+    }
+}
+
+/* to[i][0..width) = the product of latent row i, in the cache's type. */
+static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_t head, int64_t page, int64_t keys,
+                        uint8_t *to, int64_t to_stride)
+{
+    act a;
+    float *y = (float *)(void *)local_scratch(w);
+    product p = {.n_tokens = keys, .y = y, .y_stride = result_width(o)};
+    bind_latent(o, w, m, page, &a, &p);
+    matrices_bind(w, m, head, 0, m->panels, &p);
+    product_run(w, m->kind, &p);
+    for (int64_t i = 0; i < keys; i++, to += (size_t)to_stride * element(o)) {
+        if (o->a.kv_f32)
+            memcpy(to, y + i * p.y_stride, (size_t)m->weight.n * sizeof(float));
+        else
+            w->kernels->to_bf16(y + i * p.y_stride, m->weight.n, m->weight.n, (uint16_t *)(void *)to);
+    }
+}
+
+static void expand_page(const mla *o, const worker *w, int64_t page, int64_t head)
+{
+    int64_t width = key_width(o);
+    int64_t keys = min64(KT_PAGE_TOKENS, w->step->start + w->step->n_tokens - page * KT_PAGE_TOKENS);
+    uint8_t *to = expanded_page(o, w, page, head);
+    expand_rows(o, w, &o->uk_out, head, page, keys, to, width);
+    for (int64_t i = 0; i < keys; i++)
+        memcpy(to + (size_t)(i * width + o->s.nope) * element(o),
+               latent_row(o, w, page, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
+    expand_rows(o, w, &o->uv, head, page, keys, to + (size_t)(KT_PAGE_TOKENS * width) * element(o), o->s.v);
+}
+
+/* ---- attending ---------------------------------------------------------------------------------- */
+
+/* Queries first..first+n of one head against pages [page, last_page). */
+static void attend_pages(const mla *o, const worker *w, int64_t head, int64_t first, int64_t n, int64_t page,
+                         int64_t last_page)
+{
+    int32_t limit[BLOCK_QUERIES];
+    int64_t tokens = w->step->n_tokens, position = w->step->start + first;
+    float *sums = (float *)(void *)(shared_scratch(w) + 2 * run_bytes(o)) + head * 2 * tokens + first;
+    page_attention k = {.kv_f32 = o->a.kv_f32, .n_queries = n, .dk = key_width(o), .dv = o->s.v,
+                        .q = view_row(w, o->q, first) + head * key_width(o), .q_stride = view_stride(w, o->q),
+                        .k_stride = key_width(o), .v_stride = o->s.v, .limit = limit, .scale = o->s.scale,
+                        .max = sums, .sum = sums + tokens, .acc = view_row(w, o->out, first) + head * o->s.v,
+                        .acc_stride = view_stride(w, o->out)};
+    for (int64_t i = 0; i < n && page == 0; i++) {
+        k.max[i] = -INFINITY;
+        k.sum[i] = 0;
+        memset(k.acc + i * k.acc_stride, 0, (size_t)o->s.v * sizeof(float));
+    }
+    int64_t pages = (position + n + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;    /* that these queries see */
+    for (; page < min64(last_page, pages); page++) {
+        for (int64_t i = 0; i < n; i++)
+            limit[i] = (int32_t)max64(0, min64(KT_PAGE_TOKENS, position + i + 1 - page * KT_PAGE_TOKENS));
+        const uint8_t *at = expanded_page(o, w, page, head);
+        k.k = at;
+        k.v = at + (size_t)(KT_PAGE_TOKENS * key_width(o)) * element(o);
+        w->kernels->attend_page(&k);
+        if (page + 1 < pages)
+            continue;
+        for (int64_t i = 0; i < n; i++) {
+            float scale = 1 / k.sum[i];
+            for (int64_t c = 0; c < o->s.v; c++)
+                k.acc[i * k.acc_stride + c] *= scale;
+        }
+    }
+}
+
+void mla_expanded(const mla *o, const worker *w)
+{
+    int64_t tokens = w->step->n_tokens, heads = o->s.heads, run = run_pages(o);
+    int64_t pages = (w->step->start + tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    int64_t blocks = (tokens + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
+    for (int64_t first = -run; first < pages; first += run) {
+        int64_t next = first + run, n = max64(0, min64(run, pages - next));
+        for (int64_t i; (i = worker_take(w, 1)) < n * heads;)
+            expand_page(o, w, next + i / heads, i % heads);
+        pool_next_loop(w->pool, w->thread);
+        for (int64_t i; first >= 0 && (i = worker_take(w, 1)) < blocks * heads;) {
+            int64_t query = (blocks - 1 - i / heads) * BLOCK_QUERIES;   /* the last see the most keys */
+            attend_pages(o, w, i % heads, query, min64(BLOCK_QUERIES, tokens - query), first,
+                         min64(next, pages));
+        }
+        if (next < pages)
+            worker_barrier(w);
+    }
+}
