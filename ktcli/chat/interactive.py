@@ -58,6 +58,8 @@ def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: boo
                 show(chat, partial(chat.ask, line), screen, person, stats=stats)
         except KtError as error:
             person.error(error)
+        except KeyboardInterrupt:  # pressed again before the first was looked at
+            person.note(REMARKS[Finish.CANCELLED])
 
 
 def show(

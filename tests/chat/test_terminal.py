@@ -129,6 +129,16 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(terminal: Terminal) -> None:
     assert terminal.end() == 0
 
 
+def test_an_impatient_person_keeps_the_chat_too(terminal: Terminal) -> None:
+    terminal.type("long\r")
+    terminal.expect("word word word")
+    for _ in range(2):
+        os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.expect(r"\(stopped\).*› ")
+    terminal.type("still there?\r")
+    terminal.expect(r"you said b'still there\?'\n.*› ")
+
+
 def test_a_killed_chat_goes_on(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("remember me\r")
     terminal.expect(r"you said b'remember me'\n.*› ")
