@@ -43,7 +43,7 @@ def plan(
 
       kt plan qwen3-30b-a3b --context 32768
 
-      kt plan deepseek-v3 --experts int8 --machine server.toml
+      kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb
     """
     subject = find_subject(model, experts, dense)
     found = probe() if machine is None else read_machine(machine)

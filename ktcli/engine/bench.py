@@ -184,7 +184,9 @@ def run(
 
 def _predicted_s(engine: Engine, kind: Kind, n_tokens: int, rates: Rates) -> float:
     return sum(
-        step_seconds(step_work(engine.model, engine.recipe, step), engine.spec, rates)
+        step_seconds(
+            step_work(engine.model, engine.recipe, step), engine.spec, rates, step.n_tokens
+        )
         for step in steps(engine, kind, n_tokens)
     )
 
@@ -199,12 +201,14 @@ def _once(session: Session, kind: Kind, ids: list[int]) -> None:
         int(session.feed([token]).argmax())
 
 
-def _ideal_s(wanted: Demand, kind: Kind, ceilings: Ceilings) -> float:
+def _ideal_s(wanted: Demand, work: Kind, ceilings: Ceilings) -> float:
     """Seconds of a run at the ceiling, measured now."""
-    if kind is Kind.DECODE:
+    if work is Kind.DECODE:
         return wanted.read_bytes / ceilings.measure(Ceiling.READ)
-    peaks = {Unit.INT8: Ceiling.INT8, Unit.BF16: Ceiling.BF16}
-    return sum(ops / ceilings.measure(peaks[unit]) for unit, ops in wanted.ops.items() if ops)
+    int8 = wanted.ops[Unit.INT8]
+    rest = wanted.all_ops - int8
+    peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
+    return sum(ops / ceilings.measure(kind) for ops, kind in peaks if ops)
 
 
 def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:

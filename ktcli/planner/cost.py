@@ -1,6 +1,9 @@
 """How long a step takes: a roofline over the bytes and operations of its parts.
 
-A part takes as long as the slower of two things: reading its bytes from memory, or doing its operations.
+A part reads its bytes from memory and does its operations. With one token, weights are used as they
+stream in, and the slower of the two counts. With many, a block of weights is read and unpacked into the
+cache first and then multiplied with every token, so both times add up.
+
 Rates come from measurement (`kt doctor --measure`) where there is one, else from a cautious assumption
 that says so. What the loops reach of those rates is written here once, with where it comes from.
 """
@@ -31,13 +34,16 @@ class Rates:
     measured: bool
     basis: str
 
-    def peak(self, unit: Unit) -> float:
-        return self.int8_ops if unit is Unit.INT8 else self.bf16_ops
+    def reached(self, unit: Unit) -> float:
+        """Operations per second that the engine's own loop of this kind reaches."""
+        peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
+        return peak * PEAK_SHARE[unit]
 
 
-# Shares of the plain read loop and of the arithmetic peak that the engine's own loops reach.
-READ_SHARE = 0.80
-PEAK_SHARE = {Unit.INT8: 0.50, Unit.BF16: 0.50}
+# Shares of the plain read loop and of the arithmetic peak that the engine's own loops reach; measured on
+# one core of a Zen 5 (avx512bf16), qwen3-30b-a3b and deepseek-v2-lite, 2026-11-20. Attention works in f32.
+READ_SHARE = 0.85
+PEAK_SHARE = {Unit.INT8: 0.60, Unit.BF16: 0.45, Unit.ATTENTION: 0.095}
 
 # Entering and leaving one operation of the program by a spinning team, and operations per layer.
 OPERATION_S = 3e-6
@@ -46,7 +52,6 @@ OPERATIONS_PER_LAYER = 16
 # Operations per cycle and core of the widest multiply-add of each row: (int8, bf16). Two 512-bit ports
 # for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32).
 _OPS_PER_CYCLE = {
-    "amx": (2048, 1024),
     "avx512bf16": (256, 128),
     "avx512": (256, 64),
     "avx2": (64, 32),
@@ -61,12 +66,12 @@ _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between
 def assumed_rates(isa: str, cores_per_node: Sequence[int]) -> Rates:
     """Cautious rates for a CPU nobody has measured.
 
-    A node has about 40 GB/s (two memory channels) and, because larger CPUs come with more channels,
-    4 GB/s more per core. Of several nodes one counts: weights are not bound to nodes yet, so most reads
-    cross the link between them.
+    A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more
+    channels, about 4 GB/s per core. Of several nodes one counts: weights are not bound to nodes yet,
+    so most reads cross the link between them.
     """
     cores = sum(cores_per_node)
-    read = max(min(CORE_READ_BPS * n, 40e9 + 4e9 * n, 300e9) for n in cores_per_node)
+    read = max(min(CORE_READ_BPS * n, max(50e9, 4e9 * n), 300e9) for n in cores_per_node)
     int8, bf16 = _OPS_PER_CYCLE.get(isa, _OPS_PER_CYCLE["portable"])
     return Rates(
         read_bps=read,
@@ -77,11 +82,11 @@ def assumed_rates(isa: str, cores_per_node: Sequence[int]) -> Rates:
     )
 
 
-def seconds(work: Work, rates: Rates) -> float:
-    """Time of one part of a step."""
+def seconds(work: Work, rates: Rates, n_tokens: int) -> float:
+    """Time of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
-    computing = work.ops / (rates.peak(work.unit) * PEAK_SHARE[work.unit])
-    return max(reading, computing)
+    computing = work.ops / rates.reached(work.unit)
+    return max(reading, computing) if n_tokens == 1 else reading + computing
 
 
 def overhead_seconds(spec: Spec) -> float:
@@ -89,6 +94,6 @@ def overhead_seconds(spec: Spec) -> float:
     return spec.layers * OPERATIONS_PER_LAYER * OPERATION_S
 
 
-def step_seconds(works: Iterable[Work], spec: Spec, rates: Rates) -> float:
+def step_seconds(works: Iterable[Work], spec: Spec, rates: Rates, n_tokens: int) -> float:
     """Time of a whole step: its parts run one after the other."""
-    return sum(seconds(work, rates) for work in works) + overhead_seconds(spec)
+    return sum(seconds(work, rates, n_tokens) for work in works) + overhead_seconds(spec)

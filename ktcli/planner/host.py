@@ -45,8 +45,8 @@ class Host:
     notes: tuple[str, ...] = ()
 
 
-# Rows of kernels with what /proc/cpuinfo must list, best first: for a recorded machine, where the native
-# library cannot be asked.
+# Rows of kernels that this version has, best first, with what /proc/cpuinfo must list: for a machine
+# where the native library was not asked.
 _ROW_FLAGS = (
     ("avx512bf16", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}),
     ("avx512", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
@@ -85,10 +85,9 @@ def _far_nodes(machine: Machine) -> tuple[Node, ...]:
 
 
 def _best_row(machine: Machine) -> str:
-    if machine.cpu.isa:
-        return machine.cpu.isa[0]
-    flags = set(machine.cpu.flags)
-    return next(name for name, needs in _ROW_FLAGS if needs <= flags)
+    """The best row that the machine runs and this version has."""
+    flags, runs = set(machine.cpu.flags), machine.cpu.isa
+    return next(name for name, needs in _ROW_FLAGS if (name in runs if runs else needs <= flags))
 
 
 def _rates(machine: Machine, threads: int, isa: str) -> Rates:

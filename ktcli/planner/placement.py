@@ -230,7 +230,7 @@ def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
     early = min(EARLY_TOKENS, context - 1)
     chunk = min(PREFILL_CHUNK, context)
     decode, full, prefill = (
-        step_seconds(step_work(model, recipe, step), model.spec, rates)
+        step_seconds(step_work(model, recipe, step), model.spec, rates, step.n_tokens)
         for step in (Step(1, early), Step(1, context - 1), Step(chunk))
     )
     return Speed(1 / decode, 1 / full, chunk / prefill)
@@ -253,8 +253,8 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
             where="memory",
             size_bytes=size,
             decode_bytes=one.read_bytes if one else 0,
-            decode_s=seconds(one, host.rates) if one else 0.0,
-            prefill_s=seconds(many, host.rates) / chunk if many else 0.0,
+            decode_s=seconds(one, host.rates, 1) if one else 0.0,
+            prefill_s=seconds(many, host.rates, chunk) / chunk if many else 0.0,
             reason=reason,
         )
 

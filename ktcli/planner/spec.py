@@ -20,10 +20,11 @@ PAGE_TOKENS = 64  # the cache grows in pages; the value of KT_PAGE_TOKENS
 
 
 class Unit(Enum):
-    """Which arithmetic a part runs on, hence which peak bounds it."""
+    """Which loop a part runs in, hence what of which peak it reaches."""
 
-    INT8 = "int8"
-    BF16 = "bf16"
+    INT8 = "int8"  # products of 8- and 4-bit weights
+    BF16 = "bf16"  # products of wider weights
+    ATTENTION = "attention"  # over the cache, which holds bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def _attention_work(model: Model, step: Step) -> Work:
     spec = model.spec
     pairs = step.n_tokens * step.start + step.n_tokens * (step.n_tokens + 1) // 2
     read = (step.start + step.n_tokens) * kv_bytes_per_token(spec)
-    return Work(KV_CACHE, Unit.BF16, read, pairs * spec.attention_ops * spec.layers)
+    return Work(KV_CACHE, Unit.ATTENTION, read, pairs * spec.attention_ops * spec.layers)
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -113,7 +113,10 @@ def test_all_layers_by_default(model: str, capsys):
 def test_a_converted_model_is_loaded_with_its_own_formats(home: Path, capsys):
     random_checkpoint(home / "source", TINY["qwen3"])
     pack = home / "pack"
-    assert main(["convert", str(home / "source"), "--out", str(pack), "--experts", "int8", "--json"]) == 0
+    assert (
+        main(["convert", str(home / "source"), "--out", str(pack), "--experts", "int8", "--json"])
+        == 0
+    )
     capsys.readouterr()
     (own,) = measured(capsys, "decode", str(pack), "-n", "2")["results"]
     (other,) = measured(capsys, "decode", str(pack), "-n", "2", "--experts", "int4")["results"]

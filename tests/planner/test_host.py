@@ -25,7 +25,7 @@ EXPECTED = {
     "odd-node-ids": (16, 128, "avx2"),
     "offline-cores": (6, 64, "avx2"),
     "smt-off": (4, 64, "avx2"),
-    "container": (3, 16, "avx2"),
+    "container": (2, 16, "avx2"),
     "container-v1": (4, 8, "avx2"),
     "bare": (2, 4, "avx2"),
 }
@@ -106,6 +106,11 @@ def test_rates_of_another_row_are_not_this_rows():
     rates = host_of(eight_cores(), isa="avx2").rates
     assert not rates.measured
     assert "assumed" in rates.basis
+
+
+def test_a_row_this_version_does_not_have_is_not_planned_with():
+    cpu = replace(eight_cores().cpu, isa=("some-later-row", "avx512", "portable"))
+    assert host_of(eight_cores(cpu=cpu)).isa == "avx512"
 
 
 def test_wider_rows_are_assumed_faster():

@@ -1,12 +1,14 @@
 """The plan: pure, monotone, honest about what does not fit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from shapes import GIB, RATES, host, shape
 
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.planner.host import MARGIN_LIMIT_BYTES
+from ktcli.hardware.profile import read_machine
+from ktcli.planner.host import MARGIN_LIMIT_BYTES, host_of
 from ktcli.planner.placement import DEFAULT_CONTEXT, LEAST_CONTEXT, Plan, Request, place
 from ktcli.weights.recipe import Recipe
 
@@ -138,6 +140,29 @@ def test_advised_memory_is_enough(name: str):
 
 
 # --- known machines ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "fits"),
+    [
+        ("laptop-16gb", "deepseek-v2-lite", True),
+        ("laptop-16gb", "qwen3-30b-a3b", False),
+        ("desktop-24gb-gpu", "qwen3-30b-a3b", True),
+        ("desktop-24gb-gpu", "qwen3-235b-a22b", False),
+        ("xeon-2x32-512gb", "qwen3-235b-a22b", True),
+        ("xeon-2x32-512gb", "deepseek-v3", True),
+        ("xeon-2x32-512gb", "kimi-k2", False),
+    ],
+)
+def test_what_fits_where(machine: str, name: str, fits: bool):
+    made = place(shape(name), host_of(read_machine(Path(machine))), Request())
+    assert made.fits is fits
+    assert bool(made.advice) is not fits
+
+
+def test_a_gpu_is_named_and_said_to_be_idle():
+    made = place(shape("qwen3-30b-a3b"), host_of(read_machine(Path("desktop-24gb-gpu"))), Request())
+    assert any("RTX 4090" in note and "does not use it" in note for note in made.host.notes)
 
 
 def test_decode_never_beats_the_bandwidth():

@@ -150,4 +150,5 @@ def test_number_formats_choose_the_arithmetic():
         work.part: work.unit for work in step_work(model, Recipe.named("int4", "bf16"), Step(1))
     }
     assert units["routed experts"] is Unit.INT8
-    assert units["attention"] is units[KV_CACHE] is units["router"] is Unit.BF16
+    assert units["attention"] is units["router"] is Unit.BF16
+    assert units[KV_CACHE] is Unit.ATTENTION
