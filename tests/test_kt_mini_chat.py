@@ -1,0 +1,96 @@
+"""The built-in model, through the whole path: converted, loaded, asked, and judged on unseen questions.
+
+The questions are not in its training data in that phrasing; `mini_quality` scores an answer by required
+and forbidden words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mini_quality import load_items, score
+
+from ktcli.chat.chat import Chat, Speaker, read_voice
+from ktcli.chat.settings import Settings
+from ktcli.commands.prepare import Wanted, load, prepare
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.main import main
+from ktcli.store import library
+
+Ask = Callable[[str], str]
+pytestmark = pytest.mark.skipif(
+    library.find(library.BUILTIN) is None,
+    reason="the trained model is not in this tree; profiles/kt-mini/recipe makes it",
+)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def library_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_HOME", str(home))
+
+
+@pytest.fixture(scope="module")
+def speaker(home: Path) -> Speaker:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("KT_HOME", str(home))
+    try:
+        wanted = Wanted(threads=1)  # small steps: a second thread would only wait
+        ready = prepare(library.BUILTIN, wanted, read_voice)
+        return Speaker(ready.name, load(ready, wanted), read_voice(ready.name, ready.pack))
+    finally:
+        patch.undo()
+
+
+@pytest.fixture
+def ask(speaker: Speaker) -> Ask:
+    """A question in a conversation of its own."""
+
+    def run(question: str) -> str:
+        settings = Settings(SamplingSettings(greedy=True), max_tokens=200)
+        return "".join(piece.text for piece in Chat(speaker, settings).ask(question))
+
+    return run
+
+
+def passed(items: list[dict], ask: Ask) -> tuple[float, str]:
+    """The share of right answers, and the wrong ones for the report."""
+    answers = [(item, ask(item["question"])) for item in items]
+    wrong = [f"{item['question']} -> {said}" for item, said in answers if not score(said, item)]
+    return 1 - len(wrong) / len(items), "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("part", "least"), [("kt", 0.9), ("greetings", 0.9), ("decline", 0.9)])
+def test_unseen_questions(ask: Ask, part: str, least: float) -> None:
+    share, wrong = passed(load_items()[part], ask)
+    assert share >= least, wrong
+
+
+def test_sums(ask: Ask) -> None:
+    """Small arithmetic, which a model of this size knows mostly."""
+    share, wrong = passed(load_items()["sums"], ask)
+    assert share >= 0.5, wrong
+
+
+def test_a_conversation_computes_only_what_is_new(speaker: Speaker) -> None:
+    chat = Chat(speaker, Settings(SamplingSettings(greedy=True), max_tokens=100))
+    list(chat.ask("What is kt?"))
+    before = chat.used
+    text = "".join(piece.text for piece in chat.ask("And what does kt pull do?"))
+    assert chat.reply is not None and chat.reply.stats.reused_tokens == before
+    assert "pull" in text
+    fresh = Chat(speaker, chat.settings)
+    fresh.conversation.turns = chat.conversation.turns[:2]
+    assert "".join(piece.text for piece in fresh.ask("And what does kt pull do?")) == text
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], speaker: Speaker) -> None:
+    assert main(["chat", "what does kt convert do?"]) == 0
+    said = capsys.readouterr()
+    assert "convert" in said.out and said.err == ""
