@@ -21,7 +21,7 @@ from ktcli.store import library
 
 Ask = Callable[[str], str]
 pytestmark = pytest.mark.skipif(
-    library.find(library.BUILTIN) is None,
+    library.find(library.BUILTIN, library.Kind.CHECKPOINT) is None,
     reason="the trained model is not in this tree; profiles/kt-mini/recipe makes it",
 )
 
