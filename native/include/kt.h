@@ -267,7 +267,7 @@ typedef struct kt_step {
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
     void *cache;            /* [cache_pages][page_bytes] */
     int64_t cache_pages;
-    size_t page_bytes;
+    size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
 } kt_step;
 
 /* Run all operations for one step. */

@@ -229,9 +229,11 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     int64_t heads = shape->heads;
     int failed = check(p, out, q, latent, shape);
     if (!failed)
-        failed = program_matrices(p, "mla uk_in", &shape->uk_in, (int64_t[3]){shape->lora, shape->nope, heads}, 0, &uk_in);
+        failed = program_matrices(p, "mla uk_in", &shape->uk_in, (int64_t[3]){shape->lora, shape->nope, heads}, 0,
+                                  &uk_in);
     if (!failed)
-        failed = program_matrices(p, "mla uk_out", &shape->uk_out, (int64_t[3]){shape->nope, shape->lora, heads}, 0, &uk_out);
+        failed = program_matrices(p, "mla uk_out", &shape->uk_out, (int64_t[3]){shape->nope, shape->lora, heads}, 0,
+                                  &uk_out);
     if (!failed)
         failed = program_matrices(p, "mla uv", &shape->uv, (int64_t[3]){shape->v, shape->lora, heads}, 0, &uv);
     mla *o = failed ? NULL : program_new(p, sizeof *o);

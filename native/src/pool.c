@@ -27,9 +27,11 @@
 #define LINE 64             /* bytes of a cache line: what different threads write lies apart */
 #define MAX_THREADS 4096
 
-/* Inside a task the others are at work and come soon, so a barrier spins far longer than an idle
- * worker would; one that still waits after this has lost its core to somebody, and sleeps. */
-#define BARRIER_SPIN_NS 1000000
+/* How long a barrier spins before it sleeps: about what sleeping and being woken costs, and waking costs
+ * per sleeper. Longer is worse where the cores are shared: the one that is waited for may need this very
+ * core (2 threads beside 8 other processes: 1 ms made a step take 4 times as long as 20 us). */
+#define BARRIER_SPIN_NS 10000
+#define BARRIER_SPIN_NS_PER_THREAD 5000
 
 typedef struct bell {
     _Alignas(LINE) _Atomic uint32_t rung;   /* how often; the futex word */
@@ -288,7 +290,7 @@ kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t erro
     /* More threads than CPUs: whoever spins takes the core from the one it waits for. */
     int crowded = m->threads > usable_cpus(options);
     m->idle_spin_ns = crowded ? 0 : (int64_t)options->spin_us * 1000;
-    m->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS;
+    m->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)m->threads;
     pool->kernels = kernels;
     if (!start_team(pool, options, error, error_size)) {
         kt_pool_free(pool);

@@ -1,6 +1,5 @@
-/* program.c - recording: buffers, phases with their barriers, converted activations, and the one
- * reservation of all memory at the end. Running is step.c; what the operations compute stands in the
- * files named after them.
+/* program.c - recording: buffers, phases with their barriers, and the one reservation of all memory at
+ * the end. Running is step.c; what the operations compute stands in the files named after them.
  */
 #include "program.h"
 
@@ -13,7 +12,6 @@
 /* Buffers whose rows are a multiple of this many floats get one more line per row: rows that lie a
  * multiple of 4 kB apart compete for the same sets of the first cache. */
 #define ALIASING_FLOATS 1024
-#define SLOTS 4     /* conversions of one kind and domain kept at once: more than a layer has inputs */
 
 /* ---- errors and sizes --------------------------------------------------------------------------- */
 
@@ -284,95 +282,6 @@ void program_reserve(kt_program *p, size_t scratch, size_t local)
         p->scratch_bytes = scratch;
     if (local > p->local_bytes)
         p->local_bytes = local;
-}
-
-/* ---- sources and matrices ----------------------------------------------------------------------- */
-
-typedef struct conversion {
-    source source;
-    int32_t domain;
-} conversion;
-
-static void convert_run(const void *arg, worker *w)
-{
-    const conversion *c = arg;
-    const source *s = &c->source;
-    act a;
-    product unused;
-    source_bind(w, s, &a, &unused);
-    int64_t row, last;
-    for (own_rows(w, c->domain, &row, &last); row < last; row++)
-        act_convert(w, &a, view_row(w, s->view, row), s->view.width, row);
-}
-
-/* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
-static int32_t find_slot(kt_program *p, kt_view v, int32_t kind)
-{
-    int32_t domain = program_domain(p, v), n = 0, oldest = -1;
-    for (int32_t i = 0; i < p->slots.n; i++) {
-        slot *s = &p->slots.at[i];
-        if (s->kind != kind || s->domain != domain)
-            continue;
-        if (s->valid && memcmp(&s->view, &v, sizeof v) == 0)
-            return i;
-        n++;
-        if (oldest < 0 || s->used < p->slots.at[oldest].used)
-            oldest = i;
-    }
-    if (n == SLOTS)
-        return oldest;
-    if (!ROOM(p, p->slots))
-        return -1;
-    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .resource = program_resource(p)};
-    return p->slots.n++;
-}
-
-source program_source(kt_program *p, kt_view v, int32_t kind)
-{
-    source s = {.kind = kind, .slot = -1, .view = v, .stride = act_stride(kind, v.width)};
-    if (kind == ACT_F32)
-        return s;
-    s.slot = find_slot(p, v, kind);
-    conversion *c = s.slot < 0 ? NULL : program_new(p, sizeof *c);
-    if (!c)
-        return s;           /* the program is marked failed and will not run */
-    slot *at = &p->slots.at[s.slot];
-    int32_t fresh = !at->valid || memcmp(&at->view, &v, sizeof v) != 0;
-    at->used = p->phases.n;
-    if (!fresh)
-        return s;
-    at->view = v;
-    at->stride = s.stride > at->stride ? s.stride : at->stride;
-    *c = (conversion){.source = s, .domain = at->domain};
-    program_phase(p, convert_run, c);
-    program_touch_view(p, v, OWN_ROWS);
-    program_touch(p, p->slots.at[s.slot].resource, 0, 1, OWN_ROWS | WRITES);
-    p->slots.at[s.slot].valid = 1;
-    return s;
-}
-
-int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
-                     int32_t precise, matrices *m)
-{
-    if (w->n != n_k_count[0] || w->k != n_k_count[1] || w->count != n_k_count[2] || w->count < 1)
-        return program_fail(p, KT_ERR_SHAPE, "%s: %lld matrices [%lld, %lld], but [%lld, %lld] x %lld are needed",
-                            name, (long long)w->count, (long long)w->n, (long long)w->k, (long long)n_k_count[0],
-                            (long long)n_k_count[1], (long long)n_k_count[2]);
-    size_t bytes = w->n <= MAX_COLUMNS && w->k <= MAX_COLUMNS ? kt_packed_bytes(&w->format, w->n, w->k) : 0;
-    if (bytes == 0 || size_mul(bytes, (size_t)w->count) == SIZE_MAX)
-        return program_fail(p, KT_ERR_SHAPE, "%s: %lld x [%lld, %lld] with %d bits, group %d, scale type %d is not a "
-                            "valid weight", name, (long long)w->count, (long long)w->n, (long long)w->k,
-                            w->format.bits, w->format.group, w->format.scale);
-    if (!w->data)
-        return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
-    int32_t exact = p->options.exact || precise || w->format.bits == 32;
-    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : ACT_INT8,
-                    .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
-                    .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes};
-    size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
-    if (scratch > p->product_bytes)
-        p->product_bytes = align_up(scratch);
-    return KT_OK;
 }
 
 /* ---- finish ------------------------------------------------------------------------------------- */

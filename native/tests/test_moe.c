@@ -97,14 +97,16 @@ static void compare(run *r, const layer *l, int64_t n, double tolerance, const c
         const float *in = row_of(r->program, r->x, t);
         expect_experts(l, in, ids + t * TOP_K, gate + t * TOP_K, want);
         double off = distance(row_of(r->program, r->out, t), want, l->hidden);
-        CHECK(off <= tolerance, "experts, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t, off);
+        CHECK(off <= tolerance, "experts, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t,
+              off);
         for (int32_t i = 0; i < l->hidden; i++)
             x[i] = (double)in[i];
         multiply(l->plain.values, 37, l->hidden, x, want);
         for (int i = 0; i < 37; i++)
             want[i] += (double)l->bias[i];
         off = distance(row_of(r->program, r->plain, t), want, 37);
-        CHECK(off <= tolerance, "linear, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t, off);
+        CHECK(off <= tolerance, "linear, %s, %lld tokens: row %lld is off by %g", what, (long long)n, (long long)t,
+              off);
     }
 }
 

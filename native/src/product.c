@@ -1,0 +1,198 @@
+/* product.c - the two sides of a product as the kernels want them: activations converted to int8 or
+ * bfloat16, and weights checked and cut into runs of panels.
+ *
+ * A view is converted once and kept in a *slot* until somebody writes to the view; so the experts, the
+ * shared expert and every projection of one normed row read the same bytes. The slots of one kind are
+ * few and are given away oldest first.
+ */
+#include "program.h"
+
+#include <string.h>
+
+#define SLOTS 4     /* conversions of one kind and domain kept at once: more than a layer has inputs */
+
+/* ---- converted rows ----------------------------------------------------------------------------- */
+
+int64_t act_stride(int32_t kind, int64_t k)
+{
+    int64_t unit = kind == ACT_INT8 ? 128 : 64;     /* act8's rule; whole lines of bf16 */
+    return (k + unit - 1) / unit * unit;
+}
+
+/* int8: q [rows][stride], sum [rows][stride/32], scale [rows]; bf16: [rows][stride]. */
+size_t act_bytes(int32_t kind, int64_t rows, int64_t stride)
+{
+    size_t row = kind == ACT_INT8 ? (size_t)stride + (size_t)stride / 8 + sizeof(float)
+               : kind == ACT_BF16 ? (size_t)stride * sizeof(uint16_t) : 0;
+    return size_mul((size_t)rows, row);
+}
+
+act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
+{
+    act a = {.kind = kind, .stride = stride};
+    if (kind == ACT_INT8) {
+        int32_t *sum = (int32_t *)(void *)(data + rows * stride);
+        a.x8 = (act8){.q = (int8_t *)data, .sum = sum, .scale = (float *)(void *)(sum + rows * (stride / 32)),
+                      .stride = stride};
+    } else {
+        a.xh = (uint16_t *)(void *)data;
+    }
+    return a;
+}
+
+void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row)
+{
+    if (a->kind == ACT_INT8)
+        w->kernels->quantize(x, k, &a->x8, row);
+    else
+        w->kernels->to_bf16(x, k, a->stride, a->xh + row * a->stride);
+}
+
+act act_rows(const act *a, int64_t row)
+{
+    act b = *a;
+    if (a->kind == ACT_INT8) {
+        b.x8.q += row * a->stride;
+        b.x8.sum += row * (a->stride / 32);
+        b.x8.scale += row;
+    } else {
+        b.xh += row * a->stride;
+    }
+    return b;
+}
+
+void act_bind(const act *a, product *p)
+{
+    p->x8 = &a->x8;
+    p->xh = a->xh;
+    p->x_stride = a->stride;
+}
+
+void source_bind(const worker *w, const source *s, act *a, product *p)
+{
+    if (s->slot < 0) {
+        p->xf = view_row(w, s->view, 0);
+        p->x_stride = view_stride(w, s->view);
+        return;
+    }
+    const slot *at = &w->program->slots.at[s->slot];
+    const kt_program_options *o = &w->program->options;
+    *a = act_at(s->kind, at->data, at->domain == KT_ROWS_TOKENS ? o->max_tokens : o->max_outputs, s->stride);
+    act_bind(a, p);
+}
+
+/* ---- sources: recording ------------------------------------------------------------------------- */
+
+typedef struct conversion {
+    source source;
+    int32_t domain;
+} conversion;
+
+static void convert_run(const void *arg, worker *w)
+{
+    const conversion *c = arg;
+    const source *s = &c->source;
+    act a;
+    product unused;
+    source_bind(w, s, &a, &unused);
+    int64_t row, last;
+    for (own_rows(w, c->domain, &row, &last); row < last; row++)
+        act_convert(w, &a, view_row(w, s->view, row), s->view.width, row);
+}
+
+/* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
+static int32_t find_slot(kt_program *p, kt_view v, int32_t kind)
+{
+    int32_t domain = program_domain(p, v), n = 0, oldest = -1;
+    for (int32_t i = 0; i < p->slots.n; i++) {
+        slot *s = &p->slots.at[i];
+        if (s->kind != kind || s->domain != domain)
+            continue;
+        if (s->valid && memcmp(&s->view, &v, sizeof v) == 0)
+            return i;
+        n++;
+        if (oldest < 0 || s->used < p->slots.at[oldest].used)
+            oldest = i;
+    }
+    if (n == SLOTS)
+        return oldest;
+    if (!ROOM(p, p->slots))
+        return -1;
+    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .resource = program_resource(p)};
+    return p->slots.n++;
+}
+
+source program_source(kt_program *p, kt_view v, int32_t kind)
+{
+    source s = {.kind = kind, .slot = -1, .view = v, .stride = act_stride(kind, v.width)};
+    if (kind == ACT_F32)
+        return s;
+    s.slot = find_slot(p, v, kind);
+    conversion *c = s.slot < 0 ? NULL : program_new(p, sizeof *c);
+    if (!c)
+        return s;           /* the program is marked failed and will not run */
+    slot *at = &p->slots.at[s.slot];
+    int32_t fresh = !at->valid || memcmp(&at->view, &v, sizeof v) != 0;
+    at->used = p->phases.n;
+    if (!fresh)
+        return s;
+    at->view = v;
+    at->stride = s.stride > at->stride ? s.stride : at->stride;
+    *c = (conversion){.source = s, .domain = at->domain};
+    program_phase(p, convert_run, c);
+    program_touch_view(p, v, OWN_ROWS);
+    program_touch(p, p->slots.at[s.slot].resource, 0, 1, OWN_ROWS | WRITES);
+    p->slots.at[s.slot].valid = 1;
+    return s;
+}
+
+/* ---- weights ------------------------------------------------------------------------------------ */
+
+int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
+                     int32_t precise, matrices *m)
+{
+    if (w->n != n_k_count[0] || w->k != n_k_count[1] || w->count != n_k_count[2] || w->count < 1)
+        return program_fail(p, KT_ERR_SHAPE, "%s: %lld matrices [%lld, %lld], but [%lld, %lld] x %lld are needed",
+                            name, (long long)w->count, (long long)w->n, (long long)w->k, (long long)n_k_count[0],
+                            (long long)n_k_count[1], (long long)n_k_count[2]);
+    size_t bytes = w->n <= MAX_COLUMNS && w->k <= MAX_COLUMNS ? kt_packed_bytes(&w->format, w->n, w->k) : 0;
+    if (bytes == 0 || size_mul(bytes, (size_t)w->count) == SIZE_MAX)
+        return program_fail(p, KT_ERR_SHAPE, "%s: %lld x [%lld, %lld] with %d bits, group %d, scale type %d is not a "
+                            "valid weight", name, (long long)w->count, (long long)w->n, (long long)w->k,
+                            w->format.bits, w->format.group, w->format.scale);
+    if (!w->data)
+        return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
+    int32_t exact = p->options.exact || precise || w->format.bits == 32;
+    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : ACT_INT8,
+                    .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
+                    .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes};
+    size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
+    if (scratch > p->product_bytes)
+        p->product_bytes = (scratch + 63) / 64 * 64;
+    return KT_OK;
+}
+
+void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t first_panel, int64_t last_panel,
+                   product *p)
+{
+    int64_t rows = m->weight.n - first_panel * KT_PANEL_ROWS;
+    int64_t wanted = (last_panel - first_panel) * KT_PANEL_ROWS;
+    p->format = &m->weight.format;
+    p->n = rows < wanted ? rows : wanted;
+    p->k = m->weight.k;
+    p->w = (const uint8_t *)m->weight.data + (size_t)index * m->bytes + (size_t)first_panel * m->panel_bytes;
+    p->panel_bytes = m->panel_bytes;
+    p->first_panel = 0;
+    p->last_panel = last_panel - first_panel;
+    p->scratch = w->local;
+}
+
+void product_run(const worker *w, int32_t kind, const product *p)
+{
+    if (kind == ACT_INT8)
+        w->kernels->product_int8(p);
+    else if (kind == ACT_BF16)
+        w->kernels->product_bf16(p);
+    else
+        w->kernels->product_f32(p);
+}
