@@ -21,7 +21,7 @@ from ktcli.errors import NotEnoughMemory, gib
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
 from ktcli.models import build
-from ktcli.output import out, table
+from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import EARLY_TOKENS, PREFILL_CHUNK, Line, Plan, Request, place
 
@@ -107,13 +107,13 @@ def render(name: str, made: Plan) -> str:
     host = made.host
     fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
     words = [
-        f"{name} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
+        f"{safe(name)} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
     ]
     words += ["", _parts(made), "", _facts(made)]
     if made.advice:
         words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
     if host.notes:
-        words += ["", *(f"Note: {note}" for note in host.notes)]
+        words += ["", *(f"Note: {safe(note)}" for note in host.notes)]
     return "\n".join(words)
 
 

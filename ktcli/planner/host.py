@@ -86,7 +86,8 @@ def _far_nodes(machine: Machine) -> tuple[Node, ...]:
 
 def _best_row(machine: Machine) -> str:
     """The best row that the machine runs and this version has."""
-    flags, runs = set(machine.cpu.flags), machine.cpu.isa
+    flags = set(machine.cpu.flags)
+    runs = {name for name, _ in _ROW_FLAGS} & set(machine.cpu.isa)
     return next(name for name, needs in _ROW_FLAGS if (name in runs if runs else needs <= flags))
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
 from ktcli.layers.tensors import Role
-from ktcli.models.model import Model
+from ktcli.models.model import Model, Spec
 from ktcli.planner.cost import Rates, seconds, step_seconds
 from ktcli.planner.host import Host, margin_bytes
 from ktcli.planner.spec import (
     KV_CACHE,
     PAGE_TOKENS,
     Step,
+    Work,
     kv_bytes,
     kv_bytes_per_token,
     parts,
@@ -236,43 +237,50 @@ def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
     return Speed(1 / decode, 1 / full, chunk / prefill)
 
 
-def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[Line]:
-    """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
-    decode = {
-        work.part: work
-        for work in step_work(model, recipe, Step(1, min(EARLY_TOKENS, context - 1)))
-    }
-    chunk = min(PREFILL_CHUNK, context)
-    prefill = {work.part: work for work in step_work(model, recipe, Step(chunk))}
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
 
-    def line(part: str, fmt: str, size: int, reason: str) -> Line:
-        one, many = decode.get(part), prefill.get(part)
+    decode: Mapping[str, Work]
+    prefill: Mapping[str, Work]
+    chunk: int
+    rates: Rates
+
+    @classmethod
+    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates) -> _Timing:
+        chunk = min(PREFILL_CHUNK, context)
+        decode, prefill = (
+            {work.part: work for work in step_work(model, recipe, step)}
+            for step in (Step(1, min(EARLY_TOKENS, context - 1)), Step(chunk))
+        )
+        return cls(decode, prefill, chunk, rates)
+
+    def line(self, part: str, fmt: str, size_bytes: int, reason: str) -> Line:
+        one, many = self.decode.get(part), self.prefill.get(part)
         return Line(
             part=part,
             format=fmt,
             where="memory",
-            size_bytes=size,
+            size_bytes=size_bytes,
             decode_bytes=one.read_bytes if one else 0,
-            decode_s=seconds(one, host.rates, 1) if one else 0.0,
-            prefill_s=seconds(many, host.rates, chunk) / chunk if many else 0.0,
+            decode_s=seconds(one, self.rates, 1) if one else 0.0,
+            prefill_s=seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
             reason=reason,
         )
 
+
+def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[Line]:
+    """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
+    spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
     for part in parts(model, recipe):
-        yield line(part.name, part.format, part.size_bytes, _reason(part.name, model))
-    spec = model.spec
-    per_token = gib(kv_bytes_per_token(spec))
-    yield line(KV_CACHE, "bf16", kv_bytes(spec, context), f"{context} positions, {per_token} each")
-    yield line(
-        "scratch", "f32", scratch_bytes(model), f"buffers of a step of {PREFILL_CHUNK} tokens"
-    )
-    rest = PROCESS_BYTES + margin_bytes(host.total_bytes)
-    yield line(
-        "process, margin",
-        "",
-        rest,
-        f"the program itself; {gib(margin_bytes(host.total_bytes))} left for others",
-    )
+        yield line(part.name, part.format, part.size_bytes, _reason(part.name, spec))
+    positions = f"{context} positions, {gib(kv_bytes_per_token(spec))} each"
+    yield line(KV_CACHE, "bf16", kv_bytes(spec, context), positions)
+    buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
+    yield line("scratch", "f32", scratch_bytes(model), buffers)
+    margin = margin_bytes(host.total_bytes)
+    others = f"the program itself; {gib(margin)} left for others"
+    yield line("process, margin", "", PROCESS_BYTES + margin, others)
 
 
 _REASONS: Mapping[str, str] = {
@@ -287,8 +295,7 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-def _reason(part: str, model: Model) -> str:
-    spec = model.spec
+def _reason(part: str, spec: Spec) -> str:
     if part == "routed experts":
         return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
     return _REASONS.get(part, "")
