@@ -28,12 +28,14 @@ def home() -> Path:
     """
     given = os.environ.get("KT_HOME")
     if given:
-        path = Path(given).expanduser().absolute()
         variable = "KT_HOME"
     else:
-        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        path = Path(base).expanduser().absolute() / "kt"
+        given = (os.environ.get("XDG_DATA_HOME") or "~/.local/share") + "/kt"
         variable = "the library folder"
+    try:
+        path = Path(given).expanduser().absolute()
+    except RuntimeError:  # ~somebody
+        raise UsageError(f"{variable} is {given}, but there is no such home folder") from None
     try:
         wrong = path.exists() and not path.is_dir()
     except OSError as error:
@@ -103,7 +105,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     try:
         _acquire(fd, what, time.monotonic() + wait_s)
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {what}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
         yield
         os.ftruncate(fd, 0)
     finally:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -33,6 +34,10 @@ class Mode(Enum):
     QUIET = "quiet"
 
 
+# What JSON leaves as it is: DEL, the C1 controls, and lone surrogates, which no encoding can write.
+_UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+# Control characters but newline and tab, what turns a line around, and lone surrogates.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -42,6 +47,11 @@ def safe(text: object) -> str:
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
     )
+
+
+def visible(text: object) -> str:
+    """`text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
+    return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
 def table(
@@ -151,8 +161,9 @@ class Output:
     def result(self, document: Any, text: str | Callable[[], str]) -> None:
         """The answer of a command: `document` with --json, else `text` (or what it returns)."""
         if self.mode is Mode.JSON:
-            json.dump(document, sys.stdout, indent=2, ensure_ascii=False, default=_plain)
-            sys.stdout.write("\n")
+            text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
+            # Names may hold what is no text or what a terminal obeys.
+            sys.stdout.write(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
         else:
             words = text if isinstance(text, str) else text()
             if words:
@@ -170,19 +181,19 @@ class Output:
     def note(self, text: str) -> None:
         """What is happening, for people."""
         if self.mode is Mode.HUMAN:
-            _say(sys.stderr, text)
+            _say(sys.stderr, visible(text))
 
     def warn(self, text: str, *, hint: str = "") -> None:
         """Something the user should know although the command goes on."""
-        _say(sys.stderr, f"{self.style('warning:', 'yellow', sys.stderr)} {text}")
+        _say(sys.stderr, f"{self.style('warning:', 'yellow', sys.stderr)} {visible(text)}")
         if hint:
-            _say(sys.stderr, f"  {hint}")
+            _say(sys.stderr, f"  {visible(hint)}")
 
     def error(self, error: KtError) -> None:
         """One sentence and what to do next; with --json also a document on stdout."""
-        _say(sys.stderr, f"{self.style('error:', 'red', sys.stderr)} {error}")
+        _say(sys.stderr, f"{self.style('error:', 'red', sys.stderr)} {safe(error)}")
         if error.hint:
-            _say(sys.stderr, f"  {error.hint}")
+            _say(sys.stderr, f"  {visible(error.hint)}")
         if self.mode is Mode.JSON:
             kind = type(error).__name__
             self.result(
@@ -219,7 +230,7 @@ class Output:
             raise UsageError(
                 f"{question} There is no terminal to ask on", hint=f"say yes with {flag}"
             )
-        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.write(f"{safe(question)} [y/N] ")
         sys.stderr.flush()
         answer = sys.stdin.readline()
         if not answer:

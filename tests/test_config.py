@@ -35,6 +35,14 @@ def test_a_library_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         config.make_folder(config.home())
 
 
+@pytest.mark.parametrize("variable", ["KT_HOME", "XDG_DATA_HOME"])
+def test_the_home_of_nobody(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KT_HOME", raising=False)
+    monkeypatch.setenv(variable, "~no such user/kt")
+    with pytest.raises(UsageError, match="no such home folder"):
+        config.home()
+
+
 @pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "²", "99999", "1 2"])
 def test_a_wrong_thread_count(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_THREADS", text)

@@ -76,7 +76,10 @@ def chat_path(name: str) -> Path:
         UsageError: the name cannot be one.
     """
     if "/" in name or name.endswith(".json"):
-        return Path(name).expanduser()
+        try:
+            return Path(name).expanduser()
+        except RuntimeError:
+            raise UsageError(f"{name!r} begins with the home folder of nobody here") from None
     if not re.fullmatch(r"\w[\w. -]{0,99}", name):
         raise UsageError(
             f"{name!r} cannot be the name of a chat", hint="use letters, digits, dots and dashes"

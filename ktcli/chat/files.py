@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
+from ktcli.weights.header import MAX_NESTING, nests_beyond
 
 MAX_JSON_BYTES = 16 << 20  # tokenizer_config.json of the largest vocabularies has about 1 MB
 
@@ -60,4 +61,6 @@ def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
         raise BadCheckpoint(f"{path} is not JSON: {why}") from error
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{path} holds a {type(value).__name__} where an object is due")
+    if nests_beyond(value, MAX_NESTING):
+        raise BadCheckpoint(f"{path} nests more than {MAX_NESTING} levels deep")
     return value

@@ -270,6 +270,13 @@ def listed(meter: Meter, value: Any) -> list[Any]:
     return list(meter.each(value))
 
 
+def whole(meter: Meter, value: Any, default: Any = 0, base: int = 10) -> Any:
+    """value|int: nothing interrupts the division of numbers with millions of digits"""
+    if isinstance(value, str) and len(value) > MAX_INT_BITS:
+        raise SecurityError("it reads too large a number")
+    return FILTERS["int"](value, default, base)
+
+
 def rounded(meter: Meter, value: Any, precision: int = 0, method: str = "common") -> Any:
     """number|round"""
     if abs(precision) > 20:
@@ -282,6 +289,7 @@ FILTERS_PAID: dict[str, Callable[..., Any]] = {
     "escape": escape,
     "format": form,
     "indent": indent,
+    "int": whole,
     "join": join,
     "list": listed,
     "replace": replace,

@@ -70,7 +70,7 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
 
 # Filters as jinja2 has them, by what must be known of the value before they run: nothing; that it
 # can be written out; that it can be walked.
-_INSTANT = "abs count d default first float int last length".split()
+_INSTANT = "abs count d default first float last length".split()
 _WRITING = "capitalize lower title trim upper".split()
 _WALKING = ("dictsort items map reject rejectattr reverse select selectattr sort unique").split()
 _TESTS = (

@@ -111,7 +111,9 @@ def find_template(folder: Path, *, name: str) -> str:
 
 def _default_of(named: Sequence[Any]) -> str | None:
     """Of several templates, the one called default, else the first."""
-    texts = {entry.get("name"): entry.get("template") for entry in named if isinstance(entry, dict)}
+    texts = {
+        str(entry.get("name")): entry.get("template") for entry in named if isinstance(entry, dict)
+    }
     found = texts.get("default") or next(iter(texts.values()), None)
     return found if isinstance(found, str) else None
 
@@ -124,7 +126,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
         for key, value in (read_json(path) if path.is_file() else {}).items():
             text = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(text, str):
-                found[key] = text
+                found[key] = text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
     return found
 
 

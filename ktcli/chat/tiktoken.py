@@ -18,7 +18,7 @@ from ktcli.errors import BadCheckpoint
 if TYPE_CHECKING:
     import tokenizers
 
-MAX_BYTES = 32_000_000  # Kimi-K2's has 2.8 MB
+MAX_BYTES = 8_000_000  # Kimi-K2's has 2.8 MB
 MAX_TOKEN_BYTES = 512
 NAMES = ("tiktoken.model",)
 

@@ -7,10 +7,11 @@ whatever the tokenizers library thinks of them becomes one sentence.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ktcli.chat import tiktoken
 from ktcli.chat.files import read_text
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 MAX_BYTES = 100_000_000  # published ones reach 33 MB
+# Times that a text may grow by replacements, one after the other; published tokenizers stay at 4.
+MAX_GROWTH = 4096
 T = TypeVar("T")
 _PROBE = "Hello, 世界 1+1=2\n"
 
@@ -34,9 +37,10 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, where: Path) -> None:
         self._inner, self._where = inner, where
-        # A file may ask to cut texts or to fill them up; a conversation wants neither.
+        # A file may ask to cut texts, fill them up or frame them; a conversation wants none of it.
         inner.no_truncation()
         inner.no_padding()
+        inner.post_processor = None
         added = inner.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.size = max(inner.get_vocab_size(with_added_tokens=True), *added, 0)
@@ -86,12 +90,35 @@ def _parse(text: str) -> tokenizers.Tokenizer:
 
 
 def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:
+    for step in (inner.normalizer, inner.decoder):
+        if step is not None and _growth(json.loads(step.__getstate__())) > MAX_GROWTH:
+            raise BadCheckpoint(
+                f"{where} has rules that make texts more than {MAX_GROWTH} times longer"
+            )
     tokenizer = Tokenizer(inner, where)
     ids = tokenizer.encode(_PROBE)
     if not ids:
         raise BadCheckpoint(f"{where} knows no tokens")
     tokenizer.decode(ids)
     return tokenizer
+
+
+def _growth(step: dict[str, Any]) -> int:
+    """How many times longer a step of a normalizer or decoder may make a text, at most.
+
+    Replacements in a row multiply: ten rules of a line each would fill any memory.
+    """
+    growth = 1
+    for part in (*step.get("normalizers", ()), *step.get("decoders", ())):
+        growth = min(growth * _growth(part), MAX_GROWTH + 1)
+    content, pattern = step.get("content", ""), step.get("pattern")
+    if step.get("type") == "Replace" and isinstance(pattern, dict):
+        fixed = pattern.get("String", "")
+        # A regular expression may match the empty text between any two characters.
+        growth = -(-len(content) // len(fixed)) if fixed else 1 + len(content)
+    if step.get("type") == "Prepend":
+        growth = 1 + len(step.get("prepend", ""))
+    return max(growth, 1)
 
 
 def _guarded(sentence: str, call: Callable[[], T]) -> T:

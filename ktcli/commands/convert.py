@@ -122,7 +122,7 @@ def document(entry: Entry, recipe: Recipe, report: Any) -> dict[str, Any]:
 
 def render(words: dict[str, Any]) -> str:
     """The report for people."""
-    name, path = words["model"], safe(words["path"])
+    name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
         return f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"

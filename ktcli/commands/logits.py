@@ -12,9 +12,9 @@ import typer
 from ktcli.commands.options import JsonOpt, ModelArg, ThreadsOpt
 from ktcli.commands.prepare import Wanted, load, prepare
 from ktcli.errors import KtError, UsageError
-from ktcli.output import out
+from ktcli.output import out, safe
 
-MAX_IDS_BYTES = 64 << 20
+MAX_IDS_BYTES = 16 << 20  # a million ids
 
 IdsOpt = Annotated[
     Path, typer.Option("--ids", metavar="FILE.json", help="A JSON list of token ids.")
@@ -52,7 +52,7 @@ def logits(
         raise KtError(f"cannot write {target}: {error.strerror}") from error
     tokens, vocab = values.shape
     document = {"path": str(target), "tokens": tokens, "vocab": vocab, "exact": exact}
-    out.result(document, f"{target}: {tokens} x {vocab} f32")
+    out.result(document, f"{safe(target)}: {tokens} x {vocab} f32")
 
 
 def read_ids(path: Path) -> list[int]:
@@ -62,9 +62,11 @@ def read_ids(path: Path) -> list[int]:
         UsageError: it is not a list of whole numbers.
     """
     try:
-        if path.stat().st_size > MAX_IDS_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_IDS_BYTES + 1)
+        if len(data) > MAX_IDS_BYTES:
             raise UsageError(f"{path} is too large for a list of ids")
-        values: Any = jsonlib.loads(path.read_text(encoding="utf-8"))
+        values: Any = jsonlib.loads(data)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ktcli.commands.options import JsonOpt
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.store import catalog, library
 
 
@@ -20,4 +20,4 @@ def names(
     if not here:
         known |= set(catalog.names())
     ordered = sorted(known)
-    out.result({"names": ordered}, "\n".join(ordered))
+    out.result({"names": ordered}, "\n".join(map(safe, ordered)))

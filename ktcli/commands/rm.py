@@ -9,7 +9,7 @@ import typer
 from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import NotFound, UsageError, gib
-from ktcli.output import out
+from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import Entry
 from ktcli.store.reference import parse
@@ -56,7 +56,7 @@ def rm(
     freed += library.remove_leftovers()
     removed = [entry.label for entry in chosen]
     document = {"removed": removed, "freed_bytes": freed}
-    out.result(document, f"Removed {', '.join(removed) or 'nothing'}, freed {gib(freed)}.")
+    out.result(document, f"Removed {safe(', '.join(removed)) or 'nothing'}, freed {gib(freed)}.")
 
 
 def _chosen(models: list[str], partial: bool) -> list[Entry]:

@@ -58,9 +58,10 @@ class SamplingSettings:
         for name, (low, high, words) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:  # also false for NaN
-                raise UsageError(f"{name.replace('_', '-')} is {value}, it can be {words}")
+                said = str(value)[:30]
+                raise UsageError(f"{name.replace('_', '-')} is {said}, it can be {words}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise UsageError(f"seed is {self.seed}, it can be 0 to 2^64 - 1")
+            raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
 
 
 class Sampler:

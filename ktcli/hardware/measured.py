@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date
@@ -20,6 +21,8 @@ from ktcli.hardware.machine import Cpu, Measured
 # Larger than any cache of a CPU socket, so that reading it is reading memory.
 BUFFER_BYTES = 1 << 30
 SMALLEST_BUFFER_BYTES = 512 << 20
+MAX_RATE = 1e18  # per second; more is no measurement
+MAX_BYTES = 1 << 20  # of measured.json
 
 
 def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Measured | None:
@@ -42,9 +45,10 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
             bf16_ops=float(found["bf16_ops"]),
             date=str(found["date"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    return rates if min(rates.read_bps, rates.int8_ops, rates.bf16_ops) > 0 else None
+    values = (rates.read_bps, rates.int8_ops, rates.bf16_ops)
+    return rates if all(1 <= value < MAX_RATE for value in values) else None
 
 
 def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
@@ -102,7 +106,10 @@ def _path() -> Path:
 
 def _read() -> dict[str, object]:
     try:
-        known = json.loads(_path().read_text(encoding="utf-8"))
+        if not stat.S_ISREG(_path().stat().st_mode):  # a pipe would block
+            return {}
+        with _path().open("rb") as stream:
+            known = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return known if isinstance(known, dict) else {}

@@ -11,6 +11,7 @@ a typing error is not taken for a machine without that part.
 from __future__ import annotations
 
 import json
+import stat
 import sys
 import types
 import typing
@@ -29,7 +30,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 16  # ten times the largest; a TOML parser takes quadratic time
+MAX_NUMBER = 1e18  # bytes, or operations per second
 
 
 def document(machine: Machine) -> dict[str, Any]:
@@ -49,6 +51,9 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     """
     machine = _build(Machine, found, "the file")
     assert isinstance(machine, Machine)
+    rates = machine.measured
+    if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
+        raise ValueError("measured holds a rate or a number of threads below 1")
     return machine
 
 
@@ -60,14 +65,16 @@ def read_machine(path: Path) -> Machine:
         UsageError: it does not describe a machine.
     """
     shipped = _shipped()
-    if not path.exists() and str(path) in shipped:
-        path = shipped[str(path)]
     try:
+        if str(path) in shipped and not path.exists():
+            path = shipped[str(path)]
+        if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):
+            raise UsageError(f"{path} is a named pipe, not a machine file")  # nobody may ever write
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise NotFound(
-            f"cannot read the machine file {path}: {error.strerror}",
+            f"cannot read the machine file {str(path)[:300]}: {error.strerror}",
             hint=f"machines that ship with kt: {', '.join(sorted(shipped))}",
         ) from error
     if len(data) > MAX_BYTES:
@@ -135,6 +142,8 @@ def _value(hint: Any, found: Any, where: str) -> object:
     if is_dataclass(hint):
         assert isinstance(hint, type)
         return _build(hint, found, where)
+    if isinstance(found, int | float) and not abs(found) < MAX_NUMBER:  # NaN, too
+        raise ValueError(f"{where} is {str(found)[:40]}, which is no believable number")
     if hint is float and isinstance(found, int) and not isinstance(found, bool):
         return float(found)
     if not isinstance(found, hint) or (hint is int and isinstance(found, bool)):

@@ -67,7 +67,8 @@ def _mlp(f: Fields, i: int, hidden: int, routing: Routing) -> Mlp:
     name, source = f"layers.{i}.mlp", f"model.layers.{i}.mlp"
     step = f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
     dense_layers = f.values.get("mlp_only_layers") or []
-    f.require("mlp_only_layers", isinstance(dense_layers, list), True)
+    if not isinstance(dense_layers, list) or len(dense_layers) > MAX_LAYERS:
+        raise BadCheckpoint("config.json: mlp_only_layers is not a short list of layers")
     if i in dense_layers or (i + 1) % step:
         return DenseMlp(i, name, source, hidden, f.whole("intermediate_size"))
     return SparseMlp(i, name, source, hidden, f.whole("moe_intermediate_size"), routing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,7 @@ from ktcli.errors import BadCheckpoint, KtError
 
 CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
-MAX_BYTES = 64 << 20  # a thousand times the manifest of the largest model
+MAX_BYTES = 16 << 20  # two hundred times the manifest of the largest model
 _BLOCK = 1 << 22
 
 
@@ -66,6 +67,8 @@ def read(path: Path) -> Manifest | None:
         BadCheckpoint: it cannot be read or is not a manifest.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
+            raise BadCheckpoint(f"{path} is not a plain file")
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
@@ -114,8 +117,12 @@ def check(
     for file in files:
         path = folder / file.name
         try:
-            size = path.stat().st_size
-            if size != file.size_bytes:
+            status = path.stat()
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                advance(file.size_bytes)
+                yield file, "is not a plain file"
+            elif size != file.size_bytes:
                 advance(file.size_bytes)
                 yield file, f"has {size} bytes, not {file.size_bytes}"
             else:
@@ -157,9 +164,11 @@ def free_space(folder: Path) -> int:
 
 def _parse(document: Any) -> Manifest:
     source, recipe = document["source"], document.get("recipe")
-    rows = [*document.get("extras", []), *document["files"]]
+    files = tuple(map(_file, [*document.get("extras", []), *document["files"]]))
+    if len({file.name for file in files}) != len(files):
+        raise ValueError("it lists a file twice")
     return Manifest(
-        files=tuple(map(_file, rows)),
+        files=files,
         hub=_text(source.get("hub")),
         repository=_text(source.get("repository")),
         revision=_text(source.get("revision")),

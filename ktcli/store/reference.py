@@ -60,7 +60,7 @@ def parse(text: str) -> Reference:
     if colon and hub in HUBS:
         return _repository(text, hub, rest)
     if text[0] in "./~" or (("/" in text or text == "..") and _is_folder(text)):
-        return Reference(text, "", folder=Path(text).expanduser().absolute())
+        return Reference(text, "", folder=_expanded(text).absolute())
     if "/" in text:
         return _repository(text, "hf", text)
     return _short(text)
@@ -99,6 +99,13 @@ def _repository(text: str, hub: str, rest: str) -> Reference:
 
 def _is_folder(text: str) -> bool:
     try:
-        return Path(text).expanduser().is_dir()
+        return _expanded(text).is_dir()
     except OSError:
         return False
+
+
+def _expanded(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{text!r} begins with the home folder of nobody here") from None

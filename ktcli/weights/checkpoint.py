@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import DType, Pool
-from ktcli.weights.header import Entry, Header, is_regular, read_bounded, read_header
+from ktcli.weights.header import (
+    MAX_NESTING,
+    MAX_TENSORS,
+    Entry,
+    is_regular,
+    nests_beyond,
+    read_bounded,
+    read_header,
+)
 
 FP8_BLOCK = 128  # rows and columns that share one factor
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
@@ -108,9 +116,8 @@ class Checkpoint:
         with _hint(HINT):
             self.config = read_config(folder)
             _check_quantization(self.config)
-            self.sources, headers = _open_shards(folder)
-        self.digest = _digest(headers)
-        for file in headers:
+            self.sources, files, self.digest = _open_shards(folder)
+        for file in files:
             self._descriptors[file] = os.open(inside(folder, file), os.O_RDONLY | os.O_CLOEXEC)
 
     def __enter__(self) -> Checkpoint:
@@ -242,6 +249,8 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
         raise BadCheckpoint(f"{what} is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(value, dict):
         raise BadCheckpoint(f"{what} holds a {type(value).__name__}, not an object")
+    if nests_beyond(value, MAX_NESTING):
+        raise BadCheckpoint(f"{what} nests more than {MAX_NESTING} levels deep")
     return value
 
 
@@ -258,7 +267,10 @@ def inside(folder: Path, name: str) -> Path:
     allowed = [root]
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")
-    path = (folder / name).resolve() if "\0" not in name else Path("/")
+    try:
+        path = (folder / name).resolve() if "\0" not in name else Path("/")
+    except (RuntimeError, OSError):  # Python before 3.13 raises the former
+        raise BadCheckpoint(f"the file {name!r} of {folder} is a link that leads nowhere") from None
     if not any(path.is_relative_to(place) for place in allowed):
         raise BadCheckpoint(
             f"the file {name!r} lies outside the model folder {folder}",
@@ -285,29 +297,42 @@ def _check_quantization(config: Mapping[str, Any]) -> None:
         )
 
 
-def _open_shards(folder: Path) -> tuple[dict[str, Source], dict[str, Header]]:
-    """All tensors by name, and the header of each file."""
+def _open_shards(folder: Path) -> tuple[dict[str, Source], list[str], str]:
+    """All tensors by name, the files, and SHA-256 over the files' names and headers."""
     weight_map = _read_index(folder)
-    files = _list_shards(folder) if weight_map is None else sorted(set(weight_map.values()))
-    headers: dict[str, Header] = {}
+    files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
+    digest, entries, n_tensors = sha256(), dict[str, dict[str, Entry]](), 0
     for file in files:
         path = inside(folder, file)
         if not is_regular(path):
             raise BadCheckpoint(f"the shard {file} is missing from {folder}")
-        headers[file] = read_header(path)
+        header = read_header(path)
+        digest.update(f"{file}\n{len(header.raw)}\n".encode())
+        digest.update(header.raw)
+        entries[file] = header.entries
+        n_tensors += len(header.entries)
+        if n_tensors > MAX_TENSORS:
+            raise BadCheckpoint(f"the shards in {folder} list more than {MAX_TENSORS} tensors")
+    return _sources(entries, weight_map), files, digest.hexdigest()
+
+
+def _sources(
+    entries: Mapping[str, Mapping[str, Entry]], weight_map: Mapping[str, str] | None
+) -> dict[str, Source]:
+    """All tensors by name, from the entries of each file."""
     sources: dict[str, Source] = {}
     if weight_map is None:
-        for file, header in headers.items():
-            for name, entry in header.entries.items():
+        for file, its in entries.items():
+            for name, entry in its.items():
                 if name in sources:
                     raise BadCheckpoint(f"{name} lies in both {sources[name].file} and {file}")
                 sources[name] = Source(name, file, entry)
-        return sources, headers
+        return sources
     for name, file in weight_map.items():
-        if name not in headers[file].entries:
+        if name not in entries[file]:
             raise BadCheckpoint(f"the index says that {name} lies in {file}, but it does not")
-        sources[name] = Source(name, file, headers[file].entries[name])
-    return sources, headers
+        sources[name] = Source(name, file, entries[file][name])
+    return sources
 
 
 _OF = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")
@@ -369,15 +394,6 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             break
         at += 1
     raise BadCheckpoint(f"{INDEX} is damaged at byte {at}")
-
-
-def _digest(headers: Mapping[str, Header]) -> str:
-    """SHA-256 over the names and headers of all files: tells checkpoints apart without reading them."""
-    digest = sha256()
-    for file in sorted(headers):
-        digest.update(f"{file}\n{len(headers[file].raw)}\n".encode())
-        digest.update(headers[file].raw)
-    return digest.hexdigest()
 
 
 @contextmanager

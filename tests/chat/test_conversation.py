@@ -77,6 +77,8 @@ BROKEN = {
     "sampling": json.dumps(GOOD | {"sampling": {"temperature": "hot"}}).encode(),
     "range": json.dumps(GOOD | {"sampling": {"top_p": 7}}).encode(),
     "infinite": b'{"kt_chat": 1, "turns": [], "sampling": {"top_k": Infinity}}',
+    "nested": json.dumps(GOOD)[:-1].encode() + b', "x": ' + b"[" * 99 + b"]" * 99 + b"}",
+    "digits": json.dumps(GOOD | {"sampling": {"seed": 10**3000}}).encode(),
 }
 
 
@@ -87,6 +89,12 @@ def test_broken_chats_are_one_sentence(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UsageError) as caught:
         load(path)
     assert "x.json" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+def test_a_path_below_the_home_of_nobody() -> None:
+    with pytest.raises(UsageError, match="home folder"):
+        chat_path("~no such user/x.json")
 
 
 def test_a_missing_chat_names_the_others(home: Path) -> None:
@@ -111,13 +119,17 @@ def test_defaults_come_from_the_model(tmp_path: Path) -> None:
         '{"temperature": "hot"}',
         '{"top_p": 3}',
         '{"top_k": Infinity}',
+        '{"top_k": %s}' % ("9" * 4000),
+        '{"temperature": NaN}',
+        '{"temperature": ' + "[" * 99 + "]" * 99 + "}",
         '{"max_new_tokens": 0}',
         "[]",
         "",
     ):
         path.write_text(broken)
-        with pytest.raises(BadCheckpoint):
+        with pytest.raises(BadCheckpoint) as caught:
             read_settings(tmp_path)
+        assert len(str(caught.value)) < 300 + len(str(tmp_path))
 
 
 def test_asking_for_randomness_ends_greedy() -> None:

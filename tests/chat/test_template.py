@@ -72,6 +72,9 @@ NAMES = "{% set ns = namespace(a=1) %}" + "".join(
 )
 
 ATTACKS = {
+    # numbers that nothing interrupts
+    "division of hex": "{% set a = ('f' * 4000000)|int(0, 16) %}{% set b = ('f' * 2000000)|int(0, 16) %}{{ a % b }}",
+    "product of hex": "{% set a = ('f' * 4000000)|int(0, 16) %}{{ a * a > 1 }}",
     # loops
     "nested loops": "{% for i in range(40000) %}{% for j in range(40000) %}{% endfor %}{% endfor %}",
     "long range": "{% for i in range(10**12) %}{% endfor %}",
@@ -237,8 +240,20 @@ def test_where_a_template_lies(tmp_path: Path) -> None:
     assert load_template(tmp_path, name="x").render([]) == "J"
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 99 + b"1" + b"}" * 99],
+)
 def test_broken_files_are_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     with pytest.raises(BadCheckpoint, match=r"tokenizer_config\.json"):
         load_template(tmp_path, name="x")
+
+
+def test_names_that_are_no_names(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(
+        '{"chat_template": [{"name": ["x"], "template": "T{{ eos_token }}"}], "eos_token": "\\ud800"}'
+    )
+    template = load_template(tmp_path, name="x")
+    assert template.render([]).encode() == b"T?"

@@ -141,6 +141,45 @@ def test_hostile_files_are_one_sentence(
     assert capfd.readouterr() == ("", "")
 
 
+LONGER = {"type": "Replace", "pattern": {"String": "l"}, "content": "l" * 10}
+ANYWHERE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "l" * 10}
+TENFOLD = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 10,
+           "pair": [{"Sequence": {"id": each, "type_id": 0}} for each in "AB"], "special_tokens": {}}  # fmt: skip
+BOMBS = {
+    "normalizer": {"type": "Sequence", "normalizers": [LONGER] * 12},
+    "decoder": {"type": "Sequence", "decoders": [ANYWHERE] * 12},
+}
+
+
+@pytest.mark.parametrize("part", BOMBS)
+def test_rules_that_multiply_a_text(tmp_path: Path, part: str) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {part: BOMBS[part]}))
+    with pytest.raises(BadCheckpoint, match="times longer"):
+        load_tokenizer(tmp_path)
+
+
+def test_rules_of_published_tokenizers_pass(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    llama = [{"type": "Prepend", "prepend": "x"}, *[spaces] * 6]
+    rules = {"normalizer": {"type": "Sequence", "normalizers": llama}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | rules))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a   b")) == "xa b"
+
+
+def test_a_text_is_not_framed(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    frames = {"post_processor": {"type": "Sequence", "processors": [TENFOLD] * 6}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | frames))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("once")) == "once"
+
+
 def test_a_pattern_that_never_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_tokenizer(tmp_path)
     path = tmp_path / "tokenizer.json"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ktcli.errors import UsageError
-from ktcli.output import Mode, Output, safe, table
+from ktcli.output import Mode, Output, safe, table, visible
 
 Capture = pytest.CaptureFixture[str]
 
@@ -66,6 +66,24 @@ def test_model_text_is_not_markup(capsys: Capture) -> None:
 )
 def test_foreign_names_are_one_visible_line(text: str, shown: str) -> None:
     assert safe(text) == shown
+
+
+@pytest.mark.parametrize("mode", [Mode.HUMAN, Mode.JSON])
+def test_a_terminal_obeys_nothing_foreign(mode: Mode, capsys: Capture) -> None:
+    evil = "a\x1b[31m\x9b2J\u202e\udcff"
+    out = Output()
+    out.mode = mode
+    out.warn(evil, hint=evil)
+    out.note(evil)
+    out.error(UsageError(evil, hint=evil))
+    said = capsys.readouterr()
+    assert not set("\x1b\x9b\udcff") & set(said.out + said.err)
+    if mode is Mode.JSON:
+        assert json.loads(said.out)["error"]["message"] == evil
+
+
+def test_notes_keep_their_lines_and_letters() -> None:
+    assert visible("a\n\tb 👩\u200d👩") == "a\n\tb 👩\u200d👩"
 
 
 def test_tables_align() -> None:

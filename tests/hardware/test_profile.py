@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_bad_file_is_one_sentence(kind: str, tmp_path: Path) -> None:
 
 CHANGES = {
     "cores": ({"cores": "0-x"}, "not a list of CPUs"),
+    "quota NaN": ({"quota": float("nan")}, "no believable number"),
+    "quota infinite": ({"quota": float("inf")}, "no believable number"),
+    "endless digits": ({"quota": 10**400}, "no believable number"),
     "a huge core": ({"cores": "0-99999999999"}, "more than any machine|not a list of CPUs"),
     "sockets": ({"sockets": "two"}, "not a whole number"),
     "true for a number": ({"sockets": True}, "not a whole number"),
@@ -80,3 +84,31 @@ def test_a_wrong_value_is_named(kind: str) -> None:
     found["cpu"] |= change
     with pytest.raises(ValueError, match=word):
         profile.from_document(found)
+
+
+def test_rates_of_nothing_are_refused() -> None:
+    found = profile.document(probe())
+    found["measured"] = {"isa": "avx2", "threads": 0, "date": "x"} | dict.fromkeys(
+        ("read_bps", "int8_ops", "bf16_ops"), 1e9
+    )
+    with pytest.raises(ValueError, match="below 1"):
+        profile.from_document(found)
+
+
+def test_endless_sizes_are_refused() -> None:
+    found = profile.document(probe())
+    found["memory"]["total_bytes"] = 10**400
+    with pytest.raises(ValueError, match=r"total_bytes is 1000.* no believable number"):
+        profile.from_document(found)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="named pipe"):
+        profile.read_machine(tmp_path / "pipe")
+
+
+def test_a_name_no_system_takes() -> None:
+    with pytest.raises(NotFound) as caught:
+        profile.read_machine(Path("x" * 5000))
+    assert len(str(caught.value)) < 500

@@ -70,6 +70,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "original_max"),
     (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a text"),
     (QWEN3, {"mlp_only_layers": 7}, "mlp_only_layers"),
+    (QWEN3, {"mlp_only_layers": [7] * 2000}, "mlp_only_layers"),  # compared for every layer
     (
         QWEN3,
         {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 4096},

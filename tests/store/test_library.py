@@ -235,6 +235,8 @@ DAMAGED = {
     "size below zero": '{"source": {}, "files": [{"name": "a", "size_bytes": -1, "sha256": ""}]}',
     "leads out": '{"source": {}, "files": [{"name": "../a", "size_bytes": 1, "sha256": ""}]}',
     "absolute": '{"source": {}, "files": [{"name": "/etc/passwd", "size_bytes": 1, "sha256": ""}]}',
+    "a file twice": '{"source": {}, "files": [%s, %s]}'
+    % (('{"name": "a", "size_bytes": 1, "sha256": ""}',) * 2),
     "source is a text": '{"source": "x", "files": []}',
     "deep": "[" * 100_000,
     "bytes": "\udcff",
@@ -251,6 +253,31 @@ def test_a_damaged_manifest_is_one_sentence(kind: str) -> None:
     entry = next(entry for entry in library.entries() if entry.managed)
     assert "damaged" in entry.problem
     assert library.find("org/repo") is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_manifest_that_is_no_file(kind: str) -> None:
+    path = add_checkpoint("org--repo") / manifest.CHECKPOINT
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(BadCheckpoint, match="not a plain file"):
+        manifest.read(path)
+    assert library.find("org/repo") is None
+
+
+def test_check_reads_neither_pipes_nor_devices() -> None:
+    folder = library.checkpoint_path("x")
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "pipe")
+    (folder / "device").symlink_to("/dev/zero")
+    files = tuple(File(name, 0, "0" * 64) for name in ("pipe", "device"))
+    found = [problem for _, problem in manifest.check(folder, files, lambda n: None)]
+    assert found == ["is not a plain file"] * 2
 
 
 def test_check_names_every_kind_of_damage() -> None:
@@ -273,5 +300,5 @@ def test_check_names_every_kind_of_damage() -> None:
     assert found["short"] == "has 3 bytes, not 4"
     assert "other bytes" in found["changed"]
     assert found["gone"] == "is missing"
-    assert found["folder"].startswith("cannot be read")
+    assert found["folder"] == "is not a plain file"
     assert sum(advanced) >= 16

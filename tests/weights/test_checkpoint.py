@@ -137,6 +137,11 @@ def link_out(folder: Path) -> None:
     (folder / SECOND).symlink_to(moved)
 
 
+def link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
 def config(folder: Path, text: str | bytes) -> None:
     (folder / "config.json").write_bytes(text.encode() if isinstance(text, str) else text)
 
@@ -160,6 +165,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "index names a root": (lambda f: rewrite_index(f, **{NAME: "/etc/passwd"}), "lies outside"),
     "index with a NUL": (lambda f: rewrite_index(f, **{NAME: "a\0b"}), "damaged at byte"),
     "link out of the folder": (link_out, "lies outside the model folder"),
+    "shard links to itself": (lambda f: link_to_itself(f / FIRST), "leads nowhere|is missing"),
+    "index links to itself": (lambda f: link_to_itself(f / INDEX), "leads nowhere|is missing"),
+    "config links to itself": (
+        lambda f: link_to_itself(f / "config.json"),
+        "leads nowhere|is missing",
+    ),
     "index lies about a tensor": (lambda f: rewrite_index(f, extra=FIRST), "but it does not"),
     "index is no JSON": (lambda f: (f / INDEX).write_text("x" * 1000), "0 weight maps"),
     "index is not UTF-8": (lambda f: (f / INDEX).write_bytes(b"\xff\xfe"), "not UTF-8"),
@@ -183,6 +194,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "config with 1e999": (lambda f: config(f, '{"a": 1e999}'), "holds 1e999"),
     "config with endless digits": (lambda f: config(f, '{"a": %s}' % ("9" * 9999)), "holds 9999"),
     "config nests": (lambda f: config(f, "[" * 100_000), "not valid JSON"),
+    "config nests 99 levels": (
+        lambda f: config(f, '{"a":' * 99 + "1" + "}" * 99),
+        "nests more than 64 levels",
+    ),
     "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "believable"),
     "gptq": (lambda f: quantized(f, quant_method="gptq"), "quantized with 'gptq'"),
     "quantized with nothing": (lambda f: config(f, '{"quantization_config": 3}'), "quantized with '3'"),

@@ -1,0 +1,51 @@
+"""Kept measurements: what is read back, and a file that says something else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ktcli.hardware import measured
+from ktcli.hardware.machine import Cpu, Measured
+
+CPU = Cpu("Some CPU", ("avx2",), (), 1, 2, 2, (0, 1))
+RATES = Measured("avx2", 2, 1e10, 1e12, 1e11, "2026-01-01")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    for name in ("KT_ISA", "KT_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_what_was_saved_comes_back() -> None:
+    assert measured.load(CPU) is None
+    measured.save(CPU, RATES)
+    assert measured.load(CPU) == RATES
+    assert measured.load(CPU, threads=1) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 1e-300, float("nan"), float("inf"), 10**400, "fast", []])
+def test_a_rate_that_is_none_is_no_measurement(value: object, home: Path) -> None:
+    measured.save(CPU, RATES)
+    path = home / "measured.json"
+    known = json.loads(path.read_text())
+    next(iter(known.values()))["int8_ops"] = value
+    path.write_text(json.dumps(known))
+    assert measured.load(CPU) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000])
+def test_a_damaged_file_is_no_measurement(content: bytes, home: Path) -> None:
+    (home / "measured.json").write_bytes(content)
+    assert measured.load(CPU) is None
+
+
+def test_a_pipe_is_not_waited_for(home: Path) -> None:
+    os.mkfifo(home / "measured.json")
+    assert measured.load(CPU) is None
