@@ -20,7 +20,8 @@ from ktcli.errors import BadCheckpoint
 if TYPE_CHECKING:
     import tokenizers
 
-MAX_BYTES = 100_000_000  # published ones reach 33 MB
+MAX_BYTES = 60_000_000  # published ones reach 33 MB
+MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes takes 500 in memory
 # Times that a text may grow by replacements, one after the other; published tokenizers stay at 4.
 MAX_GROWTH = 4096
 T = TypeVar("T")
@@ -75,6 +76,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path, ranks = folder / "tokenizer.json", tiktoken.find(folder)
     if path.is_file() or ranks is None:
         text = read_text(path, MAX_BYTES)
+        if text.count(",") > MAX_COMMAS:
+            raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
         return _guarded(f"{path} is not a tokenizer", lambda: _tried(_parse(text), path))
     where, config = ranks, folder / "tokenizer_config.json"
     return _guarded(

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
-from ktcli.hardware.text import read
 from ktcli.store import catalog, manifest
 from ktcli.store.reference import Reference, parse
 
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
+MAX_REFERENCE_BYTES = 4096
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -255,7 +255,18 @@ def _entry(path: Path, kind: Kind) -> Entry:
         return Entry(name, kind, path, str(error), formats)
     if source is not None:
         return Entry(name, kind, path, "", formats, source.origin)
-    return Entry(name, kind, path, INTERRUPTED, formats, read(path / PULLING) or "")
+    return Entry(name, kind, path, INTERRUPTED, formats, _pulling(path / PULLING))
+
+
+def _pulling(path: Path) -> str:
+    """The reference that an interrupted pull left; empty if it left none."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
+            return ""
+        with path.open("rb") as stream:
+            return stream.read(MAX_REFERENCE_BYTES).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
 
 
 def _manifest_name(kind: Kind) -> str:

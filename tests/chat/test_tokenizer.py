@@ -122,6 +122,9 @@ HOSTILE = {
     "merge of nothing": b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}}',
     "a panic": b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":4294967295},'
     b'"merges":[["a","b"]]}}',
+    "endless merges": b'{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":['
+    + b",".join([b'["a","b"]'] * 2_000_000)
+    + b"]}}",
     "not utf-8": b"\xff\xfe\x00",
     "deep": b'{"version":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "bad pattern": b'{"version":"1.0","pre_tokenizer":{"type":"Split","pattern":{"Regex":"("},'

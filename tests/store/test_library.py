@@ -270,6 +270,18 @@ def test_a_manifest_that_is_no_file(kind: str) -> None:
     assert library.find("org/repo") is None
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_an_interrupted_pull_left_is_no_file(kind: str) -> None:
+    path = library.checkpoint_path("org--repo") / library.PULLING
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    [entry] = [entry for entry in library.entries() if entry.managed]
+    assert (entry.problem, entry.source) == (library.INTERRUPTED, "")
+
+
 def test_check_reads_neither_pipes_nor_devices() -> None:
     folder = library.checkpoint_path("x")
     folder.mkdir(parents=True)
