@@ -68,12 +68,15 @@ class Case:
     Attributes:
         model_type: what the checkpoint's config says.
         cls: transformers' name of the family, "Qwen3Moe" → Qwen3MoeConfig, Qwen3MoeForCausalLM.
+        seed: of the random weights. One router that changes its mind by rounding moves all later
+            positions through the attention; these seeds are ones where few are so near a tie.
     """
 
     name: str
     model_type: str
     cls: str
     values: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
     def config(self) -> Any:
         return getattr(transformers, f"{self.cls}Config")(**self.values)
@@ -92,6 +95,7 @@ CASES = (
         "qwen3_moe",
         "Qwen3Moe",
         {**_QWEN3, "tie_word_embeddings": True, "mlp_only_layers": [1]},
+        seed=1,
     ),
     Case("deepseek-v3", "deepseek_v3", "DeepseekV3", {**_DEEPSEEK, "n_group": 4, "topk_group": 2}),
     Case(
@@ -106,6 +110,7 @@ CASES = (
             "routed_scaling_factor": 1.7,
             "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
         },
+        seed=3,
     ),
     Case(
         "kimi-k2",
@@ -149,9 +154,9 @@ CASES = (
 )
 
 
-def write_checkpoint(case: Case, folder: Path, *, seed: int = 0) -> Path:
+def write_checkpoint(case: Case, folder: Path) -> Path:
     """A random checkpoint in the hub's on-disk names."""
-    torch.manual_seed(seed)
+    torch.manual_seed(case.seed)
     model = getattr(transformers, f"{case.cls}ForCausalLM")(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,11 @@ from convert import convert_checkpoint
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.errors import ContextFull, UsageError
+from ktcli.engine.loader import PackSource, load
+from ktcli.errors import BadPack, ContextFull, UsageError
+from ktcli.models import build
+from ktcli.native import Pool
+from ktcli.weights.pack import Pack
 
 CONTEXT = 200
 IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
@@ -28,7 +34,9 @@ def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def engine(pack: Path) -> Engine:
-    return Engine.load(pack, context=CONTEXT, threads=2)
+    """Latent attention has two forms, for few and for many tokens, that agree within the rounding of
+    bf16; in f32 the laws hold for it as for the others."""
+    return Engine.load(pack, context=CONTEXT, threads=2, exact="deepseek" in pack.parent.name)
 
 
 def close(a: np.ndarray, b: np.ndarray) -> bool:
@@ -95,7 +103,7 @@ def test_ids_that_are_none(engine: Engine, ids: list[int]) -> None:
 
 
 def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
-    engine = Engine.load(pack, context=512, threads=2)
+    engine = Engine.load(pack, context=512, threads=2, exact="deepseek" in pack.parent.name)
     ids = (IDS * 4)[:512]
     engine.program.max_tokens = 100  # smaller chunks: more places to stop
 
@@ -141,3 +149,18 @@ def test_decode_needs_no_torch_and_takes_no_memory(pack: Path) -> None:
     modules, grown_kib = result.stdout.split("] ")
     assert modules == "["
     assert int(grown_kib) < 1024
+
+
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_file_that_changes_between_opening_and_loading(
+    pack: Path, how: str, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(pack, tmp_path / "copy"))
+    opened = Pack.open(copy)
+    if how == "cut":
+        os.truncate(copy / "layer-00001.safetensors", 5000)
+    else:
+        (copy / "layer-00001.safetensors").unlink()
+    with pytest.raises(BadPack, match=r"layer-00001\.safetensors cannot be") as caught:
+        load(build(opened.config), opened.recipe, PackSource(opened, Pool(1)))
+    assert caught.value.hint and "\n" not in str(caught.value)
