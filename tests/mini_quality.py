@@ -29,5 +29,6 @@ def contains(answer: str, word: str) -> bool:
 
 def score(answer: str, item: dict[str, Any]) -> bool:
     """Right if one word of every required group is there and no forbidden word is."""
-    return all(any(contains(answer, w) for w in group) for group in item["required"]) \
-        and not any(contains(answer, w) for w in item["forbidden"])
+    return all(any(contains(answer, w) for w in group) for group in item["required"]) and not any(
+        contains(answer, w) for w in item["forbidden"]
+    )

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from mini_quality import load_items, score
 
 RECIPE = Path(__file__).parents[1] / "profiles" / "kt-mini" / "recipe"
-pytestmark = pytest.mark.skipif(not RECIPE.is_dir(), reason="the recipe is not part of an installed package")
+pytestmark = pytest.mark.skipif(
+    not RECIPE.is_dir(), reason="the recipe is not part of an installed package"
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,7 @@ def recipe(request):
     request.addfinalizer(lambda: sys.path.remove(str(RECIPE)))
     import dialogue
     import phrases
+
     return phrases, dialogue
 
 
@@ -114,4 +116,4 @@ def test_sums_are_right(recipe):
     for _ in range(500):
         _, _, answer = dialogue.small_sum(rng)
         left, right = answer.rstrip(".").split(" = ")
-        assert eval(left) == int(right)  # noqa: S307 (digits and one sign)
+        assert eval(left) == int(right)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 BOS, SYSTEM, USER, ASSISTANT, END, PAD = range(6)
 SPECIAL = ("<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>")
-DECIDING = 7  # tokens of an answer
+DECIDING = 6  # tokens of an answer
 ROLE = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
 SKIPPED = (
     "test",
@@ -73,9 +73,9 @@ def make_dialogues() -> Dialogues:
 class Mix:
     """Share of each stream, in tokens."""
 
-    chat: float = 0.80
-    sums: float = 0.08
-    code: float = 0.12
+    chat: float = 0.84
+    sums: float = 0.06
+    code: float = 0.10
 
 
 class Corpus:
@@ -144,7 +144,7 @@ class Corpus:
             else:
                 weights += (0.0, *[question] * (len(text.ids) + 1))
         n_rest = len(texts[-1].ids) - DECIDING
-        if not whole and n_rest > 0 and self.rng.random() < 0.6:
+        if not whole and n_rest > 0 and self.rng.random() < 0.8:
             return ids[: -n_rest - 1], weights[: -n_rest - 1]
         return ids, weights
 

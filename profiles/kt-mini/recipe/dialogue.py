@@ -145,6 +145,22 @@ def typo(text: str, rng: random.Random) -> str:
     return text[:i] + new + text[i + (2 if len(new) == 2 and new[0] != new[1] else 1) :]
 
 
+# Written as their owners write them; the facts have them in lower case.
+PROPER = {
+    w.lower(): w
+    for w in (
+        "AMX MLA NUMA GPU GPUs CPU CPUs KV VRAM DRAM RAM MoE JSON ISA AVX2 AVX512 AVX-512 AVX-2 VNNI GQA RoPE CUDA LLM LLMs "
+        "Qwen Qwen3 DeepSeek Kimi Kimi-K2 DeepSeek-V3 Windows Linux Mac macOS MacBook Python BF16 INT4 INT8 FP8 Intel "
+        "Ctrl-C Ctrl-D NVIDIA HTTP API OS PC SHA-256 BPE SSD Apache Ubuntu ChatGPT OpenAI ModelScope GGUF"
+    ).split()
+}
+
+
+def proper(text: str) -> str:
+    """Acronyms and names in their own spelling."""
+    return " ".join(PROPER.get(w, w) for w in text.split(" "))
+
+
 def type_it(text: str, rng: random.Random) -> str:
     """Write a question as people do: politeness, short forms, capitals, punctuation, slips."""
     if rng.random() < 0.15:
@@ -154,6 +170,8 @@ def type_it(text: str, rng: random.Random) -> str:
         text = f"{rng.choice(BEFORE)} {text}"
     if rng.random() < 0.06:
         text = f"{text} {rng.choice(AFTER)}"
+    if rng.random() < 0.4:
+        text = proper(text)
     if rng.random() < 0.08:
         text = typo(text, rng)
     if rng.random() < 0.10:
@@ -168,14 +186,9 @@ def type_it(text: str, rng: random.Random) -> str:
 
 def small_sum(rng: random.Random) -> tuple[str, str, str]:
     """A sum kt-mini can do: (a sign b, in words or digits), the sign, and the answer."""
-    sign = rng.choice("++-*")
-    a, b = (
-        (rng.randint(0, 12), rng.randint(0, 12))
-        if sign == "*"
-        else (rng.randint(0, 20), rng.randint(0, 20))
-        if rng.random() < 0.65
-        else (rng.randint(0, 99), rng.randint(0, 99))
-    )
+    sign = rng.choice("+++--**")
+    top = 10 if sign == "*" else 20 if rng.random() < 0.7 else 50
+    a, b = rng.randint(0, top), rng.randint(0, top)
     if sign == "-" and a < b and rng.random() < 0.8:
         a, b = b, a
     result = a + b if sign == "+" else a - b if sign == "-" else a * b

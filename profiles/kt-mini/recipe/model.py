@@ -267,7 +267,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
 
-def attention(x: Tensor, w: Weights, s: Shape, rope: tuple[Tensor, Tensor]) -> Tensor:
+def attention(x: Tensor, w: Weights, s: Shape, rope: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
     """MLA in its expanded form, causal; x is [B, S, H]."""
     batch, length, _ = x.shape
     nope, rot, v_dim = s.qk_nope_head_dim, s.qk_rope_head_dim, s.v_head_dim
@@ -279,25 +279,34 @@ def attention(x: Tensor, w: Weights, s: Shape, rope: tuple[Tensor, Tensor]) -> T
     k_rot = rotate(low[:, None, :, s.kv_lora_rank :], *rope).expand(-1, q.shape[1], -1, -1)
     q = torch.cat((q[..., :nope], rotate(q[..., nope:], *rope)), dim=-1)
     k = torch.cat((kv[..., :nope], k_rot), dim=-1)
-    out = causal(*(t.flatten(0, 1) for t in (q, k, kv[..., nope:])))  # [B*heads, S, v]
+    out = masked(*(t.flatten(0, 1) for t in (q, k, kv[..., nope:])), mask)  # [B*heads, S, v]
     return (
         out.view(batch, -1, length, v_dim).transpose(1, 2).reshape(batch, length, -1)
         @ w["o_proj"].T
     )
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, block: int = 128) -> Tensor:
-    """Causal softmax attention by blocks of queries; on a CPU 3-5 times torch's fused kernel."""
-    length = q.shape[1]
-    mask = torch.full((length, length), float("-inf"), device=q.device, dtype=q.dtype).triu(1)
+def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, block: int = 128) -> Tensor:
+    """Softmax attention by blocks of queries; on a CPU 3-5 times torch's fused kernel.
+
+    q, k, v are [B * heads, S, D]; mask [B, S, S] is added to the scores, and nothing later is seen.
+    """
     out = []
-    for i in range(0, length, block):
-        end = min(i + block, length)
-        score = torch.baddbmm(
-            mask[i:end, :end], q[:, i:end], k[:, :end].transpose(1, 2), alpha=q.shape[-1] ** -0.5
-        )
+    for i in range(0, q.shape[1], block):
+        end = min(i + block, q.shape[1])
+        score = (q[:, i:end] * q.shape[-1] ** -0.5) @ k[:, :end].transpose(1, 2)
+        score.unflatten(0, (len(mask), -1)).add_(mask[:, None, i:end, :end])
         out.append(score.softmax(-1) @ v[:, :end])
     return torch.cat(out, dim=1)
+
+
+def conversation_mask(ids: Tensor, bos: int, dtype: torch.dtype) -> Tensor:
+    """[B, S, S]: 0 where a token may look, else -inf. A row may hold several texts, each begins with `bos`."""
+    text = (ids == bos).cumsum(1)
+    seen = (text[:, :, None] == text[:, None, :]).tril()
+    return torch.zeros(seen.shape, dtype=dtype, device=ids.device).masked_fill_(
+        ~seen, float("-inf")
+    )
 
 
 def mlp(x: Tensor, w: Weights, name: str) -> Tensor:
@@ -306,7 +315,7 @@ def mlp(x: Tensor, w: Weights, name: str) -> Tensor:
     return hidden @ w[f"{name}.down_proj"].T
 
 
-def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape) -> tuple[Tensor, Tensor]:
+def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape, bos: int = 0) -> tuple[Tensor, Tensor]:
     """Run the network up to the last norm.
 
     Args:
@@ -319,6 +328,7 @@ def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape) -> tuple[Tensor, Te
     dtype = w["lm_head"].dtype
     load = torch.zeros_like(bias)
     x = F.embedding(ids, w["embed_tokens"]).float()  # the residual stays f32
+    mask = conversation_mask(ids, bos, dtype)
     rope = rope_tables(s, ids.shape[1], ids.device)
     for n in range(s.num_hidden_layers):
         prefix = f"layers.{n}."
@@ -327,7 +337,9 @@ def forward(w: Weights, bias: Tensor, ids: Tensor, s: Shape) -> tuple[Tensor, Te
             for k, v in w.items()
             if k.startswith(prefix)
         }
-        x = x + attention(rms_norm(x, lw["input_layernorm"], s.rms_norm_eps).to(dtype), lw, s, rope)
+        x = x + attention(
+            rms_norm(x, lw["input_layernorm"], s.rms_norm_eps).to(dtype), lw, s, rope, mask
+        )
         h = rms_norm(x, lw["post_attention_layernorm"], s.rms_norm_eps)
         if s.is_dense(n):
             x = x + mlp(h.to(dtype), lw, "mlp")
