@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import BadPack
+from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.models import Model
@@ -96,6 +96,11 @@ class PackSource:
         descriptor = _open(place.path)
         try:
             self._pool.read_file(descriptor, place.offset, memory)
+        except BadCheckpoint as error:
+            raise BadPack(
+                f"{place.path.name} cannot be read: {error}",
+                hint="kt verify checks a model's files",
+            ) from None
         finally:
             os.close(descriptor)
 

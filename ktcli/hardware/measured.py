@@ -93,6 +93,7 @@ def save(cpu: Cpu, rates: Measured) -> None:
         part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        part.unlink(missing_ok=True)
         raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 
