@@ -21,7 +21,7 @@ from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 
 VERSION = 1
 LAST = "last"  # the name under which an interactive chat keeps itself
-MAX_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 16 << 20  # millions of tokens
 ROLES = ("system", "user", "assistant")
 
 

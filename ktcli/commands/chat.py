@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ktcli.chat.settings import Settings
 
 GREETING = "Hello!"  # what is said to the model when standard input holds nothing
-MAX_INPUT_BYTES = 64 << 20
+MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
 
 NameArg = Annotated[
     str | None,

@@ -216,3 +216,14 @@ def test_nothing_heavy_is_loaded() -> None:
 
 def test_the_fake_is_a_speaker(tmp_path: Path) -> None:
     assert speaker(tmp_path).voice.stop_ids
+
+
+def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            assert 0 < size < 10 << 20
+            return b"a" * size
+
+    monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": Endless()}))
+    with pytest.raises(UsageError, match="standard input has more than"):
+        command._standard_input()
