@@ -22,6 +22,7 @@ from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import HUBS, Reference, parse
+from ktcli.weights.manifest import extra_limit
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -139,8 +140,13 @@ def _is_stale(pack: Entry) -> bool:
 
 
 def _newest_ns(folder: Path) -> int:
-    """When the weights of a checkpoint were last written; 0 if there are none."""
-    return max((path.stat().st_mtime_ns for path in folder.glob("*.safetensors")), default=0)
+    """When a file that a conversion is made of was last written; 0 if there are none."""
+    taken = (
+        path
+        for path in folder.iterdir()
+        if (path.suffix == ".safetensors" or extra_limit(path.name)) and path.is_file()
+    )
+    return max((path.stat().st_mtime_ns for path in taken), default=0)
 
 
 def _target(entry: Entry, recipe: Recipe) -> Path:

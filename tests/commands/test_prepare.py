@@ -68,6 +68,13 @@ def test_a_changed_folder_is_converted_again(
         file.touch()
     assert main(line) == 0
     assert len(packs(home)) == 2
+    settings = checkpoint / "tokenizer_config.json"
+    settings.write_text(settings.read_text() + "\n")
+    assert main(line) == 0
+    assert len(packs(home)) == 3
+    (checkpoint / "notes.txt").write_text("not part of a conversion")
+    assert main(line) == 0
+    assert len(packs(home)) == 3
 
 
 def test_text_files_are_read_before_anything_is_converted(
