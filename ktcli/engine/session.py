@@ -59,7 +59,8 @@ class Session:
         for done in self._chunks(fresh, self._program.max_tokens, all_outputs=False):
             if progress:
                 progress(done, fresh.size)
-        return self._program.rows(self._logits, 1)[0].copy()
+        last: F32Array = self._program.rows(self._logits, 1)[0].copy()
+        return last
 
     def advance(
         self, ids: Sequence[int], *, progress: Progress | None = None
