@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 HEADING = "## The tree\n"
+SUFFIXES = (".py", ".c", ".h", ".def")
 FOLDERS = ("ktcli", "native/include", "native/src")
 OTHERS = {
     "profiles/models/": "published models: names, repositories, formats, configs",
@@ -41,10 +42,8 @@ def lines() -> list[str]:
     made = []
     for top in FOLDERS:
         folder = None
-        files = [
-            p for p in sorted((ROOT / top).rglob("*.*")) if p.suffix in (".py", ".c", ".h", ".def")
-        ]
-        for path in files:
+        files = [p for p in (ROOT / top).rglob("*.*") if p.suffix in SUFFIXES]
+        for path in sorted(files, key=lambda path: (path.parent, path.name)):
             if path.name in ("_native.py", "__main__.py") or path.name.startswith("isa_"):
                 continue
             if path.parent != folder:
