@@ -12,11 +12,12 @@
 #include <string.h>
 
 #define TASKS_PER_THREAD 8
-#define BLOCK_TOKENS 128                /* rows of gate and up that a task holds at once */
-#define MOST_PAIRS 16                   /* pairs of a gate and an up panel of one task */
-#define BLOCK_BYTES ((size_t)128 << 10) /* weights of one task when many tokens pass by */
-#define SUM_COLUMNS 64                  /* output columns of one task at the largest step */
+#define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
+#define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
+#define SUM_FLOATS 524288               /* a task's results of all slots: 2 MB, */
+#define SUM_PANELS 4                    /* or, with very many slots, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
+#define PREFETCH_BYTES 4096             /* of the next matrix; from there on the product fetches ahead itself */
 
 typedef struct moe {
     kt_view out;
@@ -105,32 +106,31 @@ static act hidden_act(const moe *o, const worker *w)
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
-static int64_t pairs_per_task(const moe *o, const groups *g, int threads)
-{
-    int64_t pairs = o->gate_up.panels / 2;
-    int64_t fair = max64(1, pairs * g->n_active / ((int64_t)threads * TASKS_PER_THREAD));
-    int64_t most = g->n_slots > g->n_active ? max64(1, (int64_t)(BLOCK_BYTES / (2 * o->gate_up.panel_bytes)))
-                                            : MOST_PAIRS;
-    return min64(min64(fair, most), MOST_PAIRS);
-}
-
-/* Hidden columns [16 * pair, 16 * last_pair) of all rows of one expert. */
-static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair)
+/* Gate and up for rows [row, last_row) of one expert, hidden columns [16 * pair, 16 * last_pair). */
+static void gate_up_block(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t row,
+                          int64_t last_row, int64_t pair, int64_t last_pair)
 {
     float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
     int64_t columns = (last_pair - pair) * 2 * KT_PANEL_ROWS;
     int64_t width = min64(columns / 2, o->width - pair * KT_PANEL_ROWS);
+    float *h = hidden(w) + row * o->h_stride + pair * KT_PANEL_ROWS;
     act a;
-    product p = {.y = y, .y_stride = columns};
+    product p = {.n_tokens = last_row - row, .x_rows = g->token + row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
     matrices_bind(w, &o->gate_up, expert, 2 * pair, 2 * last_pair, &p);
-    for (int32_t row = g->first[expert]; row < g->first[expert + 1]; row += BLOCK_TOKENS) {
-        p.n_tokens = min64(BLOCK_TOKENS, g->first[expert + 1] - row);
-        p.x_rows = g->token + row;
-        product_run(w, o->gate_up.kind, &p);
-        float *h = hidden(w) + row * o->h_stride + pair * KT_PANEL_ROWS;
-        for (int64_t i = 0; i < p.n_tokens; i++)
-            w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
+    product_run(w, o->gate_up.kind, &p);
+    for (int64_t i = 0; i < p.n_tokens; i++)
+        w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
+}
+
+/* All rows of one expert: as many panels in one product as the scratch holds, since it fetches ahead. */
+static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair)
+{
+    for (int64_t row = g->first[expert], last; row < g->first[expert + 1]; row = last) {
+        last = min64(row + BLOCK_TOKENS, g->first[expert + 1]);
+        int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (last - row));
+        for (int64_t i = pair; i < last_pair; i += most)
+            gate_up_block(o, w, g, expert, row, last, i, min64(i + most, last_pair));
     }
 }
 
@@ -138,7 +138,8 @@ static void gate_up_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     groups g = group_slots(o, w);
-    int64_t pairs = o->gate_up.panels / 2, run = pairs_per_task(o, &g, w->threads);
+    int64_t pairs = o->gate_up.panels / 2;
+    int64_t run = max64(1, min64(pairs, pairs * g.n_active / ((int64_t)w->threads * TASKS_PER_THREAD)));
     int64_t blocks = (pairs + run - 1) / run;
     for (int64_t i; (i = worker_take(w, 1)) < blocks * g.n_active;) {
         int64_t pair = i % blocks * run;
@@ -159,12 +160,27 @@ static void quantize_run(const void *arg, worker *w)
 
 /* ---- down and the weighted sum ------------------------------------------------------------------ */
 
-/* Output panels of one task: what fits the scratch for these rows, and enough tasks for all. */
+/* Floats of scratch for the results of so many slots. */
+static int64_t sum_floats(int64_t slots)
+{
+    return max64(SUM_FLOATS, slots * SUM_PANELS * KT_PANEL_ROWS);
+}
+
+/* Output panels of one task: what fits the scratch for these slots, and enough tasks for all. */
 static int64_t panels_per_task(const moe *o, int64_t slots, int threads)
 {
-    int64_t fit = max64(1, o->max_slots * (SUM_COLUMNS / KT_PANEL_ROWS) / max64(1, slots));
+    int64_t fit = sum_floats(slots) / (slots * KT_PANEL_ROWS);
     int64_t fair = max64(1, o->down.panels / ((int64_t)threads * TASKS_PER_THREAD));
-    return min64(fit, fair);
+    return max64(1, min64(fit, fair));
+}
+
+/* A product starts cold: its first lines come while the one before it computes. */
+static void prefetch_matrix(const moe *o, int32_t expert, int64_t panel)
+{
+    const uint8_t *at = (const uint8_t *)o->down.weight.data + (size_t)expert * o->down.bytes +
+                        (size_t)panel * o->down.panel_bytes;
+    for (size_t i = 0; i < PREFETCH_BYTES; i += 64)
+        __builtin_prefetch(at + i, 0, 2);
 }
 
 /* y[slot][columns] = down of the slot's hidden values, for the output panels of this task. */
@@ -183,6 +199,8 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
             p.xf = hidden(w) + row * o->h_stride;
             p.x_stride = o->h_stride;
         }
+        if (i + 1 < g->n_active)
+            prefetch_matrix(o, g->active[i + 1], panel);
         product_run(w, o->down.kind, &p);
     }
 }
@@ -193,7 +211,7 @@ static void down_run(const void *arg, worker *w)
     groups g = groups_again(o, w);
     const routing *r = &w->program->routings.at[o->routing];
     float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
-    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, rows * o->top_k, w->threads);
+    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, max64(1, rows) * o->top_k, w->threads);
     for (int64_t panel; (panel = worker_take(w, run)) < o->down.panels;) {
         int64_t last = min64(panel + run, o->down.panels), stride = (last - panel) * KT_PANEL_ROWS;
         int64_t width = min64(stride, o->out.width - panel * KT_PANEL_ROWS);
@@ -232,8 +250,8 @@ static void record(kt_program *p, moe *o, kt_view in)
 {
     size_t hidden_bytes = size_mul(size_mul((size_t)o->max_slots, (size_t)o->h_stride), sizeof(float));
     size_t act_size = act_bytes(o->down.kind, o->max_slots, act_stride(o->down.kind, o->width));
-    size_t block = (size_t)BLOCK_TOKENS * MOST_PAIRS * 2 * KT_PANEL_ROWS * sizeof(float);
-    size_t sums = size_mul((size_t)o->max_slots, SUM_COLUMNS * sizeof(float));
+    size_t block = BLOCK_FLOATS * sizeof(float);
+    size_t sums = (size_t)sum_floats(o->max_slots) * sizeof(float);
     program_reserve(p, size_add(hidden_bytes, act_size),
                     size_add(groups_bytes(o), sums > block ? sums : block));
     program_operation(p);
