@@ -18,6 +18,9 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 def gib(size_bytes: int | float) -> str:
     """A size for people: '3.2 GiB', '17 MiB', '512 B'."""
@@ -42,6 +45,16 @@ class KtError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Give errors that have no hint this one."""
+    try:
+        yield
+    except KtError as error:
+        error.hint = error.hint or hint
+        raise
 
 
 class UsageError(KtError):

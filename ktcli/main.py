@@ -148,11 +148,12 @@ def _base_of(kind: type, name: str) -> Any:
     return next(base for base in kind.__mro__ if base.__name__ == name)
 
 
-def _fail(error: KtError) -> int:
+def _fail(error: KtError, cause: BaseException | None = None) -> int:
+    """Say it; under KT_DEBUG with the traceback of its cause."""
     if os.environ.get("KT_DEBUG"):
         import traceback
 
-        traceback.print_exception(error)
+        traceback.print_exception(cause or error)
     out.error(error)
     return error.exit_code
 
@@ -167,12 +168,7 @@ def _internal(error: Exception) -> int:
         hint = "run it again with KT_DEBUG=1 for the traceback, and report both"
         said = KtError(f"kt made a mistake ({type(error).__name__}: {first})", hint=hint)
         said = _with_code(said, EXIT_INTERNAL)
-    if os.environ.get("KT_DEBUG"):
-        import traceback
-
-        traceback.print_exception(error)
-    out.error(said)
-    return said.exit_code
+    return _fail(said, error)
 
 
 def _with_code(error: KtError, code: int) -> KtError:
@@ -188,11 +184,6 @@ def run() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if code == EXIT_INTERRUPTED and threading.active_count() > 1:
-        os._exit(
-            code
-        )  # the interpreter would wait for a hub client's threads until their files are done
+        # The interpreter would wait for a hub client's threads until their files are done.
+        os._exit(code)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    run()

@@ -20,7 +20,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Any, TextIO
 
 from ktcli.errors import KtError, UsageError
@@ -97,12 +96,7 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -111,19 +105,10 @@ class Progress:
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 
-    def update(
-        self, *, done: int | None = None, total: int | None = None, title: str | None = None
-    ) -> None:
-        """Set what is known now; None leaves a value as it is."""
+    def update(self, *, done: int, total: int | None = None) -> None:
+        """Set what is done; a total of None stays what it is."""
         if self._bar is not None:
-            given = {
-                "completed": done,
-                "total": total,
-                "description": None if title is None else safe(title),
-            }
-            self._bar.update(
-                self._task, **{key: value for key, value in given.items() if value is not None}
-            )
+            self._bar.update(self._task, completed=done, total=total)
 
 
 def _rich_bar(unit: str) -> Any:

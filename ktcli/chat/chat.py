@@ -167,7 +167,7 @@ class Chat:
             text, prompt = self._prompt()
             generation = self._generation(prompt, cancelled, progress, reply)
             thinking = Thinking(inside=text.rstrip().endswith(THINK))
-            for fresh in self._texts(generation, reply):
+            for fresh in self._texts(generation):
                 reply.text += fresh
                 yield from (Piece(part, thought) for thought, part in thinking.feed(fresh))
             yield from (Piece(part, thought) for thought, part in thinking.finish())
@@ -196,7 +196,7 @@ class Chat:
             ids=reply.ids,
         )
 
-    def _texts(self, generation: Generation, reply: Reply) -> Iterator[str]:
+    def _texts(self, generation: Generation) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""
         detokenizer = Detokenizer(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -29,12 +29,7 @@ class Interrupt:
             self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._mine:
             signal.signal(signal.SIGINT, self._before or signal.SIG_DFL)
 

@@ -263,10 +263,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **more: Any) -> Any:
         __self.meter.step()
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
-            for scope in (
-                "_loop_vars",
-                "_block_vars",
-            ):  # jinja2 hands them to those who want the context
+            for scope in ("_loop_vars", "_block_vars"):  # for those who want the context
                 more.pop(scope, None)
             return call_method(__self.meter, __obj.__self__, __obj.__name__, args, more)
         return __self.meter.own(__context.call(__obj, *args, **more))

@@ -44,7 +44,6 @@ class Tokenizer:
         inner.post_processor = None
         added = inner.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self.size = max(inner.get_vocab_size(with_added_tokens=True), *added, 0)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens in it are recognised, none are added."""

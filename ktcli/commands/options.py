@@ -28,10 +28,13 @@ def _quiet(value: bool) -> bool:
     return value
 
 
-MODEL_HELP = "Short name (kt list --all), org/repo[@revision], hf:… or ms:…, or a local folder."
-
-ModelArg = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-OptionalModelArg = Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MODEL_HELP)]
+ModelArg = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, or a local folder.",
+    ),
+]
 
 JsonOpt = Annotated[
     bool,

@@ -48,9 +48,7 @@ def _asked_name() -> str | None:
         import cpuinfo
 
         return str(cpuinfo.get_cpu_info().get("brand_raw") or "") or None
-    except (
-        Exception
-    ):  # it raises whatever its many ways of asking raise; a name is not worth failing
+    except Exception:  # whatever its many ways of asking raise; a name is not worth failing
         return None
 
 

@@ -15,7 +15,6 @@ from ktcli.native.library import (
     IsaRow,
     Scale,
     Weight,
-    cache_bytes,
     isa_rows,
     packed_bytes,
 )
@@ -36,7 +35,6 @@ __all__ = [
     "Step",
     "View",
     "Weight",
-    "cache_bytes",
     "isa_rows",
     "packed_bytes",
 ]

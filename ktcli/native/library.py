@@ -116,11 +116,6 @@ def isa_rows() -> tuple[IsaRow, ...]:
     )
 
 
-def cache_bytes(level: int) -> int:
-    """Size of the data cache of this level, 0 if unknown."""
-    return int(library()[1].kt_cache_bytes(level))
-
-
 @cache
 def c_format(fmt: Format) -> Any:
     ffi, _ = library()

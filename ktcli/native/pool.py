@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli import config
 from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native.library import (
     ERROR_BYTES,
@@ -45,7 +45,7 @@ class Pool:
         spin_us: int = 200,
     ) -> None:
         ffi, lib = library()
-        isa = isa or os.environ.get("KT_ISA") or None
+        isa = isa or config.forced_isa()
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         pins = ffi.new("int32_t[]", list(cpus)) if cpus is not None else ffi.NULL
         options = ffi.new("kt_pool_options *", (name, threads, pins, spin_us))
@@ -65,7 +65,8 @@ class Pool:
         if result >= 0:
             return
         sentence = self._ffi.string(self._lib.kt_pool_error(self.handle)).decode()
-        raise (BadCheckpoint if result in (-4, -5) else NativeError)(sentence)
+        of_a_file = result in (self._lib.KT_ERR_VALUE, self._lib.KT_ERR_IO)
+        raise (BadCheckpoint if of_a_file else NativeError)(sentence)
 
     def decode(
         self,

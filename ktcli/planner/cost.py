@@ -57,9 +57,8 @@ _OPS_PER_CYCLE = {
     "avx2": (64, 32),
     "portable": (4, 4),
 }
-CORE_READ_BPS = (
-    20e9  # what one core's own queue of misses can pull, on server and desktop CPUs alike
-)
+# What one core's own queue of misses can pull, on server and desktop CPUs alike.
+CORE_READ_BPS = 20e9
 _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between 2.2 and 4 GHz
 
 

@@ -145,7 +145,7 @@ def _interruptible(work: Callable[[], None]) -> None:
     def body() -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # raised again below, in the thread that asked
             failed.append(error)
 
     thread = threading.Thread(target=body, daemon=True)

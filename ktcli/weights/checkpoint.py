@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import BadCheckpoint
+from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import DType, Pool
 from ktcli.weights.header import (
     MAX_NESTING,
@@ -113,7 +111,7 @@ class Checkpoint:
         """
         self.folder = folder
         self._descriptors: dict[str, int] = {}
-        with _hint(HINT):
+        with hinted(HINT):
             self.config = read_config(folder)
             _check_quantization(self.config)
             self.sources, files, self.digest = _open_shards(folder)
@@ -123,12 +121,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -394,13 +387,3 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             break
         at += 1
     raise BadCheckpoint(f"{INDEX} is damaged at byte {at}")
-
-
-@contextmanager
-def _hint(hint: str) -> Iterator[None]:
-    """Give errors that have no hint this one."""
-    try:
-        yield
-    except BadCheckpoint as error:
-        error.hint = error.hint or hint
-        raise

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ktcli.config import lock
-from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
 from ktcli.layers.tensors import Role
 from ktcli.models import build
 from ktcli.native import Pool
@@ -230,7 +230,7 @@ def _convert(
     encoder = Encoder(checkpoint, plan.manifest.recipe, pool)
     for file in plan.files[kept:]:
         hint = f"{file.name} was not written; {checkpoint.folder} is unchanged"
-        with _hint(hint), FileWriter(out / file.name) as target:
+        with hinted(hint), FileWriter(out / file.name) as target:
             target.write(file.header)
             for part in encoder.encode(file.tensors):
                 target.write(part.data)
@@ -255,16 +255,6 @@ def _by_role(item: tuple[Role, object]) -> int:
     return list(Role).index(item[0])
 
 
-@contextmanager
-def _hint(hint: str) -> Iterator[None]:
-    """Give errors that have no hint this one."""
-    try:
-        yield
-    except BadCheckpoint as error:
-        error.hint = error.hint or hint
-        raise
-
-
 def _resume(out: Path, plan: Plan) -> list[FileRecord]:
     """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there are none.
 
@@ -276,7 +266,7 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
     records: list[FileRecord] = []
     if part.exists() and list(out.glob("*.safetensors")):
         first, *lines = read_bounded(part, MAX_MANIFEST_BYTES).split(b"\n")
-        with _hint(f"remove the folder {out} and convert again"):
+        with hinted(f"remove the folder {out} and convert again"):
             _refuse_other(out, parse_manifest(first, PART), plan)
         for file, line in zip(plan.files, lines[:-1], strict=False):
             record = _parse_line(line)

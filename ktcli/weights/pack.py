@@ -55,7 +55,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.errors import BadCheckpoint, BadPack, hinted
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
@@ -155,17 +155,17 @@ class Pack:
         self.path = path
         self.manifest = _read_manifest(path)
         self._entries: dict[str, tuple[Path, Entry, str]] = {}
-        try:
-            for record in (*self.manifest.extras, *self.manifest.files):
-                _check_size(path, record)
-            for record in self.manifest.files:
-                self._read_file(record)
-            self.config = self._read_config()
-        except BadPack as error:
-            error.hint = error.hint or HINT
-            raise
-        except BadCheckpoint as error:
-            raise BadPack(f"the pack {path.name} is damaged: {error}", hint=HINT) from None
+        with hinted(HINT):
+            try:
+                for record in (*self.manifest.extras, *self.manifest.files):
+                    _check_size(path, record)
+                for record in self.manifest.files:
+                    self._read_file(record)
+                self.config = self._read_config()
+            except BadPack:
+                raise
+            except BadCheckpoint as error:
+                raise BadPack(f"the pack {path.name} is damaged: {error}") from None
 
     @classmethod
     def open(cls, path: Path) -> Pack:
@@ -252,13 +252,13 @@ def is_pack(path: Path) -> bool:
 def _read_manifest(path: Path) -> Manifest:
     if not is_pack(path):
         raise BadPack(f"{path} holds no converted model", hint="convert one: kt convert NAME")
-    try:
-        return parse_manifest(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))
-    except BadPack as error:
-        error.hint = error.hint or HINT
-        raise
-    except BadCheckpoint as error:
-        raise BadPack(str(error), hint=HINT) from None
+    with hinted(HINT):
+        try:
+            return parse_manifest(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))
+        except BadPack:
+            raise
+        except BadCheckpoint as error:
+            raise BadPack(str(error)) from None
 
 
 def _check_size(folder: Path, record: FileRecord) -> None:

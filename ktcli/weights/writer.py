@@ -10,14 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
 
 from ktcli.errors import KtError, NotEnoughDisk
 
 SUFFIX = ".tmp"
-FLUSH_BYTES = (
-    256 << 20
-)  # flush now and then, so that the last flush does not stand still for minutes
+# Flush now and then, so that the last flush does not stand still for minutes.
+FLUSH_BYTES = 256 << 20
 
 
 class FileWriter:
@@ -44,12 +42,7 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
         os.close(self._file)
         if kind is not None:

@@ -21,6 +21,7 @@ TEMPLATE = (
 )
 SPECIALS = ["<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHUNK = 16
+VOCAB = 1024  # more than the tokenizer has ids
 
 
 def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
@@ -105,7 +106,7 @@ class FakeEngine:
         reply = self.script(question.removesuffix("<|end|>"))
         ids = self.tokenizer.encode(reply) if isinstance(reply, str) else reply
         said = len(cache) - at - 1
-        out = np.full(self.tokenizer.size, -10, dtype=np.float32)
+        out = np.full(VOCAB, -10, dtype=np.float32)
         out[ids[said] if said < len(ids) else self.tokenizer.id_of("<|end|>")] = 10
         return out
 

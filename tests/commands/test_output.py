@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -95,7 +96,7 @@ def test_tables_align() -> None:
 def test_progress_is_silent_without_a_terminal(capsys: Capture) -> None:
     with Output().progress("[red]x", 10) as bar:
         bar.advance(3)
-        bar.update(done=5, total=20, title="y")
+        bar.update(done=5, total=20)
     assert capsys.readouterr() == ("", "")
 
 
@@ -105,10 +106,12 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Monk
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "100")
-        with Output().progress("[red]x\x1b[0m", 10, unit="layers", done=2) as bar:
+        with Output().progress("[/nonsense]\x1b[0m", 10, unit="layers", done=2) as bar:
             bar.advance(3)
-            bar.update(title="[/nonsense]")
-    said = os.read(outer, 65536).decode()
+    said = ""
+    with contextlib.suppress(OSError):  # the end of what was written to a terminal that is closed
+        while part := os.read(outer, 65536):
+            said += part.decode()
     os.close(outer)
     assert "[/nonsense]" in said
     assert "5/10" in said
