@@ -19,7 +19,7 @@ from ktcli.hardware.probe import probe
 from ktcli.models import build
 from ktcli.native import Ceiling
 from ktcli.output import out, table
-from ktcli.planner.host import margin_bytes
+from ktcli.planner.memory import margin_bytes
 
 app = typer.Typer(
     add_completion=False,

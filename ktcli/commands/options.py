@@ -59,7 +59,7 @@ ContextOpt = Annotated[
         "--context",
         "-c",
         min=1,
-        help="Positions to reserve. Default: what fits, up to the model's.",
+        help="Positions to reserve. Default: 8192, or what the model and the memory allow.",
     ),
 ]
 ExpertsOpt = Annotated[

@@ -23,7 +23,8 @@ from ktcli.hardware.profile import read_machine
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
-from ktcli.planner.placement import EARLY_TOKENS, PREFILL_CHUNK, Line, Plan, Request, place
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.placement import EARLY_TOKENS, Line, Plan, Request, place
 
 
 def plan(

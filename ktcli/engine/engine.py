@@ -28,13 +28,10 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program, View
+from ktcli.planner.memory import PREFILL_CHUNK, default_context, margin_bytes
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
-# Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
-# to cancel within a second and to keep the buffers of a step in tens of megabytes.
-PREFILL_CHUNK = 512
-DEFAULT_CONTEXT = 8192
 # Logits of several positions at once (kt logits): rows so that they take at most this much.
 _LOGITS_BYTES = 256 << 20
 
@@ -44,7 +41,7 @@ class Options:
     """How an engine runs.
 
     Attributes:
-        context: positions a session can hold; None: the model's own, at most 8192.
+        context: positions a session can hold; None: as a plan without --context.
         threads: of the team; None: KT_THREADS, else one per physical core.
         isa: row of kernels; None: KT_ISA, else the best.
         exact: f32 activations and cache on the portable row, to compare with a reference.
@@ -79,7 +76,7 @@ class Engine:
     ) -> None:
         self.model, self.recipe, self.pool, self.exact = model, recipe, pool, options.exact
         self.spec: Spec = model.spec
-        self.context = _context(self.spec, options.context)
+        self.context = _context(model, recipe, options.context)
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, self.layout.cache_bytes(self.context))
         self._tensors: Tensors = load(model, recipe, source, progress)
@@ -149,13 +146,16 @@ def make_pool(options: Options) -> Pool:
     return Pool(threads, isa="portable" if options.exact else options.isa, cpus=cpus)
 
 
-def _context(spec: Spec, asked: int | None) -> int:
+def _context(model: Model, recipe: Recipe, asked: int | None) -> int:
     if asked is None:
-        return min(spec.context, DEFAULT_CONTEXT)
-    if not 1 <= asked <= spec.context:
+        memory = read_memory(SYSTEM_ROOT)
+        room_bytes = memory.free_bytes - margin_bytes(memory.total_bytes)
+        return default_context(model, recipe, room_bytes)
+    most = model.spec.context
+    if not 1 <= asked <= most:
         raise UsageError(
-            f"a context of {asked} tokens is not possible: this model was made for 1..{spec.context}",
-            hint=f"use --context {spec.context} or less",
+            f"a context of {asked} tokens is not possible: this model was made for 1..{most}",
+            hint=f"use --context {most} or less",
         )
     return asked
 

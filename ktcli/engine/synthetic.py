@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.engine import Engine, Options, make_pool
-from ktcli.engine.loader import Progress, RandomSource, memory_bytes
+from ktcli.engine.loader import Progress, RandomSource
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor
-from ktcli.models import Model, build
-from ktcli.planner.placement import PROCESS_BYTES, scratch_bytes
-from ktcli.planner.spec import experts_touched, kv_bytes
+from ktcli.models import build
+from ktcli.planner.memory import need_bytes
+from ktcli.planner.spec import experts_touched
 from ktcli.weights.recipe import Recipe
 
 _SEED = 1
@@ -46,12 +46,6 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     if config.get("mlp_only_layers"):
         changed["mlp_only_layers"] = only
     return {**config, **changed}
-
-
-def need_bytes(model: Model, recipe: Recipe, context: int) -> int:
-    """Memory of an engine with one session."""
-    room = kv_bytes(model.spec, context) + scratch_bytes(model) + PROCESS_BYTES
-    return memory_bytes(model, recipe) + room
 
 
 def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free_bytes: int) -> int:

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
+from ktcli.planner import memory
 from ktcli.planner.cost import CORE_READ_BPS, Rates, assumed_rates
-
-# Kept free for everything else that runs: a share of the memory there is, at most so much.
-_MARGIN_SHARE = 0.03
-MARGIN_LIMIT_BYTES = 4 << 30
-
-
-def margin_bytes(total_bytes: int) -> int:
-    """Memory that a plan leaves free."""
-    return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,16 @@ class Host:
     rates: Rates
     notes: tuple[str, ...] = ()
 
+    @property
+    def margin_bytes(self) -> int:
+        """Memory that a plan leaves free."""
+        return memory.margin_bytes(self.total_bytes)
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory that a plan may use."""
+        return self.available_bytes - self.margin_bytes
+
 
 # Rows of kernels that this version has, best first, with what /proc/cpuinfo must list: for a machine
 # where the native library was not asked.
@@ -64,15 +66,15 @@ def host_of(machine: Machine, *, threads: int | None = None, isa: str | None = N
     """
     threads = threads or machine.cpu.threads
     isa = isa or _best_row(machine)
-    memory, far = machine.memory, _far_nodes(machine)
-    near_bytes = memory.total_bytes - sum(node.size_bytes for node in far)
-    free_bytes = memory.available_bytes - sum(node.free_bytes for node in far)
+    found, far = machine.memory, _far_nodes(machine)
+    near_bytes = found.total_bytes - sum(node.size_bytes for node in far)
+    free_bytes = found.available_bytes - sum(node.free_bytes for node in far)
     return Host(
         name=f"{machine.cpu.model or machine.name}, {threads} threads",
         threads=threads,
         isa=isa,
-        total_bytes=min(near_bytes, memory.limit_bytes or near_bytes),
-        available_bytes=max(0, min(memory.free_bytes, free_bytes)),
+        total_bytes=min(near_bytes, found.limit_bytes or near_bytes),
+        available_bytes=max(0, min(found.free_bytes, free_bytes)),
         rates=_rates(machine, threads, isa),
         notes=tuple(_notes(machine, threads)),
     )

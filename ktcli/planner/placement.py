@@ -12,33 +12,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
-from ktcli.layers.tensors import Role
 from ktcli.models.model import Model, Spec
 from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.host import Host, margin_bytes
+from ktcli.planner.host import Host
+from ktcli.planner.memory import (
+    LEAST_CONTEXT,
+    PREFILL_CHUNK,
+    PROCESS_BYTES,
+    default_context,
+    fitting_context,
+    need_bytes,
+    scratch_bytes,
+)
 from ktcli.planner.spec import (
     KV_CACHE,
-    PAGE_TOKENS,
     Step,
     Work,
     kv_bytes,
     kv_bytes_per_token,
     parts,
     step_work,
-    weight_bytes,
 )
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
 
-DEFAULT_CONTEXT = 8_192  # positions planned for when nobody asks: a chat, not a library
-LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
-PREFILL_CHUNK = (
-    512  # tokens of one prefill step: large enough that every expert's weights are reused
-)
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
-
-# The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
-PROCESS_BYTES = 200 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Request:
 
     Attributes:
         recipe: number formats.
-        context: positions to reserve; None = DEFAULT_CONTEXT or what the model and the memory allow.
+        context: positions to reserve; None = `memory.default_context`.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -126,8 +124,8 @@ def place(model: Model, host: Host, request: Request) -> Plan:
         raise UsageError(
             f"the model was made for {spec.context} positions, --context asks for {request.context}"
         )
-    context = request.context or _default_context(model, host, request.recipe)
-    need = need_bytes(model, host, request.recipe, context)
+    context = request.context or default_context(model, request.recipe, host.room_bytes)
+    need = need_bytes(model, request.recipe, context) + host.margin_bytes
     return Plan(
         host=host,
         recipe=request.recipe,
@@ -141,75 +139,19 @@ def place(model: Model, host: Host, request: Request) -> Plan:
     )
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def need_bytes(model: Model, host: Host, recipe: Recipe, context: int) -> int:
-    """Memory of everything: weights, cache, scratch, the process itself, and the margin."""
-    fixed = (
-        weight_bytes(model, recipe)
-        + scratch_bytes(model)
-        + PROCESS_BYTES
-        + margin_bytes(host.total_bytes)
-    )
-    return fixed + kv_bytes(model.spec, context)
-
-
-def scratch_bytes(model: Model) -> int:
-    """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
-
-    The residual stream and what each half of a layer makes of it; the widest dense projection and what
-    follows it; gate, up and activation of the chosen experts; queries and results of latent attention
-    in every head. Counts up to a fifth more than the engine reserves, never less.
-    """
-    spec = model.spec
-    dense = max(
-        (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None), default=0
-    )
-    latent = max(
-        (
-            t.count * (spec.kv_elements + 3 * t.k // 2)
-            for t in model.tensors
-            if t.name.endswith(".uv")
-        ),
-        default=0,
-    )
-    columns = 8 * spec.hidden + 2 * dense + 2 * spec.top_k * spec.expert_width + latent
-    return 4 * (PREFILL_CHUNK * columns + spec.vocab)
-
-
-def _room_bytes(model: Model, host: Host, recipe: Recipe) -> int:
-    """Memory left for the cache; negative if the rest alone does not fit."""
-    return host.available_bytes - need_bytes(model, host, recipe, 0)
-
-
-def _fitting_context(model: Model, host: Host, recipe: Recipe) -> int:
-    """The most positions that fit, whole pages; 0 if none do."""
-    page_bytes = kv_bytes_per_token(model.spec) * PAGE_TOKENS
-    room = max(_room_bytes(model, host, recipe), 0)
-    return min(room // page_bytes * PAGE_TOKENS, model.spec.context)
-
-
-def _default_context(model: Model, host: Host, recipe: Recipe) -> int:
-    """DEFAULT_CONTEXT, or less where the model ends or the memory does.
-
-    A context nobody can use is no default: below LEAST_CONTEXT the plan is refused instead.
-    """
-    wanted = min(DEFAULT_CONTEXT, model.spec.context)
-    least = min(LEAST_CONTEXT, wanted)
-    return max(min(wanted, _fitting_context(model, host, recipe)), least)
+# --- advice ---------------------------------------------------------------------------------------
 
 
 def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[str]:
     """What would make the plan fit, the smallest sacrifice first."""
-    shorter = _fitting_context(model, host, recipe)
+    shorter = fitting_context(model, recipe, host.room_bytes)
     if shorter >= LEAST_CONTEXT:
         yield f"--context {shorter} fits"
     for smaller in _smaller(recipe):
-        if need_bytes(model, host, smaller, context) <= host.available_bytes:
+        if need_bytes(model, smaller, context) <= host.room_bytes:
             yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
             break
-    missing = need_bytes(model, host, recipe, context) - host.available_bytes
+    missing = need_bytes(model, recipe, context) - host.room_bytes
     yield f"{gib(missing)} more memory would do"
 
 
@@ -278,9 +220,8 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
     yield line(KV_CACHE, "bf16", kv_bytes(spec, context), positions)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
     yield line("scratch", "f32", scratch_bytes(model), buffers)
-    margin = margin_bytes(host.total_bytes)
-    others = f"the program itself; {gib(margin)} left for others"
-    yield line("process, margin", "", PROCESS_BYTES + margin, others)
+    others = f"the program itself; {gib(host.margin_bytes)} left for others"
+    yield line("process, margin", "", PROCESS_BYTES + host.margin_bytes, others)
 
 
 _REASONS: Mapping[str, str] = {

@@ -13,10 +13,10 @@ from enum import Enum
 
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
+from ktcli.native import PAGE_TOKENS
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
-PAGE_TOKENS = 64  # the cache grows in pages; the value of KT_PAGE_TOKENS
 
 
 class Unit(Enum):

@@ -3,20 +3,17 @@
 import pytest
 from shapes import GIB, config
 
-from ktcli.engine import engine
 from ktcli.engine.synthetic import (
     Request,
     cut,
     expert_spread,
     fitting_layers,
-    need_bytes,
     random_engine,
 )
 from ktcli.errors import NotEnoughMemory
 from ktcli.models import build
 from ktcli.native import Program
-from ktcli.planner import placement
-from ktcli.planner.placement import PREFILL_CHUNK, scratch_bytes
+from ktcli.planner.memory import PREFILL_CHUNK, need_bytes, scratch_bytes
 from ktcli.weights.recipe import Recipe
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b"]
@@ -102,8 +99,3 @@ def test_the_plan_reserves_at_least_the_buffers_of_the_program(
     small = config(name, vocab_size=512, num_experts=8, n_routed_experts=8)
     made = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
     assert sizes[0] <= scratch_bytes(made.model) < 1.5 * sizes[0]
-
-
-def test_plan_and_engine_mean_the_same_defaults():
-    assert placement.DEFAULT_CONTEXT == engine.DEFAULT_CONTEXT
-    assert placement.PREFILL_CHUNK == engine.PREFILL_CHUNK

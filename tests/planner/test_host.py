@@ -10,7 +10,8 @@ from hardware.trees import TREES, build
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured, Memory, Node
 from ktcli.hardware.probe import probe
 from ktcli.planner.cost import assumed_rates
-from ktcli.planner.host import Host, host_of, margin_bytes
+from ktcli.planner.host import Host, host_of
+from ktcli.planner.memory import margin_bytes
 
 GIB = 1 << 30
 

@@ -8,8 +8,9 @@ from shapes import GIB, RATES, host, shape
 
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.profile import read_machine
-from ktcli.planner.host import MARGIN_LIMIT_BYTES, host_of
-from ktcli.planner.placement import DEFAULT_CONTEXT, LEAST_CONTEXT, Plan, Request, place
+from ktcli.planner.host import host_of
+from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, MARGIN_LIMIT_BYTES
+from ktcli.planner.placement import Plan, Request, place
 from ktcli.weights.recipe import Recipe
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "qwen3-235b-a22b"]

@@ -1,0 +1,76 @@
+"""How much memory a model takes with its context, and which context fits.
+
+The plan, the engine's default and the benchmark's number of layers are all decided by these numbers, so
+that what the plan promises is what a load then does.
+"""
+
+from __future__ import annotations
+
+from ktcli.layers.tensors import Role
+from ktcli.models.model import Model
+from ktcli.native import PAGE_TOKENS
+from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
+from ktcli.weights.recipe import Recipe
+
+DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
+LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
+# Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
+# to cancel within a second and to keep the buffers of a step in tens of megabytes.
+PREFILL_CHUNK = 512
+# The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
+PROCESS_BYTES = 200 << 20
+
+# Kept free for everything else that runs: a share of the memory there is, at most so much.
+_MARGIN_SHARE = 0.03
+MARGIN_LIMIT_BYTES = 4 << 30
+
+
+def margin_bytes(total_bytes: int) -> int:
+    """Memory that is left free of a machine's `total_bytes`."""
+    return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
+
+
+def need_bytes(model: Model, recipe: Recipe, context: int) -> int:
+    """Memory of everything with one session: weights, cache, scratch and the process itself."""
+    fixed = weight_bytes(model, recipe) + scratch_bytes(model) + PROCESS_BYTES
+    return fixed + kv_bytes(model.spec, context)
+
+
+def scratch_bytes(model: Model) -> int:
+    """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
+
+    The residual stream and what each half of a layer makes of it; the widest dense projection and what
+    follows it; gate, up and activation of the chosen experts; queries and results of latent attention
+    in every head. Counts up to a fifth more than the engine reserves, never less.
+    """
+    spec = model.spec
+    dense = max(
+        (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None), default=0
+    )
+    latent = max(
+        (
+            t.count * (spec.kv_elements + 3 * t.k // 2)
+            for t in model.tensors
+            if t.name.endswith(".uv")
+        ),
+        default=0,
+    )
+    columns = 8 * spec.hidden + 2 * dense + 2 * spec.top_k * spec.expert_width + latent
+    return 4 * (PREFILL_CHUNK * columns + spec.vocab)
+
+
+def fitting_context(model: Model, recipe: Recipe, room_bytes: int) -> int:
+    """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
+    page_bytes = kv_bytes_per_token(model.spec) * PAGE_TOKENS
+    room = max(room_bytes - need_bytes(model, recipe, 0), 0)
+    return min(room // page_bytes * PAGE_TOKENS, model.spec.context)
+
+
+def default_context(model: Model, recipe: Recipe, room_bytes: int) -> int:
+    """DEFAULT_CONTEXT, or less where the model ends or the memory does.
+
+    A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
+    """
+    wanted = min(DEFAULT_CONTEXT, model.spec.context)
+    least = min(LEAST_CONTEXT, wanted)
+    return max(min(wanted, fitting_context(model, recipe, room_bytes)), least)
