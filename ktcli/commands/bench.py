@@ -12,7 +12,7 @@ from ktcli.commands.subject import Subject, find_subject
 from ktcli.engine.bench import CEILING_BYTES, Ceilings, Kind, Result, run
 from ktcli.engine.engine import Engine
 from ktcli.engine.measure import NOISY_SHARE, PAIRS
-from ktcli.engine.synthetic import SPREAD_TOKENS, Request, layer_count, random_engine
+from ktcli.engine.synthetic import SPREAD_TOKENS, Request, random_engine
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.probe import probe
@@ -123,7 +123,7 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
             pairs=wanted.runs,
             progress=lambda done: bar.update(done=done),
         )
-    whole = layer_count(subject.config)
+    whole = build(subject.config).spec.layers
     row = _row(subject, engine, result, whole)
     if profile:
         row["profile_s"] = dict(result.profile.operations)

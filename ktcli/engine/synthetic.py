@@ -1,7 +1,7 @@
 """Engines for measuring: the true shapes of a model, random weights, as many layers as fit.
 
 A layer costs the same wherever it stands, so a few layers of a model that does not fit say what the
-whole would do. Cutting keeps at least one layer with routed experts.
+whole would do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor
-from ktcli.models import build
+from ktcli.models import build, cut
 from ktcli.planner.memory import need_bytes
 from ktcli.planner.spec import experts_touched
 from ktcli.weights.recipe import Recipe
@@ -28,33 +28,13 @@ _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
 
 
-def layer_count(config: Mapping[str, Any]) -> int:
-    """Decoder layers of a config."""
-    return build(config).spec.layers
-
-
-def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first `layers` layers, the last of which has routed experts.
-
-    Where the model begins with more dense layers than that, fewer of them are kept.
-    """
-    dense = int(config.get("first_k_dense_replace") or 0)
-    only = [i for i in config.get("mlp_only_layers") or [] if i < layers - 1]
-    changed: dict[str, Any] = {"num_hidden_layers": layers}
-    if dense:
-        changed["first_k_dense_replace"] = min(dense, layers - 1)
-    if config.get("mlp_only_layers"):
-        changed["mlp_only_layers"] = only
-    return {**config, **changed}
-
-
 def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free_bytes: int) -> int:
     """The most layers that fit into `free_bytes`.
 
     Raises:
         NotEnoughMemory: not even one does.
     """
-    whole = layer_count(config)
+    whole = build(config).spec.layers
     low, high = 0, whole
     while low < high:
         middle = (low + high + 1) // 2
@@ -92,7 +72,7 @@ def random_engine(
         UsageError: more layers than the model has.
         NotEnoughMemory: the layers do not fit.
     """
-    whole = layer_count(config)
+    whole = build(config).spec.layers
     if request.layers is not None and request.layers > whole:
         raise UsageError(f"the model has {whole} layers, --layers asks for {request.layers}")
     layers = request.layers or fitting_layers(

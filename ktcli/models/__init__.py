@@ -1,37 +1,67 @@
-"""Model families: config in, model out. One file per family, listed here."""
+"""Model families: config in, model out. One file per family (see `Family`), listed here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import deepseek, qwen3_moe
 from ktcli.models.model import Model, Spec
 
-_BUILDERS: dict[str, Callable[[Mapping[str, Any]], Model]] = {
-    name: family.build for family in (deepseek, qwen3_moe) for name in family.MODEL_TYPES
-}
+Config = Mapping[str, Any]
 
-__all__ = ["Model", "Spec", "build", "model_types"]
+
+class Family(Protocol):
+    """What a family file holds."""
+
+    MODEL_TYPES: tuple[str, ...]
+
+    def build(self, config: Config) -> Model:
+        """The model that a config describes."""
+
+    def cut(self, config: Config, layers: int) -> dict[str, Any]:
+        """The config with only its first layers, see `cut` below."""
+
+
+_FAMILIES: tuple[Family, ...] = (deepseek, qwen3_moe)
+_OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
+
+__all__ = ["Model", "Spec", "build", "cut", "model_types"]
 
 
 def model_types() -> tuple[str, ...]:
     """Every `model_type` that kt knows."""
-    return tuple(sorted(_BUILDERS))
+    return tuple(sorted(_OF_TYPE))
 
 
-def build(config: Mapping[str, Any]) -> Model:
+def build(config: Config) -> Model:
     """The model that a `config.json` describes.
 
     Raises:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
     """
+    return _family(config).build(config)
+
+
+def cut(config: Config, layers: int) -> dict[str, Any]:
+    """The config with only its first `layers` layers, at least one of which has routed experts.
+
+    Where the model begins with more dense layers than that, fewer of them are kept. For measuring: a
+    layer costs the same wherever it stands.
+
+    Raises:
+        BadCheckpoint: unknown architecture.
+    """
+    return _family(config).cut(config, layers)
+
+
+def _family(config: Config) -> Family:
     kind = config.get("model_type") if isinstance(config, Mapping) else None
-    if not isinstance(kind, str) or kind not in _BUILDERS:
+    if not isinstance(kind, str) or kind not in _OF_TYPE:
         known = ", ".join(model_types())
         raise BadCheckpoint(
             f"unknown architecture: model_type is {str(kind)[:60]!r}",
             hint=f"this version knows {known}",
         )
-    return _BUILDERS[kind](config)
+    return _OF_TYPE[kind]

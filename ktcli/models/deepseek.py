@@ -15,10 +15,10 @@ from ktcli.layers.attention import LatentAttention
 from ktcli.layers.backend import GroupScore, MlaShape, Routing, Score
 from ktcli.layers.decoder import Decoder, DecoderLayer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp
-from ktcli.models.config import MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Fields, read_rope
+from ktcli.models.config import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Fields, read_rope
 from ktcli.models.model import DecoderModel, read_decoder
 
-MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+MODEL_TYPES: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -26,12 +26,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f = Fields(config)
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    v2 = f.text("model_type", "") == "deepseek_v2"
     outer = read_decoder(f)
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    dense = f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS, default=0 if v2 else 3)
+    dense = _dense_layers(f)
     attention = _attention(f, outer.hidden)
-    routing = _routing(f, v2)
+    routing = _routing(f, _is_v2(f))
 
     def layer(i: int) -> DecoderLayer:
         source = f"model.layers.{i}"
@@ -40,7 +39,22 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return DecoderLayer(i, source, outer.hidden, outer.eps, attend, mlp)
 
     decoder: Decoder = replace(outer, layers=tuple(layer(i) for i in range(n_layers)))
-    return DecoderModel("deepseek", decoder, f.whole("max_position_embeddings", high=1 << 27))
+    return DecoderModel("deepseek", decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    dense = min(_dense_layers(Fields(config)), layers - 1)
+    return {**config, "num_hidden_layers": layers, "first_k_dense_replace": dense}
+
+
+def _is_v2(f: Fields) -> bool:
+    return f.text("model_type", "") == "deepseek_v2"
+
+
+def _dense_layers(f: Fields) -> int:
+    default = 0 if _is_v2(f) else 3
+    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS, default=default)
 
 
 def _attention(f: Fields, hidden: int) -> LatentAttention:

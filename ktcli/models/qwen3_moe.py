@@ -17,7 +17,7 @@ from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp
 from ktcli.models.config import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, Fields, read_rope
 from ktcli.models.model import DecoderModel, read_decoder
 
-MODEL_TYPES = ("qwen3_moe",)
+MODEL_TYPES: tuple[str, ...] = ("qwen3_moe",)
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -49,6 +49,30 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     return DecoderModel("qwen3_moe", decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
 
 
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    f = Fields(config)
+    return {
+        **config,
+        "num_hidden_layers": layers,
+        "mlp_only_layers": [i for i in _dense_layers(f) if i < layers - 1],
+        "decoder_sparse_step": min(_sparse_step(f), layers),
+    }
+
+
+def _sparse_step(f: Fields) -> int:
+    """Of so many layers in a row, the last has experts."""
+    return f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
+
+
+def _dense_layers(f: Fields) -> list[Any]:
+    """Numbers of the layers without experts."""
+    listed = f.values.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+        raise BadCheckpoint("config.json: mlp_only_layers is not a short list of layers")
+    return listed
+
+
 def _attention(f: Fields, hidden: int, eps: float) -> GroupedQueryAttention:
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -65,10 +89,6 @@ def _attention(f: Fields, hidden: int, eps: float) -> GroupedQueryAttention:
 
 def _mlp(f: Fields, i: int, hidden: int, routing: Routing) -> Mlp:
     name, source = f"layers.{i}.mlp", f"model.layers.{i}.mlp"
-    step = f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
-    dense_layers = f.values.get("mlp_only_layers") or []
-    if not isinstance(dense_layers, list) or len(dense_layers) > MAX_LAYERS:
-        raise BadCheckpoint("config.json: mlp_only_layers is not a short list of layers")
-    if i in dense_layers or (i + 1) % step:
+    if i in _dense_layers(f) or (i + 1) % _sparse_step(f):
         return DenseMlp(i, name, source, hidden, f.whole("intermediate_size"))
     return SparseMlp(i, name, source, hidden, f.whole("moe_intermediate_size"), routing)

@@ -1,0 +1,46 @@
+"""Cutting a model to its first layers."""
+
+import pytest
+from shapes import config
+
+from ktcli.models import build, cut
+
+NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 5, 20])
+def test_a_cut_model_has_its_layers_and_at_least_one_with_experts(name: str, layers: int):
+    spec = build(cut(config(name), layers)).spec
+    assert spec.layers == layers
+    assert spec.moe_layers >= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dense_layers_stay_where_there_is_room(name: str):
+    whole = build(config(name)).spec
+    dense = whole.layers - whole.moe_layers
+    assert build(cut(config(name), dense + 2)).spec.moe_layers == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_layers_cut_nothing(name: str):
+    whole = build(config(name))
+    assert build(cut(config(name), whole.spec.layers)).tensors == whole.tensors
+
+
+def test_dense_layers_in_the_middle_are_cut_with_the_rest():
+    mixed = config("qwen3-30b-a3b", num_hidden_layers=6, mlp_only_layers=[1, 3])
+    assert build(cut(mixed, 4)).spec.moe_layers == 3  # the last of the four has experts again
+    assert build(cut(mixed, 5)).spec.moe_layers == 3
+
+
+def test_experts_in_every_other_layer_only():
+    assert build(cut(config("qwen3-30b-a3b", decoder_sparse_step=2), 1)).spec.moe_layers == 1
+
+
+def test_a_default_number_of_dense_layers_is_cut_too():
+    """DeepSeek-V3 has three dense layers even where its config does not say so."""
+    silent = config("deepseek-v3")
+    del silent["first_k_dense_replace"]
+    assert build(cut(silent, 2)).spec.moe_layers == 1
