@@ -49,13 +49,29 @@ PEAK_SHARE = {Unit.INT8: 0.60, Unit.BF16: 0.45, Unit.ATTENTION: 0.095}
 OPERATION_S = 3e-6
 OPERATIONS_PER_LAYER = 16
 
-# Operations per cycle and core of the widest multiply-add of each row: (int8, bf16). Two 512-bit ports
-# for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32).
-_OPS_PER_CYCLE = {
-    "avx512bf16": (256, 128),
-    "avx512": (256, 64),
-    "avx2": (64, 32),
-    "portable": (4, 4),
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of kernels, for machines where nobody asked or measured.
+
+    Attributes:
+        flags: what /proc/cpuinfo must list.
+        int8_ops, bf16_ops: operations per cycle and core of its widest multiply-add. Two 512-bit ports
+            for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32).
+    """
+
+    flags: frozenset[str]
+    int8_ops: int
+    bf16_ops: int
+
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
+# Best first, as in native/src/kernels/kernels.def.
+ROWS = {
+    "avx512bf16": Row(_AVX512 | {"avx512_bf16"}, 256, 128),
+    "avx512": Row(_AVX512, 256, 64),
+    "avx2": Row(frozenset({"avx2", "fma"}), 64, 32),
+    "portable": Row(frozenset(), 4, 4),
 }
 # What one core's own queue of misses can pull, on server and desktop CPUs alike.
 CORE_READ_BPS = 20e9
@@ -71,11 +87,11 @@ def assumed_rates(isa: str, cores_per_node: Sequence[int]) -> Rates:
     """
     cores = sum(cores_per_node)
     read = max(min(CORE_READ_BPS * n, max(50e9, 4e9 * n), 300e9) for n in cores_per_node)
-    int8, bf16 = _OPS_PER_CYCLE.get(isa, _OPS_PER_CYCLE["portable"])
+    row = ROWS.get(isa, ROWS["portable"])
     return Rates(
         read_bps=read,
-        int8_ops=int8 * _ASSUMED_HZ * cores,
-        bf16_ops=bf16 * _ASSUMED_HZ * cores,
+        int8_ops=row.int8_ops * _ASSUMED_HZ * cores,
+        bf16_ops=row.bf16_ops * _ASSUMED_HZ * cores,
         measured=False,
         basis=f"assumed for {cores} cores with {isa}; kt doctor --measure replaces it by measurement",
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
 from ktcli.planner import memory
-from ktcli.planner.cost import CORE_READ_BPS, Rates, assumed_rates
+from ktcli.planner.cost import CORE_READ_BPS, ROWS, Rates, assumed_rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,6 @@ class Host:
         return self.available_bytes - self.margin_bytes
 
 
-# Rows of kernels that this version has, best first, with what /proc/cpuinfo must list: for a machine
-# where the native library was not asked.
-_ROW_FLAGS = (
-    ("avx512bf16", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"}),
-    ("avx512", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
-    ("avx2", {"avx2", "fma"}),
-    ("portable", set[str]()),
-)
-
-
 def host_of(machine: Machine, *, threads: int | None = None, isa: str | None = None) -> Host:
     """What the planner needs of `machine`.
 
@@ -87,10 +77,11 @@ def _far_nodes(machine: Machine) -> tuple[Node, ...]:
 
 
 def _best_row(machine: Machine) -> str:
-    """The best row that the machine runs and this version has."""
-    flags = set(machine.cpu.flags)
-    runs = {name for name, _ in _ROW_FLAGS} & set(machine.cpu.isa)
-    return next(name for name, needs in _ROW_FLAGS if (name in runs if runs else needs <= flags))
+    """The best row that the machine runs and this version has; by its flags where nobody asked."""
+    flags, runs = set(machine.cpu.flags), ROWS.keys() & set(machine.cpu.isa)
+    return next(
+        name for name, row in ROWS.items() if (name in runs if runs else row.flags <= flags)
+    )
 
 
 def _rates(machine: Machine, threads: int, isa: str) -> Rates:

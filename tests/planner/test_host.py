@@ -9,7 +9,8 @@ from hardware.trees import TREES, build
 
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured, Memory, Node
 from ktcli.hardware.probe import probe
-from ktcli.planner.cost import assumed_rates
+from ktcli.native import isa_rows
+from ktcli.planner.cost import ROWS, assumed_rates
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import margin_bytes
 
@@ -157,3 +158,8 @@ def test_margin_grows_with_the_machine_to_a_limit(gib: int, expected: float):
 def test_the_same_machine_gives_the_same_host():
     assert host_of(eight_cores()) == host_of(eight_cores())
     assert isinstance(host_of(eight_cores()), Host)
+
+
+def test_the_planner_knows_every_row_of_kernels_in_the_same_order():
+    built = [row.name for row in isa_rows()]
+    assert [name for name in ROWS if name in built] == built
