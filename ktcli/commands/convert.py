@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from ktcli.output import out, safe
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ktcli.weights.convert import Report
 
 OutOpt = Annotated[
     Path | None,
@@ -69,13 +72,11 @@ def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = Non
 
 def convert_entry(
     entry: Entry, recipe: Recipe, target: Path | None = None, *, threads: int | None = None
-) -> Any:
-    """Convert a model of the library, with a progress bar; `target` None: into the library.
-
-    Returns:
-        the `Report` of `weights.convert`.
-    """
-    from ktcli.engine.engine import Options, make_pool
+) -> Report:
+    """Convert a model of the library, with a progress bar; `target` None: into the library."""
+    from ktcli.hardware.cpu import read_cpu
+    from ktcli.hardware.probe import SYSTEM_ROOT
+    from ktcli.hardware.team import make_team
     from ktcli.weights import convert as weights
 
     managed = target is None
@@ -93,7 +94,7 @@ def convert_entry(
                 entry.path,
                 target,
                 recipe,
-                make_pool(Options(threads=threads)),
+                make_team(read_cpu(SYSTEM_ROOT, ()), threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
                 provenance=origin,
             )
@@ -102,7 +103,7 @@ def convert_entry(
             raise
 
 
-def document(entry: Entry, recipe: Recipe, report: Any) -> dict[str, Any]:
+def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
     """The report for --json."""
     return {
         "model": entry.name,

@@ -17,6 +17,7 @@ from ktcli.hardware import gpu, measured, profile
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.probe import probe
+from ktcli.hardware.team import pinned_to
 from ktcli.hardware.text import cpu_text
 from ktcli.output import out, safe, table
 
@@ -174,7 +175,7 @@ def _processor_rows(
             "",
             f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
         ),
-        ("Threads", f"{threads}, pinned to CPUs {cpu_text(cpu.cores)}"),
+        ("Threads", f"{threads}, pinned to CPUs {cpu_text(pinned_to(cpu, threads) or ())}"),
     ]
     if cpu.logical_cpus == cpu.physical_cores:
         rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")

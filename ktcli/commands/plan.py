@@ -20,6 +20,7 @@ from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
+from ktcli.hardware.team import team_size
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
@@ -51,7 +52,7 @@ def plan(
     here = machine is None
     host = host_of(
         found,
-        threads=threads or (config.forced_threads() if here else None),
+        threads=team_size(found.cpu, threads) if here else threads,
         isa=config.forced_isa() if here else None,
     )
     made = place(build(subject.config), host, Request(subject.recipe, context))

@@ -118,8 +118,7 @@ def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Pa
     while True:
         try:
             place = target if _is_foreign(entry) else None
-            report = convert_entry(entry, recipe, place, threads=wanted.threads)
-            return Path(report.path)
+            return convert_entry(entry, recipe, place, threads=wanted.threads).path
         except Busy:
             if entry.name != BUILTIN or time.monotonic() > deadline:
                 raise
@@ -167,13 +166,15 @@ def _require_room(name: str, wanted: Wanted) -> None:
         NotEnoughMemory: with what would make it fit.
     """
     from ktcli.hardware.probe import probe
+    from ktcli.hardware.team import team_size
     from ktcli.models import build
     from ktcli.planner.host import host_of
     from ktcli.planner.placement import Request, place
 
     subject = find_subject(name)
-    threads = wanted.threads or config.forced_threads()
-    host = host_of(probe(), threads=threads, isa=config.forced_isa())
+    machine = probe()
+    threads = team_size(machine.cpu, wanted.threads)
+    host = host_of(machine, threads=threads, isa=config.forced_isa())
     plan = place(build(subject.config), host, Request(subject.recipe, wanted.context))
     plan.require(name)
     out.note(

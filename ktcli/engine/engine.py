@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ktcli import config
 from ktcli.engine.kvcache import PageLayout
 from ktcli.engine.loader import (
     PackSource,
@@ -25,6 +24,7 @@ from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.memory import read_memory
 from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.hardware.team import make_team
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program, View
@@ -139,11 +139,9 @@ class Engine:
 
 
 def make_pool(options: Options) -> Pool:
-    """The team that the options ask for, one thread per physical core; more than cores: not pinned."""
-    cpu = read_cpu(SYSTEM_ROOT, ())
-    threads = options.threads or config.forced_threads() or cpu.threads
-    cpus = cpu.cores[:threads] if threads <= len(cpu.cores) else None
-    return Pool(threads, isa="portable" if options.exact else options.isa, cpus=cpus)
+    """The team that the options ask for."""
+    isa = "portable" if options.exact else options.isa
+    return make_team(read_cpu(SYSTEM_ROOT, ()), options.threads, isa=isa)
 
 
 def _context(model: Model, recipe: Recipe, asked: int | None) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from ktcli import config
 from ktcli.errors import KtError
 from ktcli.hardware.machine import Cpu, Measured
+from ktcli.hardware.team import make_team, team_size
 
 # Larger than any cache of a CPU socket, so that reading it is reading memory.
 BUFFER_BYTES = 1 << 30
@@ -32,7 +33,7 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
         UsageError: KT_THREADS makes no sense.
     """
     isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
-    threads = threads or config.forced_threads() or cpu.threads
+    threads = team_size(cpu, threads)
     found = _read().get(_key(cpu.model, threads, isa))
     if not isinstance(found, dict):
         return None
@@ -60,10 +61,9 @@ def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
     Raises:
         NativeError: the native library is missing or refuses KT_ISA.
     """
-    from ktcli.native import Arena, Ceiling, Pool
+    from ktcli.native import Arena, Ceiling
 
-    threads = config.forced_threads() or cpu.threads
-    pool = Pool(threads, cpus=cpu.cores if threads == len(cpu.cores) else None)
+    pool = make_team(cpu)
     size = max(SMALLEST_BUFFER_BYTES, min(BUFFER_BYTES, free_bytes // 4))
     step("memory bandwidth")
     arena = Arena(size)
