@@ -225,9 +225,9 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.70, self.fact_turn),
-            (0.17, self.decline_turn),
-            (0.13, self.smalltalk_turn),
+            (0.69, self.fact_turn),
+            (0.16, self.decline_turn),
+            (0.15, self.smalltalk_turn),
         ]
 
     def turn(self, rng: random.Random) -> list[Turn]:

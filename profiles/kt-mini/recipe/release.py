@@ -27,7 +27,7 @@ def main(run: Path, folder: Path) -> None:
         raise SystemExit(f"model.safetensors has {size} bytes, more than {LIMIT_BYTES}")
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        shutil.copy(run / name, folder / name)
+        shutil.copyfile(run / name, folder / name)
     print(f"{folder}: {size} bytes of weights")
 
 
