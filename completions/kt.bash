@@ -14,18 +14,18 @@ _kt() {
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --stats --json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
-        'doctor') options='--measure --json --help'; words="" ;;
-        'plan') options='--context --experts --dense --threads --machine --json --help'; words="$(kt names 2>/dev/null)" ;;
-        'pull') options='--json --quiet --help'; words="$(kt names 2>/dev/null)" ;;
-        'convert') options='--out --experts --dense --threads --json --quiet --help'; words="here" ;;
-        'list') options='--all --json --quiet --help'; words="" ;;
-        'show') options='--json --help'; words="$(kt names 2>/dev/null)" ;;
-        'verify') options='--json --quiet --help'; words="here" ;;
-        'rm') options='--partial --yes --json --quiet --help'; words="here" ;;
-        'bench') options='--help'; words="decode prefill" ;;
-        'bench decode') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words="$(kt names 2>/dev/null)" ;;
-        'bench prefill') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words="$(kt names 2>/dev/null)" ;;
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --stats --json --quiet --help'; words='models' ;;
+        'doctor') options='--measure --json --help'; words='' ;;
+        'plan') options='--context --experts --dense --threads --machine --json --help'; words='models' ;;
+        'pull') options='--json --quiet --help'; words='models' ;;
+        'convert') options='--out --experts --dense --threads --json --quiet --help'; words='here' ;;
+        'list') options='--all --json --quiet --help'; words='' ;;
+        'show') options='--json --help'; words='models' ;;
+        'verify') options='--json --quiet --help'; words='here' ;;
+        'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
+        'bench') options='--help'; words='decode prefill' ;;
+        'bench decode') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
+        'bench prefill') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))

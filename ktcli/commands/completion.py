@@ -109,11 +109,8 @@ def _bash(found: list[Verb]) -> str:
     cases, values = [], []
     for verb in found:
         flags = " ".join(flag for flag, _ in verb.options)
-        words = "$(kt names 2>/dev/null)" if verb.choices == ("models",) else " ".join(verb.choices)
-        files = verb.choices == ("files",)
-        cases.append(
-            f"        '{verb.words}') options='{flags}'; words=\"{'' if files else words}\" ;;"
-        )
+        words = "" if verb.choices == ("files",) else " ".join(verb.choices)
+        cases.append(f"        '{verb.words}') options='{flags}'; words='{words}' ;;")
         values += sorted(verb.valued)
     top = " ".join(verb.words for verb in found if " " not in verb.words)
     families = "|".join(

@@ -99,8 +99,9 @@ def convert_entry(
                 provenance=origin,
             )
         except KeyboardInterrupt:
-            out.note("\nstopped; what is complete is kept, the same command goes on from there")
-            raise
+            raise KeyboardInterrupt(
+                "what is complete is kept; the same command goes on from there"
+            ) from None
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:

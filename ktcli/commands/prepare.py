@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.commands.convert import convert_entry, recipe_for
-from ktcli.commands.pull import Bars
+from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
 from ktcli.errors import Busy, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
-from ktcli.store.reference import HUBS, Reference, parse
+from ktcli.store.reference import Reference, parse
 from ktcli.weights.manifest import extra_limit
 from ktcli.weights.recipe import Recipe
 
@@ -80,7 +80,7 @@ def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | No
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
     if planned:
         _require_room(name, wanted)
-    entry = entry or _pull(reference)
+    entry = entry or fetch(reference)
     experts, _, dense = reference.formats.rpartition("-")
     recipe = recipe_for(entry, experts or None, dense or None)
     target = _target(entry, recipe)
@@ -185,18 +185,3 @@ def _require_room(name: str, wanted: Wanted) -> None:
 
 def _in_catalogue(reference: Reference) -> bool:
     return catalog.find(reference.name) is not None
-
-
-def _pull(reference: Reference) -> Entry:
-    from ktcli.store.download import pull
-
-    out.note(f"Pulling {reference.repository} from {HUBS[reference.hub]} …")
-    watcher = Bars()
-    try:
-        return pull(reference, watcher)
-    except KeyboardInterrupt:
-        watcher.end()
-        out.note(f"\nStopped; what arrived is kept. Continue with: kt pull {reference.text}")
-        raise
-    finally:
-        watcher.end()

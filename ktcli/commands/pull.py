@@ -52,13 +52,18 @@ def _download(reference: Reference) -> Entry:
             f"{reference.text} names a conversion, which cannot be pulled",
             hint=f"kt pull {reference.name}, then kt convert {reference.name}",
         )
-    from ktcli.store.download import pull as fetch
+    return fetch(reference)
+
+
+def fetch(reference: Reference) -> Entry:
+    """Bring a repository into the library, with progress on stderr."""
+    from ktcli.store import download
 
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
     out.note(f"Looking at {where} on {HUBS[reference.hub]} …")
-    watcher = Bars()
+    watcher = _Bars()
     try:
-        return fetch(reference, watcher)
+        return download.pull(reference, watcher)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"what arrived is kept; continue with: kt pull {reference.text}"
@@ -67,7 +72,7 @@ def _download(reference: Reference) -> Entry:
         watcher.end()
 
 
-class Bars:
+class _Bars:
     """Shows each part of a pull as a progress bar."""
 
     def __init__(self) -> None:

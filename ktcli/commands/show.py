@@ -57,7 +57,9 @@ def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str
     Args:
         parameters: as its makers count them; None counts what kt stores, which holds MLA's kv_b twice.
     """
+    from ktcli.layers.tensors import Role
     from ktcli.models import build
+    from ktcli.planner.spec import kv_bytes_per_token
     from ktcli.weights.recipe import Recipe, stored_bytes
 
     try:
@@ -65,7 +67,7 @@ def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str
     except KtError as error:
         return {"model_type": str(config.get("model_type")), "problem": str(error)}
     spec = built.spec
-    experts = [tensor for tensor in built.tensors if tensor.role.value == "experts"]
+    experts = [tensor for tensor in built.tensors if tensor.role is Role.EXPERTS]
     active = sum(t.elements * spec.top_k // max(1, spec.experts) for t in experts)
     total = parameters or sum(tensor.elements for tensor in built.tensors)
     sizes = {
@@ -85,7 +87,7 @@ def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str
         "context": spec.context,
         "parameters": total,
         "active_parameters": total - sum(t.elements for t in experts) + active,
-        "kv_bytes_per_token": spec.kv_elements * spec.layers * 2,
+        "kv_bytes_per_token": kv_bytes_per_token(spec),
         "pack_bytes": sizes,
     }
 
