@@ -49,7 +49,7 @@ line), each further line one complete file. A line without its newline was never
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -66,9 +66,6 @@ MANIFEST = "kt.json"
 OUTER = "outer.safetensors"
 MAX_MANIFEST_BYTES = 10_000_000
 HINT = "remove the pack and convert the model again: kt rm NAME, then kt convert NAME"
-HASH_BLOCK_BYTES = 4 << 20
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ class Location:
 
 
 class Pack:
-    """An open pack: manifest and headers are read and checked, weights are not.
+    """An open pack: manifest and headers are read and checked, weights are not (`kt verify` reads them).
 
     Attributes:
         config: the checkpoint's `config.json`.
@@ -207,25 +204,6 @@ class Pack:
             )
         return Location(path, entry.offset, entry.size_bytes)
 
-    def verify(self, progress: Progress | None = None) -> None:
-        """Read every file and compare its hash.
-
-        Raises:
-            BadPack: a hash differs; the sentence names the file.
-        """
-        done, total = 0, self.size_bytes
-        for record in (*self.manifest.extras, *self.manifest.files):
-            digest = sha256()
-            for block in _blocks(self.path / record.name):
-                digest.update(block)
-                done += len(block)
-                if progress:
-                    progress(done, total)
-            if digest.hexdigest() != record.sha256:
-                raise BadPack(
-                    f"{record.name} in {self.path.name} does not match its hash", hint=HINT
-                )
-
     def _read_file(self, record: FileRecord) -> None:
         path = self.path / record.name
         header = read_header(path)
@@ -270,9 +248,3 @@ def _check_size(folder: Path, record: FileRecord) -> None:
         raise BadPack(
             f"{record.name} in {folder.name} has {size} bytes instead of {record.size_bytes}"
         )
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(HASH_BLOCK_BYTES):
-            yield block

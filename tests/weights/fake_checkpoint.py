@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ktcli.models import build
+from ktcli.store import manifest
 
 QWEN3 = {
     "model_type": "qwen3_moe",
@@ -138,3 +139,11 @@ def random_checkpoint(
 ) -> Path:
     """Config and random weights."""
     return write_checkpoint(folder, config, sources(config, dtype), shards=shards)
+
+
+def damaged(pack: Path) -> list[str]:
+    """Files of a pack whose bytes are not those of its manifest."""
+    found = manifest.read(pack / manifest.PACK)
+    assert found is not None
+    checked = manifest.check(pack, found.files, lambda n_bytes: None)
+    return [file.name for file, problem in checked if problem]

@@ -15,6 +15,7 @@ from weights.fake_checkpoint import (
     DEEPSEEK3,
     FP8,
     QWEN3,
+    damaged,
     random_checkpoint,
     sources,
     write_checkpoint,
@@ -92,7 +93,7 @@ def test_bytes_are_the_oracles(
     monkeypatch.setattr(encode, "PIECE_ELEMENTS", 3000)
     convert(folder, tmp_path / "pieces", recipe, POOL)
     pack, pieces = Pack.open(tmp_path / "pack"), Pack.open(tmp_path / "pieces")
-    pack.verify()
+    assert damaged(pack.path) == []
     assert report.size_bytes == pack.size_bytes and report.kept_files == 0
     with Checkpoint(folder) as checkpoint:
         assert report.source_bytes <= sum(s.entry.size_bytes for s in checkpoint.sources.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
-from weights.fake_checkpoint import DEEPSEEK3, random_checkpoint
+from weights.fake_checkpoint import DEEPSEEK3, damaged, random_checkpoint
 
 from ktcli.errors import BadPack
 from ktcli.layers.tensors import Role
@@ -55,7 +55,7 @@ def test_locate_finds_every_tensor(original: Path):
         wanted = "outer" if tensor.layer is None else f"layer-{tensor.layer:05}"
         assert place.path == original / f"{wanted}.safetensors"
         assert place.size_bytes == stored_bytes(tensor, pack.recipe)
-    pack.verify()
+    assert damaged(original) == []
 
 
 def test_the_safetensors_library_reads_it(original: Path):
@@ -204,24 +204,14 @@ def test_damaged_pack(pack: Path, what: str):
 @pytest.mark.parametrize("name", ["tokenizer.json", LAYER])
 def test_verify_finds_a_flipped_bit(pack: Path, name: str):
     flip(name, -1)(pack)
-    opened = Pack.open(pack)
-    with pytest.raises(BadPack, match=f"{name} in pack does not match its hash"):
-        opened.verify()
-
-
-def test_verify_reports_progress(original: Path):
-    seen: list[tuple[int, int]] = []
-    pack = Pack.open(original)
-    pack.verify(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (pack.size_bytes, pack.size_bytes)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    Pack.open(pack)
+    assert damaged(pack) == [name]
 
 
 def test_layers_that_changed_places(pack: Path):
     swap(pack)
-    opened = Pack.open(pack)  # sizes agree, names are unique
-    with pytest.raises(BadPack, match="does not match its hash"):
-        opened.verify()
+    Pack.open(pack)  # sizes agree, names are unique
+    assert len(damaged(pack)) == 2
 
 
 def test_locate_refuses_another_tensor(original: Path):
