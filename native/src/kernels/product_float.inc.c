@@ -6,7 +6,7 @@
  * (k + 2) * 2^-23 * sum |w * x| of the exact sum (the bf16 instruction also flushes subnormals).
  */
 
-enum { FLOAT_TOKENS = 4, GEMV_PANELS = 4 };
+enum { FLOAT_TOKENS = 4 };
 
 INLINE void store_float(const product *p, int64_t panel, int64_t t, vf sum)
 {
@@ -16,44 +16,78 @@ INLINE void store_float(const product *p, int64_t panel, int64_t t, vf sum)
     vf_store_upto(p->y + row_of(p->y_rows, t) * p->y_stride, row, p->n, sum);
 }
 
-/* `panels` panels from `panel` on, `tokens` tokens from t on. */
-INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, int tokens)
+/* `tokens` tokens from t on (the last one again in the place of missing ones) times `panels` panels. A
+ * single panel streams from memory and prefetches what follows it; several lie in L2 by then, and fetch
+ * the next ones, `ahead_lines` per 16 pairs of columns. */
+INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, int tokens, int64_t ahead_lines,
+                      const uint8_t **ahead)
 {
-    const uint16_t *x[FLOAT_TOKENS];
-    vf acc[GEMV_PANELS][FLOAT_TOKENS];
+    const uint16_t *x[BF16_TOKENS];
+    vf acc[BF16_TOKENS][BF16_PANELS];
     const uint8_t *w = p->w + (size_t)panel * p->panel_bytes;
-    int64_t lines = round_up(p->k, 32) / 2;
+    int64_t lines = round_up(p->k, 32) / 2, last = p->n_tokens - 1 - t;
     for (int i = 0; i < tokens; i++) {
-        x[i] = p->xh + row_of(p->x_rows, t + i) * p->x_stride;
+        x[i] = p->xh + row_of(p->x_rows, t + (i < last ? i : last)) * p->x_stride;
         for (int q = 0; q < panels; q++)
-            acc[q][i] = vf_set1(0.0f);
+            acc[i][q] = vf_set1(0.0f);
     }
-    for (int64_t line = 0; line < lines; line++)
-        for (int q = 0; q < panels; q++) {
-            const uint8_t *here = w + (size_t)q * p->panel_bytes + 64 * line;
-            vi pair = vi_load(here);
-            prefetch(here + 34 * 64);
-            for (int i = 0; i < tokens; i++)
-                acc[q][i] = vf_dot_bf16(acc[q][i], pair, vx_load(x[i] + 2 * line));
+    for (int64_t line = 0; line < lines;) {
+        for (int64_t i = 0; i < ahead_lines; i++, *ahead += 64)
+            prefetch_l2(*ahead);
+        for (int64_t end = line + 16; line < end; line++) {
+            vi pair[BF16_PANELS];
+            for (int q = 0; q < panels; q++)
+                pair[q] = vi_load(w + (size_t)q * p->panel_bytes + 64 * line);
+            if (panels == 1)
+                prefetch(w + 64 * line + PREFETCH);
+            for (int i = 0; i < tokens; i++) {
+                vx two = vx_load(x[i] + 2 * line);
+                for (int q = 0; q < panels; q++)
+                    acc[i][q] = vf_dot_bf16(acc[i][q], pair[q], two);
+            }
         }
-    for (int q = 0; q < panels; q++)
-        for (int i = 0; i < tokens; i++)
-            store_float(p, panel + q, t + i, acc[q][i]);
+    }
+    for (int i = 0; i < tokens; i++)
+        for (int q = 0; q < panels; q++)
+            store_float(p, panel + q, t + (i < last ? i : last), acc[i][q]);
+}
+
+/* Up to BF16_STREAM tokens: one pass over one panel after the other. */
+static void stream_bf16(const product *p, int64_t panel)
+{
+    if (p->n_tokens == 1)
+        tile_bf16(p, panel, 1, 0, 1, 0, NULL);
+    else if (p->n_tokens <= BF16_STREAM / 4)
+        tile_bf16(p, panel, 1, 0, BF16_STREAM / 4, 0, NULL);
+    else if (p->n_tokens <= BF16_STREAM / 2)
+        tile_bf16(p, panel, 1, 0, BF16_STREAM / 2, 0, NULL);
+    else
+        tile_bf16(p, panel, 1, 0, BF16_STREAM, 0, NULL);
+}
+
+/* More tokens: tiles over BF16_PANELS panels, which the tiles of the panels before have fetched. */
+static void tiles_bf16(const product *p, int64_t panel, int panels)
+{
+    const uint8_t *ahead = p->w + (size_t)(panel + panels) * p->panel_bytes;
+    int64_t steps = (p->n_tokens + BF16_TOKENS - 1) / BF16_TOKENS * (round_up(p->k, 32) / 32);
+    int64_t lines = panel + panels < p->last_panel ? (int64_t)(p->panel_bytes / 64) * panels : 0;
+    lines = (lines + steps - 1) / steps;
+    for (int64_t t = 0; t < p->n_tokens; t += BF16_TOKENS) {
+        int half = p->n_tokens - t <= BF16_TOKENS / 2;
+        if (panels == 1)
+            half ? tile_bf16(p, panel, 1, t, BF16_TOKENS / 2, lines, &ahead)
+                 : tile_bf16(p, panel, 1, t, BF16_TOKENS, lines, &ahead);
+        else
+            half ? tile_bf16(p, panel, BF16_PANELS, t, BF16_TOKENS / 2, lines, &ahead)
+                 : tile_bf16(p, panel, BF16_PANELS, t, BF16_TOKENS, lines, &ahead);
+    }
 }
 
 static void product_bf16(const product *p)
 {
     for (int64_t panel = p->first_panel; panel < p->last_panel;) {
-        int panels = p->last_panel - panel >= GEMV_PANELS ? GEMV_PANELS : 1;
-        for (int64_t t = 0; t < p->n_tokens;) {
-            int tokens = p->n_tokens - t >= FLOAT_TOKENS ? FLOAT_TOKENS : 1;
-            if (panels == 1)
-                tokens == 1 ? tile_bf16(p, panel, 1, t, 1) : tile_bf16(p, panel, 1, t, FLOAT_TOKENS);
-            else
-                tokens == 1 ? tile_bf16(p, panel, GEMV_PANELS, t, 1)
-                            : tile_bf16(p, panel, GEMV_PANELS, t, FLOAT_TOKENS);
-            t += tokens;
-        }
+        int panels = p->last_panel - panel >= BF16_PANELS && p->n_tokens > BF16_STREAM ? BF16_PANELS : 1;
+        p->n_tokens > BF16_STREAM ? tiles_bf16(p, panel, panels) : stream_bf16(p, panel);
         panel += panels;
     }
 }

@@ -11,7 +11,7 @@
  */
 
 enum {
-    PREFETCH = 128 * 64,     /* bytes ahead of the loads; 24..48 lines are alike, 8 and 100 are worse */
+    PREFETCH = 96 * 64,     /* bytes ahead of the loads; 24..48 lines are alike, 8 and 100 are worse */
     TOKEN_BLOCK = 240,      /* tokens whose starts lie in the scratch: their x fits L2 beside a panel pair */
 };
 
@@ -37,8 +37,8 @@ static int32_t dot_bias(const kt_format *f)
 /* Columns that share an int32 sum start, and a scale. */
 typedef struct int8_scratch {
     int32_t *start;         /* [TOKEN_BLOCK][groups]: where the int32 sums of a token begin */
-    float *scales;          /* [groups][GEMM_PANELS][16] */
-    uint8_t *lines;         /* [k' / 4][GEMM_PANELS][64]: a panel set, ready for vi_dot */
+    float *scales;          /* [GEMM_PANELS][groups][16] */
+    uint8_t *lines;         /* [GEMM_PANELS][k' / 4][64]: 4-bit panels, ready for vi_dot */
 } int8_scratch;
 
 static size_t int8_scratch_bytes(const kt_format *f, int64_t k)
@@ -127,6 +127,15 @@ INLINE const uint8_t *ahead_of(const product *p, const layout *l, const uint8_t 
     return w + (at < l->scale_offset ? at : at + p->panel_bytes - l->scale_offset);
 }
 
+/* Scales lie behind the codes, a second stream: fetched some groups ahead, then for the next panel. */
+INLINE void prefetch_scales(const product *p, const layout *l, const uint8_t *scales, int64_t g)
+{
+    int64_t row = 16 * (int64_t)scale_bytes(p->format->scale), distance = l->groups < 16 ? l->groups : 16;
+    int64_t at = (g + distance) * row, end = l->groups * row;
+    if (g * row % 64 == 0)
+        prefetch(scales + (at < end ? at : at - end + (int64_t)p->panel_bytes));
+}
+
 /* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. */
 INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
                      const int8_t *const *x, int64_t column, vi *lo, vi *hi)
@@ -149,30 +158,32 @@ INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint
     }
 }
 
-/* One panel, `tokens` tokens from t on: one stream through memory. Measured against four panels at once
- * (four streams, activations shared): the one stream reaches 75 GB/s where the four reach 42, since what
- * is prefetched beyond its end is what comes next. The scales lie behind the codes, a second stream:
- * those of the next panel are prefetched as this one goes. */
+/* One panel, `tokens` tokens: one stream through memory. Measured against four panels at once (four
+ * streams, activations shared), int4 from memory: one stream is half as fast again, since what is
+ * prefetched beyond its end is what comes next. If the call has fewer tokens, the last one is computed
+ * again in the place of the missing ones. */
 INLINE void stream_panel(const product *p, const layout *l, code_kind kind, int is_group_32, int64_t panel,
-                         int64_t t, int tokens, const int32_t *start)
+                         int64_t first, int64_t last, int tokens, const int32_t *start)
 {
     int64_t steps = l->k_padded / 64, per_group = is_group_32 ? 1 : l->group / 64;
     const uint8_t *w = p->w + (size_t)panel * p->panel_bytes, *scales = w + l->scale_offset;
-    size_t scale_line = 16 * scale_bytes(p->format->scale);
     vb table = vb_table(p->format->codebook);
     const int8_t *x[GEMV_TOKENS];
     vf acc[GEMV_TOKENS];
+    const int32_t *from[GEMV_TOKENS];
     for (int i = 0; i < tokens; i++) {
-        x[i] = p->x8->q + row_of(p->x_rows, t + i) * p->x8->stride;
+        int64_t t = first + i < last ? first + i : last;
+        x[i] = p->x8->q + row_of(p->x_rows, t) * p->x8->stride;
+        from[i] = start + t * l->groups;
         acc[i] = vf_set1(0.0f);
     }
     for (int64_t s = 0, g = 0; s < steps; g++) {
         vi lo[GEMV_TOKENS], hi[GEMV_TOKENS];
         vf scale = load_scales(p->format->scale, scales, g);
-        prefetch(scales + p->panel_bytes + (size_t)g * scale_line);
+        prefetch_scales(p, l, scales, g);
         for (int i = 0; i < tokens; i++) {
-            lo[i] = load_start(start + i * l->groups + g);
-            hi[i] = is_group_32 ? load_start(start + i * l->groups + g + 1) : vi_set1(0);
+            lo[i] = load_start(from[i] + g);
+            hi[i] = is_group_32 ? load_start(from[i] + g + 1) : vi_set1(0);
         }
         for (int64_t end = s + per_group; s < end; s++)
             dot_step(kind, tokens, w + (size_t)s * l->step_bytes, ahead_of(p, l, w, (size_t)s * l->step_bytes),
@@ -186,65 +197,68 @@ INLINE void stream_panel(const product *p, const layout *l, code_kind kind, int 
         }
     }
     for (int i = 0; i < tokens; i++)
-        store_int8(p, panel, t + i, acc[i]);
+        store_int8(p, panel, first + i < last ? first + i : last, acc[i]);
 }
 
-INLINE void stream_panels(const product *p, const layout *l, code_kind kind, int is_group_32, int64_t t,
-                          int tokens, const int32_t *start)
-{
-    for (int64_t panel = p->first_panel; panel < p->last_panel; panel++)
-        stream_panel(p, l, kind, is_group_32, panel, t, tokens, start);
-}
-
-/* Constants for the inner loops. */
-INLINE void stream_tokens(const product *p, const layout *l, int64_t t, int tokens, const int32_t *start)
+/* Format and number of tokens become constants of the inner loops. Tokens [first, last]. */
+INLINE void stream_tokens(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last, int tokens,
+                          const int32_t *start)
 {
     code_kind kind = code_kind_of(p->format);
-    if (kind == CODES_INT8 && l->group != 32)
-        stream_panels(p, l, CODES_INT8, 0, t, tokens, start);
-    else if (kind == CODES_INT8)
-        stream_panels(p, l, CODES_INT8, 1, t, tokens, start);
-    else if (kind == CODES_LINEAR4 && l->group != 32)
-        stream_panels(p, l, CODES_LINEAR4, 0, t, tokens, start);
+    int is_group_32 = l->group == 32;
+    if (kind == CODES_INT8)
+        is_group_32 ? stream_panel(p, l, CODES_INT8, 1, panel, first, last, tokens, start)
+                    : stream_panel(p, l, CODES_INT8, 0, panel, first, last, tokens, start);
     else if (kind == CODES_LINEAR4)
-        stream_panels(p, l, CODES_LINEAR4, 1, t, tokens, start);
-    else if (l->group != 32)
-        stream_panels(p, l, CODES_BOOK4, 0, t, tokens, start);
+        is_group_32 ? stream_panel(p, l, CODES_LINEAR4, 1, panel, first, last, tokens, start)
+                    : stream_panel(p, l, CODES_LINEAR4, 0, panel, first, last, tokens, start);
     else
-        stream_panels(p, l, CODES_BOOK4, 1, t, tokens, start);
+        is_group_32 ? stream_panel(p, l, CODES_BOOK4, 1, panel, first, last, tokens, start)
+                    : stream_panel(p, l, CODES_BOOK4, 0, panel, first, last, tokens, start);
 }
 
-static void stream_1(const product *p, const layout *l, int64_t t, const int32_t *start)
-{
-    stream_tokens(p, l, t, 1, start);
-}
-
-static void stream_2(const product *p, const layout *l, int64_t t, const int32_t *start)
-{
-    stream_tokens(p, l, t, 2, start);
-}
-
-static void stream_4(const product *p, const layout *l, int64_t t, const int32_t *start)
-{
-    stream_tokens(p, l, t, GEMV_TOKENS, start);
-}
+typedef void stream(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last,
+                    const int32_t *start);
+#define STREAM(n)                                                                                       \
+    static void stream_##n(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last, \
+                           const int32_t *start)                                                        \
+    {                                                                                                   \
+        stream_tokens(p, l, panel, first, last, n, start);                                              \
+    }
+STREAM(1)
+STREAM(2)
+#if GEMV_TOKENS > 2
+STREAM(4)
+STREAM(6)
+STREAM(8)
+static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2, stream_4, stream_4,
+                                                 stream_6, stream_6, stream_8, stream_8};
+#else
+static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2};
+#endif
 
 #include "tile_int8.inc.c"
+
+/* All panels, each with all tokens before the next: several passes over a panel find it in the cache. */
+static void stream_block(const product *p, const layout *l, const int32_t *start)
+{
+    int64_t passes = (p->n_tokens + GEMV_TOKENS - 1) / GEMV_TOKENS, each = (p->n_tokens + passes - 1) / passes;
+    for (int64_t panel = p->first_panel; panel < p->last_panel; panel++)
+        for (int64_t t = 0; t < p->n_tokens; t += each) {
+            int64_t n = p->n_tokens - t < each ? p->n_tokens - t : each;
+            streams[n](p, l, panel, t, t + n - 1, start);
+        }
+}
 
 static void product_int8(const product *p)
 {
     layout l = layout_of(p->format, p->k);
     int8_scratch s = int8_scratch_at(&l, p->scratch);
-    if (p->n_tokens >= GEMM_LEAST) {
-        for (int64_t t = 0; t < p->n_tokens; t += TOKEN_BLOCK)
-            tile_block(p, &l, &s, t, p->n_tokens - t < TOKEN_BLOCK ? p->n_tokens - t : TOKEN_BLOCK);
+    if (p->n_tokens <= (p->format->bits == 4 ? STREAM_MOST_INT4 : STREAM_MOST_INT8)) {
+        fill_starts(p, &l, 0, p->n_tokens, s.start);
+        stream_block(p, &l, s.start);
         return;
     }
-    fill_starts(p, &l, 0, p->n_tokens, s.start);
-    for (int64_t t = 0; t < p->n_tokens;) {
-        int64_t left = p->n_tokens - t;
-        int tokens = left >= GEMV_TOKENS ? GEMV_TOKENS : left >= 2 ? 2 : 1;
-        (tokens == 1 ? stream_1 : tokens == 2 ? stream_2 : stream_4)(p, &l, t, s.start + t * l.groups);
-        t += tokens;
-    }
+    for (int64_t t = 0; t < p->n_tokens; t += TOKEN_BLOCK)
+        tile_block(p, &l, &s, t, p->n_tokens - t < TOKEN_BLOCK ? p->n_tokens - t : TOKEN_BLOCK);
 }

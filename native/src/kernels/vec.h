@@ -13,7 +13,7 @@
  *   vf_fix_tie(c, v)    c - 1 where c - v is exactly 0.5, else c
  *   vf_lookup(t, i)     t[i] of 16 floats, i in 0..15
  *   vf_swap_pairs  vf_load_twice (8 floats, each two times)
- *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest
+ *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
  *   vf_from_bf16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)

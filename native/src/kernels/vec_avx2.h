@@ -79,6 +79,12 @@ INLINE float vf_sum(vf x)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
+INLINE void vf_sum4(const vf *a, float *out)
+{
+    for (int i = 0; i < 4; i++)
+        out[i] = vf_sum(a[i]);
+}
+
 INLINE float vf_top(vf x)
 {
     __m256 e = _mm256_max_ps(x.a, x.b);
@@ -190,7 +196,11 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 /* vpmaddubsw multiplies unsigned by signed and saturates at 16 bits: |w| <= 128 times sign(x, w) keeps
  * each pair within 2 * 128 * 127 = 32512, so weights stay signed and sums need no bias. */
-enum { GEMV_TOKENS = 2, GEMM_LEAST = 4, GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
+#define GEMV_TOKENS 2
+enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
+enum { ATTEND_QUERIES = 2, ATTEND_VECTORS = 2 };
+enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
+enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_INT4(codebook) 0
 

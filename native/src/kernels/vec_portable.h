@@ -40,6 +40,12 @@ INLINE float vf_sum(vf a)
     return a.v[0];
 }
 
+INLINE void vf_sum4(const vf *a, float *out)
+{
+    for (int i = 0; i < 4; i++)
+        out[i] = vf_sum(a[i]);
+}
+
 INLINE float vf_top(vf a)
 {
     for (int i = 1; i < LANES; i++)
@@ -94,7 +100,11 @@ INLINE vi vf_nearest(vf v, const float *mid)
     return n;
 }
 
-enum { GEMV_TOKENS = 2, GEMM_LEAST = 4, GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
+#define GEMV_TOKENS 2
+enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
+enum { ATTEND_QUERIES = 2, ATTEND_VECTORS = 2 };
+enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
+enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
 #define DOT_BIAS_INT4(codebook) 0
 
