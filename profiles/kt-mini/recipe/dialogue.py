@@ -149,9 +149,10 @@ def typo(text: str, rng: random.Random) -> str:
 PROPER = {
     w.lower(): w
     for w in (
-        "AMX MLA NUMA GPU GPUs CPU CPUs KV VRAM DRAM RAM MoE JSON ISA AVX2 AVX512 AVX-512 AVX-2 VNNI GQA RoPE CUDA LLM LLMs "
-        "Qwen Qwen3 DeepSeek Kimi Kimi-K2 DeepSeek-V3 Windows Linux Mac macOS MacBook Python BF16 INT4 INT8 FP8 Intel "
-        "Ctrl-C Ctrl-D NVIDIA HTTP API OS PC SHA-256 BPE SSD Apache Ubuntu ChatGPT OpenAI ModelScope GGUF"
+        "AMX MLA NUMA GPU GPUs CPU CPUs KV VRAM DRAM RAM MoE JSON ISA AVX2 AVX512 AVX-512 AVX-2 VNNI GQA RoPE "
+        "CUDA LLM LLMs Qwen Qwen3 DeepSeek Kimi Kimi-K2 DeepSeek-V3 Windows Linux Mac macOS MacBook Python BF16 "
+        "INT4 INT8 FP8 Intel Ctrl-C Ctrl-D NVIDIA HTTP API OS PC SHA-256 BPE SSD Apache Ubuntu ChatGPT OpenAI "
+        "ModelScope GGUF Java JavaScript Tesla"
     ).split()
 }
 
@@ -225,8 +226,8 @@ class Dialogues:
     def __init__(self, phrases: Phrases) -> None:
         self.phrases = phrases
         self.kinds: list[tuple[float, Callable[[random.Random], list[Turn]]]] = [
-            (0.69, self.fact_turn),
-            (0.16, self.decline_turn),
+            (0.61, self.fact_turn),
+            (0.24, self.decline_turn),
             (0.15, self.smalltalk_turn),
         ]
 

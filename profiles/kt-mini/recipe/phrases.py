@@ -33,6 +33,7 @@ SLOT = re.compile(r"\{(\w+)\}")
 FILLERS = frozenset(
     "a an the my please pls hi hello hey ok so thanks thank you now then just".split()
 )
+OWN_NAMES = frozenset("country city place person name language work".split())
 CLOSE = 0.75  # share of common words from which two are "the same"
 
 
@@ -178,7 +179,8 @@ class Phrases:
             return made_up(rng, joined=slot == "pseudo")
         if slot == "unknown":
             return self.unknown_command(rng)
-        return rng.choice(self.words[slot])
+        word = rng.choice(self.words[slot])
+        return word.title() if slot in OWN_NAMES and rng.random() < 0.5 else word
 
     def unknown_command(self, rng: random.Random) -> str:
         """A question for a command that does not exist."""
