@@ -140,7 +140,7 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         UsageError, NotFound: it is neither; the hint has the nearest names.
     """
     if name is None or prompt is not None:
-        return name or library.BUILTIN, prompt
+        return library.BUILTIN if name is None else name, prompt
     if not name.strip():
         return library.BUILTIN, None
     try:

@@ -137,7 +137,7 @@ def test_panels_of_two_matrices_alternate():
         assert np.array_equal(found[:, 1].reshape(-1), oracle.pack(fmt, y))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     fmt=st.sampled_from(ALL),
     n=st.integers(1, 20),
@@ -154,7 +154,8 @@ def test_any_shape_and_size(fmt: Format, n: int, k: int, seed: int, power: int):
     back = oracle.unpack(fmt, data, n, k)
     assert np.all(np.isfinite(back))
     bound = {32: 0.0, 16: 2.0**-8, 8: 2.0**-6, 4: 2.0**-1}[fmt.bits]
-    assert np.abs(back - x).max() <= bound * max(np.abs(x).max(), 2.0**-59)
+    dropped = float(oracle.TINY) if fmt.bits < 16 else 0.0  # a group below this encodes as zero
+    assert np.abs(back - x).max() <= bound * np.abs(x).max() + dropped
 
 
 def test_bf16_rounds_to_nearest_even():
