@@ -4,8 +4,9 @@
  * expert for itself (a counting sort: cheaper than letting one do it and waiting). The first phase
  * shares out (expert, block of gate and up panels); its rows of hidden values lie in sorted order, so
  * that an expert's rows are neighbours. The last phase shares out blocks of *output columns*: a thread
- * computes its columns of every expert for all slots and adds them up in slot order, so the sum needs
- * neither atomics nor a buffer of [slots][H], and its order never depends on threads or token counts.
+ * takes its columns of every expert, in ascending order, and the product adds each slot's result, times its
+ * gate, to the token's output. So the sum needs neither atomics nor a second pass, and its order depends
+ * neither on threads nor on token counts.
  */
 #include "program.h"
 
@@ -14,8 +15,8 @@
 #define TASKS_PER_THREAD 8
 #define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
 #define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
-#define SUM_FLOATS 524288               /* a task's results of all slots: 2 MB, */
-#define SUM_PANELS 4                    /* or, with very many slots, this many panels */
+#define SUM_BYTES ((int64_t)512 << 10)  /* outputs of a task, to which all experts add: a part of the second cache, */
+#define SUM_PANELS 4                    /* or, with very many tokens, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
 #define PREFETCH_BYTES 4096             /* of the next matrix; from there on the product fetches ahead itself */
 
@@ -34,8 +35,8 @@ typedef struct groups {
     int32_t n_active, n_slots;
     int32_t *active;                    /* [n_active] experts that have slots, ascending */
     int32_t *first;                     /* [experts + 1] expert e has sorted rows first[e]..first[e+1] */
-    int32_t *slot;                      /* [n_slots] of each sorted row */
-    int32_t *token;                     /* [n_slots] */
+    int32_t *token;                     /* [n_slots] of each sorted row, */
+    float *gate;                        /* [n_slots] and its weight */
 } groups;
 
 static size_t groups_bytes(const moe *o)
@@ -48,8 +49,8 @@ static groups groups_at(const moe *o, const worker *w)
 {
     groups g = {.active = (int32_t *)(void *)local_scratch(w)};
     g.first = g.active + o->experts;
-    g.slot = g.first + o->experts + 1;
-    g.token = g.slot + o->max_slots;
+    g.token = g.first + o->experts + 1;
+    g.gate = (float *)(void *)(g.token + o->max_slots);
     return g;
 }
 
@@ -66,7 +67,8 @@ static groups groups_again(const moe *o, const worker *w)
 static groups group_slots(const moe *o, const worker *w)
 {
     groups g = groups_at(o, w);
-    const int32_t *ids = w->program->routings.at[o->routing].ids;
+    const routing *r = &w->program->routings.at[o->routing];
+    const int32_t *ids = r->ids;
     int64_t n = rows_of(w, o->domain) * o->top_k;
     memset(g.first, 0, (size_t)(o->experts + 1) * sizeof *g.first);
     for (int64_t s = 0; s < n; s++) {
@@ -82,8 +84,8 @@ static groups group_slots(const moe *o, const worker *w)
     for (int64_t s = 0; s < n; s++) {
         if (ids[s] >= 0) {
             int32_t row = g.first[ids[s]]++;
-            g.slot[row] = (int32_t)s;
             g.token[row] = (int32_t)(s / o->top_k);
+            g.gate[row] = r->gate[s];
         }
     }
     memmove(g.first + 1, g.first, (size_t)o->experts * sizeof *g.first);
@@ -106,14 +108,14 @@ static act hidden_act(const moe *o, const worker *w)
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
-/* Gate and up for rows [row, last_row) of one expert, hidden columns [16 * pair, 16 * last_pair). */
+/* Gate and up for rows [row, last_row) of one expert, hidden columns [16 * pair, 16 * last_pair), to h, whose
+ * first row and column are those. */
 static void gate_up_block(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t row,
-                          int64_t last_row, int64_t pair, int64_t last_pair)
+                          int64_t last_row, int64_t pair, int64_t last_pair, float *h)
 {
     float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
     int64_t columns = (last_pair - pair) * 2 * KT_PANEL_ROWS;
     int64_t width = min64(columns / 2, o->width - pair * KT_PANEL_ROWS);
-    float *h = hidden(w) + row * o->h_stride + pair * KT_PANEL_ROWS;
     act a;
     product p = {.n_tokens = last_row - row, .x_rows = g->token + row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
@@ -123,35 +125,55 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, int32_
         w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
 }
 
-/* All rows of one expert: as many panels in one product as the scratch holds, since it fetches ahead. */
-static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair)
+/* All rows of one expert: as many panels in one product as the scratch holds, since it fetches ahead. Rows that
+ * are whole are converted for down while they are in the cache; else quantize_run does it later. */
+static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair,
+                    int whole)
 {
+    float *own = (float *)(void *)(local_scratch(w) + groups_bytes(o)) + BLOCK_FLOATS;
+    act a = hidden_act(o, w);
     for (int64_t row = g->first[expert], last; row < g->first[expert + 1]; row = last) {
         last = min64(row + BLOCK_TOKENS, g->first[expert + 1]);
         int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (last - row));
+        float *h = whole ? own : hidden(w) + row * o->h_stride;
         for (int64_t i = pair; i < last_pair; i += most)
-            gate_up_block(o, w, g, expert, row, last, i, min64(i + most, last_pair));
+            gate_up_block(o, w, g, expert, row, last, i, min64(i + most, last_pair), h + i * KT_PANEL_ROWS);
+        for (int64_t i = row; whole && i < last; i++)
+            act_convert(w, &a, own + (i - row) * o->h_stride, o->width, i);
     }
+}
+
+/* Pairs of panels of one task of the first phase. */
+static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
+{
+    int64_t pairs = o->gate_up.panels / 2;
+    return max64(1, min64(pairs, pairs * g->n_active / ((int64_t)w->threads * TASKS_PER_THREAD)));
+}
+
+/* A task has all columns of an expert, so it can convert the rows itself. */
+static int has_whole_rows(const moe *o, const worker *w, const groups *g)
+{
+    return o->down.kind != ACT_F32 && pairs_per_task(o, w, g) == o->gate_up.panels / 2;
 }
 
 static void gate_up_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     groups g = group_slots(o, w);
-    int64_t pairs = o->gate_up.panels / 2;
-    int64_t run = max64(1, min64(pairs, pairs * g.n_active / ((int64_t)w->threads * TASKS_PER_THREAD)));
-    int64_t blocks = (pairs + run - 1) / run;
+    int64_t pairs = o->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
+    int whole = has_whole_rows(o, w, &g);
     for (int64_t i; (i = worker_take(w, 1)) < blocks * g.n_active;) {
         int64_t pair = i % blocks * run;
-        gate_up(o, w, &g, g.active[i / blocks], pair, min64(pair + run, pairs));
+        gate_up(o, w, &g, g.active[i / blocks], pair, min64(pair + run, pairs), whole);
     }
 }
 
 static void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
+    groups g = groups_again(o, w);
     act a = hidden_act(o, w);
-    int64_t n = groups_at(o, w).first[o->experts];
+    int64_t n = has_whole_rows(o, w, &g) ? 0 : g.n_slots;
     for (int64_t row; (row = worker_take(w, QUANTIZE_RUN)) < n;) {
         for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++)
             act_convert(w, &a, hidden(w) + i * o->h_stride, o->width, i);
@@ -160,18 +182,12 @@ static void quantize_run(const void *arg, worker *w)
 
 /* ---- down and the weighted sum ------------------------------------------------------------------ */
 
-/* Floats of scratch for the results of so many slots. */
-static int64_t sum_floats(int64_t slots)
+/* Output panels of one task: what stays in the cache for so many tokens, and enough tasks for all. */
+static int64_t panels_per_task(const moe *o, int64_t tokens, int threads)
 {
-    return max64(SUM_FLOATS, slots * SUM_PANELS * KT_PANEL_ROWS);
-}
-
-/* Output panels of one task: what fits the scratch for these slots, and enough tasks for all. */
-static int64_t panels_per_task(const moe *o, int64_t slots, int threads)
-{
-    int64_t fit = sum_floats(slots) / (slots * KT_PANEL_ROWS);
+    int64_t fit = max64(SUM_PANELS, SUM_BYTES / (tokens * KT_PANEL_ROWS * (int64_t)sizeof(float)));
     int64_t fair = max64(1, o->down.panels / ((int64_t)threads * TASKS_PER_THREAD));
-    return max64(1, min64(fit, fair));
+    return min64(fit, fair);
 }
 
 /* A product starts cold: its first lines come while the one before it computes. */
@@ -183,16 +199,17 @@ static void prefetch_matrix(const moe *o, int32_t expert, int64_t panel)
         __builtin_prefetch(at + i, 0, 2);
 }
 
-/* y[slot][columns] = down of the slot's hidden values, for the output panels of this task. */
-static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel, float *y)
+/* out += gate * down of the slots' hidden values, for the output panels [panel, last_panel). */
+static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel)
 {
     act all = hidden_act(o, w), some;
-    product p = {.y = y, .y_stride = (last_panel - panel) * KT_PANEL_ROWS};
+    product p = {.y = view_row(w, o->out, 0) + panel * KT_PANEL_ROWS, .y_stride = view_stride(w, o->out)};
     for (int32_t i = 0; i < g->n_active; i++) {
         int32_t expert = g->active[i], row = g->first[expert];
         matrices_bind(w, &o->down, expert, panel, last_panel, &p);
         p.n_tokens = g->first[expert + 1] - row;
-        p.y_rows = g->slot + row;
+        p.y_rows = g->token + row;
+        p.y_gate = g->gate + row;
         some = act_rows(&all, row);
         act_bind(&some, &p);
         if (o->down.kind == ACT_F32) {
@@ -209,21 +226,13 @@ static void down_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     groups g = groups_again(o, w);
-    const routing *r = &w->program->routings.at[o->routing];
-    float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
-    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, max64(1, rows) * o->top_k, w->threads);
+    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, max64(1, rows), w->threads);
     for (int64_t panel; (panel = worker_take(w, run)) < o->down.panels;) {
-        int64_t last = min64(panel + run, o->down.panels), stride = (last - panel) * KT_PANEL_ROWS;
-        int64_t width = min64(stride, o->out.width - panel * KT_PANEL_ROWS);
-        down(o, w, &g, panel, last, y);
-        for (int64_t t = 0; t < rows; t++) {
-            float *out = view_row(w, o->out, t) + panel * KT_PANEL_ROWS;
-            memset(out, 0, (size_t)width * sizeof *out);
-            for (int64_t s = t * o->top_k; s < (t + 1) * o->top_k; s++) {
-                if (r->ids[s] >= 0)
-                    w->kernels->add_scaled(y + s * stride, r->gate[s], width, out);
-            }
-        }
+        int64_t last = min64(panel + run, o->down.panels);
+        int64_t width = min64((last - panel) * KT_PANEL_ROWS, o->out.width - panel * KT_PANEL_ROWS);
+        for (int64_t t = 0; t < rows; t++)
+            memset(view_row(w, o->out, t) + panel * KT_PANEL_ROWS, 0, (size_t)width * sizeof(float));
+        down(o, w, &g, panel, last);
     }
 }
 
@@ -250,10 +259,9 @@ static void record(kt_program *p, moe *o, kt_view in)
 {
     size_t hidden_bytes = size_mul(size_mul((size_t)o->max_slots, (size_t)o->h_stride), sizeof(float));
     size_t act_size = act_bytes(o->down.kind, o->max_slots, act_stride(o->down.kind, o->width));
-    size_t block = BLOCK_FLOATS * sizeof(float);
-    size_t sums = (size_t)sum_floats(o->max_slots) * sizeof(float);
-    program_reserve(p, size_add(hidden_bytes, act_size),
-                    size_add(groups_bytes(o), sums > block ? sums : block));
+    size_t rows = size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)o->h_stride);
+    size_t local = size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float));
+    program_reserve(p, size_add(hidden_bytes, act_size), size_add(groups_bytes(o), local));
     program_operation(p);
     o->in = program_source(p, in, o->gate_up.kind);
     program_phase(p, gate_up_run, o);

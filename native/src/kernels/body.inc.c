@@ -118,12 +118,6 @@ static void add(const float *a, const float *b, int64_t n, float *out)
         vf_store_upto(out, c, n, vf_add(vf_load_upto(a, c, n), vf_load_upto(b, c, n)));
 }
 
-static void add_scaled(const float *x, float weight, int64_t n, float *acc)
-{
-    for (int64_t c = 0; c < n; c += LANES)
-        vf_store_upto(acc, c, n, vf_fma(vf_set1(weight), vf_load_upto(x, c, n), vf_load_upto(acc, c, n)));
-}
-
 static size_t product_scratch_bytes(const kt_format *format, int64_t k)
 {
     return format->bits <= 8 ? int8_scratch_bytes(format, k) : 64;
@@ -148,7 +142,6 @@ const kt_kernels NAME(KT_ISA) = {
     .rope = rope,
     .swiglu = swiglu,
     .add = add,
-    .add_scaled = add_scaled,
     .attend_page = attend_page,
     .encode_panel = encode_panel,
     .read_bytes = read_bytes,

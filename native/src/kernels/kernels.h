@@ -20,8 +20,9 @@ typedef struct act8 {
     int64_t stride;         /* k' : multiple of 128 */
 } act8;
 
-/* y[y_row(t)][r] = sum over k of W[r][k] * x[x_row(t)][k] for panels [first_panel, last_panel) of one
- * matrix and t in [0, n_tokens). x_row(t) = x_rows ? x_rows[t] : t, likewise y. */
+/* y[y_row(t)][r] = v, v = sum over k of W[r][k] * x[x_row(t)][k] + bias[r], for panels [first_panel, last_panel)
+ * of one matrix and t in [0, n_tokens); with y_gate, y[y_row(t)][r] = fma(y_gate[t], v, y[y_row(t)][r]) instead,
+ * and then no y row may occur twice. x_row(t) = x_rows ? x_rows[t] : t, likewise y. */
 typedef struct product {
     const kt_format *format;
     int64_t n, k;               /* of the matrix, unpadded: rows >= n are computed but not stored */
@@ -37,6 +38,7 @@ typedef struct product {
     float *y;
     int64_t y_stride;
     const int32_t *y_rows;
+    const float *y_gate;        /* [n_tokens] or NULL */
     const float *bias;          /* [n] or NULL, added last */
     void *scratch;              /* this thread's, product_scratch_bytes() */
 } product;
@@ -72,7 +74,6 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
-    void (*add_scaled)(const float *x, float weight, int64_t n, float *acc);   /* acc = fma(weight, x, acc) */
     void (*attend_page)(const page_attention *a);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
      * error) and error[1] (sum of squares). Same bytes in every row of the table. */

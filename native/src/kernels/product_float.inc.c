@@ -8,14 +8,6 @@
 
 enum { FLOAT_TOKENS = 4 };
 
-INLINE void store_float(const product *p, int64_t panel, int64_t t, vf sum)
-{
-    int64_t row = 16 * panel;
-    if (p->bias)
-        sum = vf_add(sum, vf_load_upto(p->bias, row, p->n));
-    vf_store_upto(p->y + row_of(p->y_rows, t) * p->y_stride, row, p->n, sum);
-}
-
 /* `tokens` tokens from t on (the last one again in the place of missing ones) times `panels` panels. A
  * single panel streams from memory and prefetches what follows it; several lie in L2 by then, and fetch
  * the next ones, `ahead_lines` per 16 pairs of columns. */
@@ -47,9 +39,9 @@ INLINE void tile_bf16(const product *p, int64_t panel, int panels, int64_t t, in
             }
         }
     }
-    for (int i = 0; i < tokens; i++)
+    for (int i = 0; i < tokens && i <= last; i++)
         for (int q = 0; q < panels; q++)
-            store_float(p, panel + q, t + (i < last ? i : last), acc[i][q]);
+            store_values(p, panel + q, t + i, acc[i][q]);
 }
 
 /* Up to BF16_STREAM tokens: one pass over one panel after the other. */
@@ -149,7 +141,7 @@ INLINE void tile_f32(const product *p, const decoder *d, int64_t panel, int64_t 
                 acc[i] = vf_fma(column[j], vf_set1(x[i][c + j]), acc[i]);
     }
     for (int i = 0; i < tokens; i++)
-        store_float(p, panel, t + i, acc[i]);
+        store_values(p, panel, t + i, acc[i]);
 }
 
 static void product_f32(const product *p)

@@ -1,5 +1,5 @@
 /* product_int8.inc.c - products of 4- and 8-bit weights with int8 activations: what the two shapes of
- * work share, the streaming shape (few tokens), and the choice between them.
+ * work share, and the choice between them: stream_int8.inc.c for few tokens, tile_int8.inc.c for many.
  *
  * A step is 64 columns of a panel. In 4 bits its 8 lines hold columns 0..31 in the low and 32..63 in the
  * high nibbles; in 8 bits its lines 0..7 and 8..15 do. So a step gives two int32 sums per row, `lo` and
@@ -11,9 +11,9 @@
  */
 
 enum {
-    /* bytes ahead of the loads. int4 from memory, part of the read loop (Zen 5, two threads, k = 2048):
-     * 48 lines 0.65, 64 0.72, 80 0.80, 96 0.82, 112 0.79; int8 is best at 48 to 80 (0.97), 0.93 at 96 */
-    PREFETCH = 96 * 64,
+    /* bytes ahead of the loads. Part of the read loop's speed, int4, two threads, k = 2048 / 768 / 7168, on Zen 4:
+     * 32 lines 0.89 / 0.83 / 0.78, 64 lines 0.95 / 0.89 / 0.96, 96 lines 0.92 / 0.93 / 0.94 */
+    PREFETCH = 64 * 64,
     TOKEN_BLOCK = 240,      /* tokens whose starts lie in the scratch: their x fits L2 beside a panel pair */
 };
 
@@ -79,14 +79,21 @@ INLINE int64_t row_of(const int32_t *rows, int64_t t)
     return rows ? rows[t] : t;
 }
 
-/* y[t][16 * panel + r] = sum * x scale (+ bias) for the rows that exist. */
-INLINE void store_int8(const product *p, int64_t panel, int64_t t, vf sum)
+/* Row t of the product, rows 16 * panel and on, is v, plus bias; kept or added as kernels.h says. */
+INLINE void store_values(const product *p, int64_t panel, int64_t t, vf v)
 {
     int64_t row = 16 * panel;
-    sum = vf_mul(sum, vf_set1(p->x8->scale[row_of(p->x_rows, t)]));
+    float *y = p->y + row_of(p->y_rows, t) * p->y_stride;
     if (p->bias)
-        sum = vf_add(sum, vf_load_upto(p->bias, row, p->n));
-    vf_store_upto(p->y + row_of(p->y_rows, t) * p->y_stride, row, p->n, sum);
+        v = vf_add(v, vf_load_upto(p->bias, row, p->n));
+    if (p->y_gate)
+        v = vf_fma(vf_set1(p->y_gate[t]), v, vf_load_upto(y, row, p->n));
+    vf_store_upto(y, row, p->n, v);
+}
+
+INLINE void store_int8(const product *p, int64_t panel, int64_t t, vf sum)
+{
+    store_values(p, panel, t, vf_mul(sum, vf_set1(p->x8->scale[row_of(p->x_rows, t)])));
 }
 
 /* start[i][g] = bias * sum of x over group g, for tokens [t, t + n). */
@@ -122,135 +129,8 @@ INLINE vb line_high(code_kind kind, vb raw, vb table)
     return kind == CODES_LINEAR4 ? vb_high_bits(raw) : vb_high(raw, table);
 }
 
-/* What to prefetch at `at` bytes into a panel's codes: codes further on, and after them the next panel's. */
-INLINE const uint8_t *ahead_of(const product *p, const layout *l, const uint8_t *w, size_t at)
-{
-    at += PREFETCH;
-    return w + (at < l->scale_offset ? at : at + p->panel_bytes - l->scale_offset);
-}
-
-/* Scales lie behind the codes, a second stream: fetched some groups ahead, then for the next panel. */
-INLINE void prefetch_scales(const product *p, const layout *l, const uint8_t *scales, int64_t g)
-{
-    int64_t row = 16 * (int64_t)scale_bytes(p->format->scale), distance = l->groups < 16 ? l->groups : 16;
-    int64_t at = (g + distance) * row, end = l->groups * row;
-    if (g * row % 64 == 0)
-        prefetch(scales + (at < end ? at : at - end + (int64_t)p->panel_bytes));
-}
-
-/* Sums of one step: lo[i] += columns 0..31 of token i, hi[i] += columns 32..63. */
-INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint8_t *ahead, vb table,
-                     const int8_t *const *x, int64_t column, vi *lo, vi *hi)
-{
-#pragma GCC unroll 8
-    for (int line = 0; line < 8; line++) {
-        vb raw = vb_load(step + 64 * line), low, high;
-        prefetch(ahead + 64 * line);
-        low = line_low(kind, raw, table);
-        if (kind == CODES_INT8) {
-            prefetch(ahead + 64 * line + 512);
-            high = vb_int8(vb_load(step + 64 * line + 512));
-        } else {
-            high = line_high(kind, raw, table);
-        }
-        for (int i = 0; i < tokens; i++) {
-            lo[i] = vi_dot(lo[i], low, vx_load(x[i] + column + 4 * line));
-            hi[i] = vi_dot(hi[i], high, vx_load(x[i] + column + 32 + 4 * line));
-        }
-    }
-}
-
-/* One panel, `tokens` tokens: one stream through memory. Measured against four panels at once (four
- * streams, activations shared), int4 from memory: one stream is half as fast again, since what is
- * prefetched beyond its end is what comes next. If the call has fewer tokens, the last one is computed
- * again in the place of the missing ones. */
-INLINE void stream_panel(const product *p, const layout *l, code_kind kind, int is_group_32, int64_t panel,
-                         int64_t first, int64_t last, int tokens, const int32_t *start)
-{
-    int64_t steps = l->k_padded / 64, per_group = is_group_32 ? 1 : l->group / 64;
-    const uint8_t *w = p->w + (size_t)panel * p->panel_bytes, *scales = w + l->scale_offset;
-    vb table = vb_table(p->format->codebook);
-    const int8_t *x[GEMV_TOKENS];
-    vf acc[GEMV_TOKENS];
-    const int32_t *from[GEMV_TOKENS];
-    for (int i = 0; i < tokens; i++) {
-        int64_t t = first + i < last ? first + i : last;
-        x[i] = p->x8->q + row_of(p->x_rows, t) * p->x8->stride;
-        from[i] = start + t * l->groups;
-        acc[i] = vf_set1(0.0f);
-    }
-    for (int64_t s = 0, g = 0; s < steps; g++) {
-        vi lo[GEMV_TOKENS], hi[GEMV_TOKENS];
-        vf scale = load_scales(p->format->scale, scales, g);
-        prefetch_scales(p, l, scales, g);
-        for (int i = 0; i < tokens; i++) {
-            lo[i] = load_start(from[i] + g);
-            hi[i] = is_group_32 ? load_start(from[i] + g + 1) : vi_set1(0);
-        }
-        for (int64_t end = s + per_group; s < end; s++)
-            dot_step(kind, tokens, w + (size_t)s * l->step_bytes, ahead_of(p, l, w, (size_t)s * l->step_bytes),
-                     table, x, 64 * s, lo, hi);
-        for (int i = 0; i < tokens; i++)
-            acc[i] = vf_fma(vf_of_vi(is_group_32 ? lo[i] : vi_add(lo[i], hi[i])), scale, acc[i]);
-        if (is_group_32) {
-            scale = load_scales(p->format->scale, scales, ++g);
-            for (int i = 0; i < tokens; i++)
-                acc[i] = vf_fma(vf_of_vi(hi[i]), scale, acc[i]);
-        }
-    }
-    for (int i = 0; i < tokens; i++)
-        store_int8(p, panel, first + i < last ? first + i : last, acc[i]);
-}
-
-/* Format and number of tokens become constants of the inner loops. Tokens [first, last]. */
-INLINE void stream_tokens(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last, int tokens,
-                          const int32_t *start)
-{
-    code_kind kind = code_kind_of(p->format);
-    int is_group_32 = l->group == 32;
-    if (kind == CODES_INT8)
-        is_group_32 ? stream_panel(p, l, CODES_INT8, 1, panel, first, last, tokens, start)
-                    : stream_panel(p, l, CODES_INT8, 0, panel, first, last, tokens, start);
-    else if (kind == CODES_LINEAR4)
-        is_group_32 ? stream_panel(p, l, CODES_LINEAR4, 1, panel, first, last, tokens, start)
-                    : stream_panel(p, l, CODES_LINEAR4, 0, panel, first, last, tokens, start);
-    else
-        is_group_32 ? stream_panel(p, l, CODES_BOOK4, 1, panel, first, last, tokens, start)
-                    : stream_panel(p, l, CODES_BOOK4, 0, panel, first, last, tokens, start);
-}
-
-typedef void stream(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last,
-                    const int32_t *start);
-#define STREAM(n)                                                                                       \
-    static void stream_##n(const product *p, const layout *l, int64_t panel, int64_t first, int64_t last, \
-                           const int32_t *start)                                                        \
-    {                                                                                                   \
-        stream_tokens(p, l, panel, first, last, n, start);                                              \
-    }
-STREAM(1)
-STREAM(2)
-#if GEMV_TOKENS > 2
-STREAM(4)
-STREAM(6)
-STREAM(8)
-static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2, stream_4, stream_4,
-                                                 stream_6, stream_6, stream_8, stream_8};
-#else
-static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2};
-#endif
-
+#include "stream_int8.inc.c"
 #include "tile_int8.inc.c"
-
-/* All panels, each with all tokens before the next: several passes over a panel find it in the cache. */
-static void stream_block(const product *p, const layout *l, const int32_t *start)
-{
-    int64_t passes = (p->n_tokens + GEMV_TOKENS - 1) / GEMV_TOKENS, each = (p->n_tokens + passes - 1) / passes;
-    for (int64_t panel = p->first_panel; panel < p->last_panel; panel++)
-        for (int64_t t = 0; t < p->n_tokens; t += each) {
-            int64_t n = p->n_tokens - t < each ? p->n_tokens - t : each;
-            streams[n](p, l, panel, t, t + n - 1, start);
-        }
-}
 
 static void product_int8(const product *p)
 {
@@ -258,7 +138,7 @@ static void product_int8(const product *p)
     int8_scratch s = int8_scratch_at(&l, p->scratch);
     if (p->n_tokens <= (p->format->bits == 4 ? STREAM_MOST_INT4 : STREAM_MOST_INT8)) {
         fill_starts(p, &l, 0, p->n_tokens, s.start);
-        stream_block(p, &l, s.start);
+        stream_block(p, &l, &s);
         return;
     }
     for (int64_t t = 0; t < p->n_tokens; t += TOKEN_BLOCK)

@@ -82,9 +82,9 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, int is_int8,
             for (int i = 0; i < tokens; i++)
                 acc[i][q] = vf_fma(vf_of_vi(sum[i][q]), vf_load(w->scales[q] + g * LANES), acc[i][q]);
     }
-    for (int i = 0; i < tokens; i++)
+    for (int i = 0; i < tokens && i <= last; i++)
         for (int q = 0; q < panels; q++)
-            store_int8(p, panel + q, t + (i < last ? i : last), acc[i][q]);
+            store_int8(p, panel + q, t + i, acc[i][q]);
 }
 
 /* Tokens [t, t + n) times one set of panels. */

@@ -16,11 +16,11 @@
  *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
  *   vf_from_bf16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
  *   vf_exp2i(n)         2^n for integral n in -126..127
- *   vi_set1 vi_load vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
+ *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_store8           lanes to bytes
  *   vf_nearest(v, mid)  how many of the 15 mid are < v
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
- *   vi_dot DOT_BIAS_INT8 DOT_BIAS_INT4 DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
+ *   vi_dot vi_dot_at (x in memory) DOT_BIAS_INT8 DOT_BIAS_INT4 DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
  *   vf_dot_bf16         acc + products of pairs, see product_float.inc.c     vx_load
  *   prefetch
  */

@@ -130,6 +130,11 @@ INLINE vi vi_load(const void *p)
 {
     return (vi){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
 }
+INLINE void vi_store(void *p, vi x)
+{
+    _mm256_storeu_si256(p, x.a);
+    _mm256_storeu_si256((__m256i *)p + 1, x.b);
+}
 INLINE vi vi_add(vi x, vi y) { return BOTH2(vi, _mm256_add_epi32, x, y); }
 INLINE vi vi_shl(vi x, int n)
 {
@@ -248,6 +253,8 @@ INLINE vx vx_load(const void *p)
 }
 
 INLINE vi vi_dot(vi acc, vb w, vx x) { return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)}; }
+
+INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, vx_load(x)); }
 
 INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {

@@ -83,6 +83,7 @@ INLINE void vf_store_bf16(uint16_t *p, vf a)
 
 INLINE vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE vi vi_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void vi_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
 INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INLINE int32_t vi_sum(vi a)
 {
@@ -153,6 +154,13 @@ INLINE vx vx_load(const void *p)
 INLINE vi vi_dot(vi acc, vb w, vx x)
 {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
+    return acc;
+}
+
+/* The same with x from memory: the broadcast is part of the instruction. */
+INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int8_t(*)[4])x));
     return acc;
 }
 

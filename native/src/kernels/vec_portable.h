@@ -69,6 +69,7 @@ INLINE vi vi_load(const void *p)
     memcpy(r.v, p, sizeof r.v);
     return r;
 }
+INLINE void vi_store(void *p, vi a) { memcpy(p, a.v, sizeof a.v); }
 INLINE vi vi_add(vi a, vi b) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] + (uint32_t)b.v[i])); }
 INLINE int32_t vi_sum(vi a)
 {
@@ -165,6 +166,8 @@ INLINE vi vi_dot(vi acc, vb w, vx x)
             acc.v[i] += w.v[4 * i + j] * x.v[j];
     return acc;
 }
+
+INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, vx_load(x)); }
 
 INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {
