@@ -17,6 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import load
 import start_time
 
 from ktcli import __version__
@@ -95,6 +96,8 @@ def main() -> None:
     if chosen:
         return
     results += kernels()
+    loads = load.rows()
+    print(load.line(loads[0]), flush=True)
     starts = start_time.rows()
     for row in starts:
         print(f"start    {row['command']:<18} {row['seconds'] * 1e3:.0f} ms")
@@ -104,7 +107,7 @@ def main() -> None:
         "date": today,
         "kt": __version__,
         "machine": machine,
-        "results": [*results, *starts],
+        "results": [*results, *loads, *starts],
     }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
