@@ -1,6 +1,6 @@
 """The benchmark set of one machine, behind `make bench`.
 
-    python benchmarks/run.py                               the whole set, about five minutes
+    python benchmarks/run.py                               the whole set, about ten minutes
     python benchmarks/run.py NAME --layers N [...]         decode and prefill of one model
 
 Every row is made by `kt bench` in a process of its own, on random weights of true shapes. The whole set
@@ -17,6 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import load
 import start_time
 
 from ktcli import __version__
@@ -31,11 +32,16 @@ SET = (
     ("deepseek-v2-lite", "--layers", "6", "--experts", "int4"),
 )
 WORKS = (("decode", "--tokens", "64"), ("prefill", "--tokens", "512"))
+# One layer by itself, every shape and format.
+KERNELS = (
+    *(("--work", "decode", "--work", "prefill", "--shape", shape) for shape in "ABC"),
+    ("--work", "linear", "--format", "int8", "--format", "bf16"),
+)
 
 
-def bench(work: tuple[str, ...], subject: tuple[str, ...]) -> dict[str, Any]:
+def bench(*arguments: str) -> dict[str, Any]:
     """The document of one `kt bench`."""
-    command = [sys.executable, "-m", "ktcli", "bench", *work, *subject, "--profile", "--json"]
+    command = [sys.executable, "-m", "ktcli", "bench", *arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -51,6 +57,26 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+def kernel_line(row: dict[str, Any]) -> str:
+    """One row of `kt bench kernel` for people."""
+    noisy = "  noisy" if row["noisy"] else ""
+    return (
+        f"{row['work']:<8} {row['shape']:<9} {row['n_tokens']:>5} tokens  {row['format']:<5}"
+        f" {row['seconds'] * 1e3:9.3f} ms  {row['gb_s']:5.1f} GB/s {row['gop_s']:6.0f} GOP/s"
+        f"  {row['percent_of_ceiling']:3.0f} % of the ceiling{noisy}"
+    )
+
+
+def kernels() -> list[dict[str, Any]]:
+    """Measure and print the layers by themselves."""
+    rows = []
+    for arguments in KERNELS:
+        for row in bench("kernel", *arguments)["results"]:
+            rows.append(row)
+            print(kernel_line(row), flush=True)
+    return rows
+
+
 def slug(text: str) -> str:
     """A CPU's name as part of a file name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
@@ -62,13 +88,16 @@ def main() -> None:
     machine: dict[str, Any] = {}
     for subject in [chosen] if chosen else SET:
         for work in WORKS:
-            found = bench(work[:1] if chosen else work, subject)
+            found = bench(*(work[:1] if chosen else work), *subject, "--profile")
             machine = found["machine"]
             for row in found["results"]:
                 results.append({**row, "ceilings": found["ceilings"]})
                 print(line(row), flush=True)
     if chosen:
         return
+    results += kernels()
+    loads = load.rows()
+    print(load.line(loads[0]), flush=True)
     starts = start_time.rows()
     for row in starts:
         print(f"start    {row['command']:<18} {row['seconds'] * 1e3:.0f} ms")
@@ -78,7 +107,7 @@ def main() -> None:
         "date": today,
         "kt": __version__,
         "machine": machine,
-        "results": [*results, *starts],
+        "results": [*results, *loads, *starts],
     }
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

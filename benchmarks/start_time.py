@@ -1,4 +1,5 @@
-"""How long `kt` takes to start: the commands that only look around should answer at once.
+"""How long `kt` takes to start: the commands that only look around should answer at once, and the
+built-in model nearly so.
 
     python benchmarks/start_time.py [--json]
 
@@ -17,8 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-COMMANDS = (("--help",), ("list",), ("doctor",))
-LIMIT_S = 0.3
+# Command and the seconds it may take. The first chat converts the model; that run is not counted.
+COMMANDS = {
+    ("--help",): 0.3,
+    ("list",): 0.3,
+    ("doctor",): 0.3,
+    ("chat", "kt-mini", "hi"): 1.0,
+}
 RUNS = 11
 
 
@@ -46,7 +52,7 @@ def rows() -> list[dict[str, Any]]:
     """One result per command."""
     found = []
     with tempfile.TemporaryDirectory() as home:
-        for arguments in COMMANDS:
+        for arguments, limit_s in COMMANDS.items():
             once(arguments, home)
             times = [once(arguments, home) for _ in range(RUNS)]
             found.append(
@@ -56,7 +62,7 @@ def rows() -> list[dict[str, Any]]:
                     "seconds": median(times),
                     "seconds_min": min(times),
                     "seconds_max": max(times),
-                    "limit_s": LIMIT_S,
+                    "limit_s": limit_s,
                     "runs": RUNS,
                 }
             )
@@ -69,11 +75,11 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     for row in found:
-        verdict = "under" if row["seconds"] <= LIMIT_S else "OVER"
+        verdict = "under" if row["seconds"] <= row["limit_s"] else "OVER"
         print(
-            f"{row['command']:<12} {row['seconds'] * 1e3:4.0f} ms"
+            f"{row['command']:<18} {row['seconds'] * 1e3:4.0f} ms"
             f" ({row['seconds_min'] * 1e3:.0f} to {row['seconds_max'] * 1e3:.0f}),"
-            f" {verdict} {LIMIT_S * 1e3:.0f} ms"
+            f" {verdict} {row['limit_s'] * 1e3:.0f} ms"
         )
 
 

@@ -3,7 +3,7 @@ _kt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
     COMPREPLY=()
     case $before in
-        --context|--dense|--experts|--layers|--machine|--max-tokens|--min-p|--out|--repetition-penalty|--runs|--seed|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        --context|--dense|--experts|--format|--isa|--layers|--machine|--max-tokens|--min-p|--out|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench --help --version" -- "$word"))
@@ -23,9 +23,10 @@ _kt() {
         'show') options='--json --help'; words='models' ;;
         'verify') options='--json --quiet --help'; words='here' ;;
         'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
-        'bench') options='--help'; words='decode prefill' ;;
+        'bench') options='--help'; words='decode prefill kernel' ;;
         'bench decode') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
         'bench prefill') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
+        'bench kernel') options='--work --shape --format --tokens --threads --isa --runs --json --help'; words='' ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))

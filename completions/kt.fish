@@ -91,3 +91,13 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time went, by kind of operation'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Speed of the experts of one layer, and of dense products'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, experts and experts per token; may be repeated' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert of a prefill; may be repeated' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Row of kernels, as KT_ISA' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit.'

@@ -1,4 +1,7 @@
-"""`kt bench decode` and `kt bench prefill`: this machine's speed on a model's shapes."""
+"""`kt bench decode` and `kt bench prefill`: this machine's speed on a model's shapes.
+
+`kt bench kernel`, one layer by itself, is in `kernel`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, ThreadsOpt
+from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figures, warn_noisy
+from ktcli.commands.kernel import kernel
+from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, RunsOpt, ThreadsOpt
 from ktcli.commands.subject import Subject, find_subject
 from ktcli.engine.bench import CEILING_BYTES, Ceilings, Kind, Result, run
 from ktcli.engine.engine import Engine
-from ktcli.engine.measure import NOISY_SHARE, PAIRS
+from ktcli.engine.measure import PAIRS
 from ktcli.engine.synthetic import SPREAD_TOKENS, Request, random_engine
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.probe import probe
 from ktcli.models import build
-from ktcli.native import Ceiling
 from ktcli.output import out, table
 from ktcli.planner.memory import margin_bytes
 
@@ -36,9 +40,6 @@ LayersOpt = Annotated[
 ProfileOpt = Annotated[
     bool, typer.Option("--profile", help="Also show where the time went, by kind of operation.")
 ]
-PairsOpt = Annotated[
-    int, typer.Option("--runs", min=1, help="Runs, each between two measurements of the ceiling.")
-]
 
 
 def _tokens(default: str) -> Any:
@@ -53,7 +54,7 @@ def decode(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
-    runs: PairsOpt = PAIRS,
+    runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     json: JsonOpt = False,
 ) -> None:
@@ -81,7 +82,7 @@ def prefill(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
-    runs: PairsOpt = PAIRS,
+    runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     json: JsonOpt = False,
 ) -> None:
@@ -97,6 +98,9 @@ def prefill(
     """
     wanted = Wanted(Kind.PREFILL, layers, tokens, threads, runs)
     _bench(find_subject(model, experts, dense), wanted, profile)
+
+
+app.command()(kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,8 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
         row["profile_s"] = dict(result.profile.operations)
     out.result(
         {
-            "machine": _machine(machine, engine),
-            "ceilings": _ceilings(ceilings),
+            "machine": machine_figures(machine, engine.pool),
+            "ceilings": ceiling_figures(ceilings),
             "results": [row],
         },
         lambda: _render(row, result, ceilings, profile),
@@ -158,26 +162,6 @@ def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
             request,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
-
-
-def _machine(machine: Machine, engine: Engine) -> dict[str, Any]:
-    """The machine without its name: results are meant to be shared."""
-    return {
-        "cpu": machine.cpu.model,
-        "sockets": machine.cpu.sockets,
-        "cores": len(machine.cpu.cores),
-        "memory_bytes": machine.memory.total_bytes,
-        "isa": engine.pool.isa,
-        "threads": engine.pool.threads,
-    }
-
-
-def _ceilings(ceilings: Ceilings) -> dict[str, float]:
-    return {
-        "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
-        "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
-        "bf16_gflop_s": ceilings.rate(Ceiling.BF16) / 1e9,
-    }
 
 
 def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[str, Any]:
@@ -228,7 +212,7 @@ def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bo
         ),
         ("Memory", f"{row['gb_s']:.1f} GB/s, {gib(row['bytes_per_token'])} per token"),
         ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
-        ("Ceiling", _ceiling_words(ceilings)),
+        ("Ceiling", ceiling_words(ceilings)),
         ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
         ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
     ]
@@ -236,14 +220,6 @@ def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bo
         rows.append(("Experts", _spread_words(result)))
     text = table(rows)
     return f"{text}\n\n{_profile_table(result)}" if profile else text
-
-
-def _ceiling_words(ceilings: Ceilings) -> str:
-    rates = _ceilings(ceilings)
-    return (
-        f"read {rates['read_gb_s']:.1f} GB/s, int8 {rates['int8_gop_s']:.0f} GOP/s,"
-        f" bf16 {rates['bf16_gflop_s']:.0f} GFLOP/s, measured between the runs"
-    )
 
 
 def _spread_words(result: Result) -> str:
@@ -268,10 +244,6 @@ def _profile_table(result: Result) -> str:
 
 def _warn(result: Result) -> None:
     if result.measured.noisy:
-        out.warn(
-            f"other processes used {result.measured.others_share:.0%} of the cores"
-            f" (more than {NOISY_SHARE:.0%}): these figures are too low",
-            hint="stop them and run the benchmark again",
-        )
+        warn_noisy(result.measured.others_share)
     if result.spread is not None and not result.spread.even:
         out.warn("the random weights favour some experts: a trained model spreads them wider")

@@ -53,6 +53,9 @@ ThreadsOpt = Annotated[
     int | None,
     typer.Option("--threads", "-t", min=1, help="CPU threads. Default: one per physical core."),
 ]
+RunsOpt = Annotated[
+    int, typer.Option("--runs", min=1, help="Runs, each between two measurements of the ceiling.")
+]
 ContextOpt = Annotated[
     int | None,
     typer.Option(

@@ -61,7 +61,7 @@ class Measurement:
 
 
 def alternate(
-    work: Callable[[], None],
+    work: Callable[[], float | None],
     ideal: Callable[[], float],
     *,
     pairs: int = PAIRS,
@@ -70,7 +70,7 @@ def alternate(
     """Run `work` `pairs` times, its ceiling before and after each.
 
     Args:
-        work: does the whole work once.
+        work: does the whole work once; returns the seconds of it that count, None: all of them.
         ideal: measures the ceiling now and returns the seconds the work would take at it.
         pairs: runs of the work.
         root: where /proc lies.
@@ -80,10 +80,10 @@ def alternate(
     runs = []
     for _ in range(pairs):
         start = time.perf_counter()
-        work()
+        counted = work()
         elapsed = time.perf_counter() - start
         after = ideal()
-        runs.append(Run(elapsed, (before + after) / 2))
+        runs.append(Run(elapsed if counted is None else counted, (before + after) / 2))
         before = after
     return Measurement(tuple(runs), others.share())
 

@@ -15,6 +15,7 @@ from ktcli.native.library import (
     IsaRow,
     Scale,
     Weight,
+    cache_bytes,
     isa_rows,
     packed_bytes,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "Step",
     "View",
     "Weight",
+    "cache_bytes",
     "isa_rows",
     "packed_bytes",
 ]

@@ -116,6 +116,11 @@ def isa_rows() -> tuple[IsaRow, ...]:
     )
 
 
+def cache_bytes(level: int) -> int:
+    """Size of the data cache of a level, as the CPU reports it; 0: unknown."""
+    return int(library()[1].kt_cache_bytes(level))
+
+
 @cache
 def c_format(fmt: Format) -> Any:
     ffi, _ = library()

@@ -143,7 +143,7 @@ KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k,
 /* dst[n][k] f32 = matrix `index` of w, decoded. */
 KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
 
-/* Random codes and scales, values of rms about 1/sqrt(k), for benchmarks without a checkpoint. */
+/* Random codes and scales, values of mean 0 and rms about 1/sqrt(k), for benchmarks without a checkpoint. */
 KT_API int kt_fill_random(kt_pool *pool, const kt_weight *w, uint64_t seed);
 
 /* ---- program ---------------------------------------------------------------------------------

@@ -285,13 +285,15 @@ static float code_rms(const kt_format *f)
 }
 
 /* Scales of one panel, each between 3/4 and 5/4 of what the wanted rms asks for, or the nearest power
- * of two. */
+ * of two. Of either sign where the type has one: the mean of linear 4-bit codes is -1/2, and with it all
+ * outputs of a matrix would have much in common. */
 static void random_scales(const random_task *t, uint64_t *state, uint8_t *panel)
 {
     float middle = t->rms / code_rms(t->format);
     memset(panel + t->l.scale_offset, 0, t->l.panel_bytes - t->l.scale_offset);
     for (int64_t i = 0; i < t->l.groups * KT_PANEL_ROWS; i++) {
-        float s = middle * (0.75f + 0.5f * (float)(next_random(state) >> 40) * 0x1p-24f);
+        uint64_t bits = next_random(state);
+        float s = middle * (0.75f + 0.5f * (float)(bits >> 40) * 0x1p-24f) * (bits & 1 ? -1.0f : 1.0f);
         if (t->format->scale == KT_SCALE_E8M0)
             s = ldexpf(1.0f, (int)lrintf(log2f(middle)));
         else if (t->format->scale == KT_SCALE_BF16)

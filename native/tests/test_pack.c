@@ -138,19 +138,22 @@ static void test_random(kt_pool *pool, const char *isa)
         kt_weight w = {*f, n, k, count, data};
         broken += kt_fill_random(pool, &w, 42) != KT_OK;
         for (int64_t m = 0; m < count; m++) {
-            double square = 0;
+            double square = 0, sum = 0;
             broken += kt_unpack(pool, &w, m, x) != KT_OK;
-            for (int64_t j = 0; j < n * k; j++)
+            for (int64_t j = 0; j < n * k; j++) {
                 square += (double)x[j] * (double)x[j];
+                sum += (double)x[j];
+            }
             double rms = sqrt(square / (double)(n * k)) * sqrt((double)k);
-            if (!(rms > 0.6 && rms < 1.7))
-                printf("  %s: rms %.3f / sqrt(k)\n", all_formats[i].name, rms), broken++;
+            double mean = sum / (double)(n * k) * sqrt((double)k);
+            if (!(rms > 0.6 && rms < 1.7 && fabs(mean) < 0.05))
+                printf("  %s: rms %.3f, mean %.3f / sqrt(k)\n", all_formats[i].name, rms, mean), broken++;
         }
         broken += memcmp(data, data + bytes, bytes) == 0;
         free(data);
         free(x);
     }
-    law(isa, "kt_fill_random: rms about 1 / sqrt(k), matrices differ", N_FORMATS, broken);
+    law(isa, "kt_fill_random: rms about 1 / sqrt(k), mean 0, matrices differ", N_FORMATS, broken);
 }
 
 static void test_rows(void)

@@ -151,9 +151,73 @@ def test_people_see_what_was_reached(model: str, capsys):
         assert word in shown
 
 
+# --- kt bench kernel ------------------------------------------------------------------------------
+
+KERNEL_KEYS = {
+    "work": str,
+    "shape": str,
+    "format": str,
+    "isa": str,
+    "threads": int,
+    "n_tokens": int,
+    "bytes": int,
+    "ops": int,
+    "seconds": float,
+    "gb_s": float,
+    "gop_s": float,
+    "percent_of_ceiling": float,
+    "ceilings": dict,
+    "noisy": bool,
+    "others_percent": float,
+}
+
+
+def kernel_rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict]:
+    return measured(capsys, "kernel", "--shape", "64,48,6,4", *arguments)["results"]
+
+
+def test_kernel_rows_have_the_agreed_keys(capsys):
+    rows = kernel_rows(capsys, "--format", "int8", "--tokens", "8")
+    for row in rows:
+        assert {key: type(row[key]) for key in KERNEL_KEYS} == KERNEL_KEYS
+        assert 0 < row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
+    facts = [(r["work"], r["n_tokens"], r["tokens_per_expert"], *r["ceilings"]) for r in rows]
+    assert facts == [
+        ("decode", 1, 1, "read_gb_s"),
+        ("prefill", 12, 8, "int8_gop_s"),
+        ("linear", 1, None, "read_gb_s"),
+        ("linear", 512, None, "int8_gop_s"),
+    ]
+    assert rows[1]["ops"] == 2 * 3 * 64 * 48 * 4 * 12
+    assert rows[2]["bytes"] == (2048 + 4) * 4096  # a scale for each row
+
+
+def test_kernel_rows_are_those_asked_for(capsys):
+    rows = kernel_rows(
+        capsys,
+        *("--work", "prefill", "-n", "2", "-n", "5"),
+        *("--format", "bf16", "--isa", "portable"),
+    )
+    assert [r["n_tokens"] for r in rows] == [3, 8]
+    assert {(r["format"], r["isa"], *r["ceilings"]) for r in rows} == {
+        ("bf16", "portable", "bf16_gflop_s")
+    }
+
+
+def test_kernels_for_people(capsys):
+    arguments = ["--shape", "64,48,6,4", "--work", "decode", "--format", "int4", "--runs", "1"]
+    assert main(["bench", "kernel", *arguments]) == 0
+    said = capsys.readouterr()
+    assert "decode  64,48,6,4  int4" in said.out and "of the read bandwidth" in said.out
+    assert "fit into the caches" in said.err  # 64 layers of this shape are a megabyte
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
+        (["kernel", "--shape", "D"], 2, "A, B, C"),
+        (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
+        (["kernel", "--isa", "sse9"], 9, "portable"),
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
         (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),

@@ -1,0 +1,50 @@
+"""What every benchmark says beside its rows: the machine, its ceilings, and whether others disturbed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktcli.engine.bench import Ceilings
+from ktcli.engine.measure import NOISY_SHARE
+from ktcli.hardware.machine import Machine
+from ktcli.native import Ceiling, Pool
+from ktcli.output import out
+
+
+def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
+    """The machine without its name: results are meant to be shared."""
+    return {
+        "cpu": machine.cpu.model,
+        "sockets": machine.cpu.sockets,
+        "cores": len(machine.cpu.cores),
+        "memory_bytes": machine.memory.total_bytes,
+        "isa": pool.isa,
+        "threads": pool.threads,
+    }
+
+
+def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
+    """All ceilings; one that the work did not need is measured now."""
+    return {
+        "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
+        "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
+        "bf16_gflop_s": ceilings.rate(Ceiling.BF16) / 1e9,
+    }
+
+
+def ceiling_words(ceilings: Ceilings) -> str:
+    """The same for people."""
+    rates = ceiling_figures(ceilings)
+    return (
+        f"read {rates['read_gb_s']:.1f} GB/s, int8 {rates['int8_gop_s']:.0f} GOP/s,"
+        f" bf16 {rates['bf16_gflop_s']:.0f} GFLOP/s, measured between the runs"
+    )
+
+
+def warn_noisy(others_share: float) -> None:
+    """Say that other processes used so much of the cores."""
+    out.warn(
+        f"other processes used {others_share:.0%} of the cores"
+        f" (more than {NOISY_SHARE:.0%}): these figures are too low",
+        hint="stop them and run the benchmark again",
+    )
