@@ -79,6 +79,11 @@ INLINE int64_t row_of(const int32_t *rows, int64_t t)
     return rows ? rows[t] : t;
 }
 
+INLINE float *y_at(const product *p, int64_t panel, int64_t t)
+{
+    return p->y + row_of(p->y_rows, t) * p->y_stride + 16 * panel;
+}
+
 /* Row t of the product, rows 16 * panel and on, is v, plus bias; kept or added as kernels.h says. */
 INLINE void store_values(const product *p, int64_t panel, int64_t t, vf v)
 {

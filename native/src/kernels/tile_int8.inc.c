@@ -53,8 +53,11 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, int is_int8,
     for (int i = 0; i < tokens; i++) {
         x[i] = p->x8->q + row_of(p->x_rows, t + (i < last ? i : last)) * p->x8->stride;
         from[i] = start + (i < last ? i : last) * l->groups;
-        for (int q = 0; q < panels; q++)
+        for (int q = 0; q < panels; q++) {
             acc[i][q] = vf_set1(0.0f);
+            if (p->y_gate)      /* rows far apart, to which the last expert added: they come while the tile computes */
+                prefetch(y_at(p, panel + q, t + (i < last ? i : last)));
+        }
     }
     for (int64_t g = 0; g < l->groups; g++) {
         vi sum[GEMM_TOKENS][GEMM_PANELS];
