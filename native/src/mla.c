@@ -243,7 +243,7 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
                .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
-                     .scale = shape->scale, .k_stride = width, .v_stride = width,
+                     .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
                                                                       : shape->layer_offset + layer_bytes;

@@ -12,7 +12,8 @@
 
 #include "product_int8.inc.c"
 #include "product_float.inc.c"
-#include "attend.inc.c"
+#include "attend_f32.inc.c"
+#include "attend_bf16.inc.c"
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 
@@ -149,7 +150,9 @@ const kt_kernels NAME(KT_ISA) = {
     .swiglu = swiglu,
     .add = add,
     .add_scaled = add_scaled,
-    .attend_page = attend_page,
+    .attend_f32 = attend_f32,
+    .attend_bf16 = attend_bf16,
+    .pack_keys = pack_keys,
     .encode_panel = encode_panel,
     .read_bytes = read_bytes,
     .int8_ops = int8_ops,
