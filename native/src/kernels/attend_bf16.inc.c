@@ -17,10 +17,10 @@ enum { CHUNK = 8, PAGE_PANELS = KT_PAGE_TOKENS / LANES };    /* queries that go 
 
 #define LOG2_E 1.44269504088896341f
 
-/* Scores of queries [0, queries) of q against `panels` panels of keys from k on, s[i][0..16 * panels).
+/* Scores of queries [0, queries) of q against `panels` panels of keys from k on, rows of a page's at s.
  * Meanwhile the same lines of the next page are fetched, `fetch` panels of them from fetch_k on. */
 INLINE void score_tile(const page_attention *a, const uint16_t *q, int queries, const uint16_t *k, int panels,
-                       const uint16_t *fetch_k, int fetch, float (*s)[KT_PAGE_TOKENS])
+                       const uint16_t *fetch_k, int fetch, float *s)
 {
     vf sum[SCORE_QUERIES][SCORE_PANELS];
     int64_t pairs = (a->dk + 1) / 2, panel = pairs * 2 * LANES;
@@ -41,7 +41,7 @@ INLINE void score_tile(const page_attention *a, const uint16_t *q, int queries, 
     }
     for (int i = 0; i < queries; i++)
         for (int h = 0; h < panels; h++)
-            vf_store(s[i] + LANES * h, sum[i][h]);
+            vf_store(s + i * KT_PAGE_TOKENS + LANES * h, sum[i][h]);
 }
 
 /* All scores of a chunk. Each tile fetches its part of the next page's panels. */
@@ -53,9 +53,8 @@ INLINE void score_chunk(const page_attention *a, const uint16_t *q, int queries,
     for (int i = 0; i < queries; i += some)
         for (int h = 0; h < PAGE_PANELS; h += SCORE_PANELS) {
             const uint16_t *fetch = fetches ? (const uint16_t *)a->next_k + (h + i / some * part) * panel : NULL;
-            float (*to)[KT_PAGE_TOKENS] = (float (*)[KT_PAGE_TOKENS])(s[i] + LANES * h);
             score_tile(a, q + i * a->q_stride, some, (const uint16_t *)a->k + h * panel, SCORE_PANELS, fetch,
-                       fetches ? part : 0, to);
+                       fetches ? part : 0, s[i] + LANES * h);
         }
 }
 
