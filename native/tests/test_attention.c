@@ -335,7 +335,7 @@ int main(void)
         check_shape(rows[0], &shapes[i], 0);
         check_shape(rows[0], &shapes[i], 1);
         check_rows(rows, n, &shapes[i], 570, 3);
-        check_rows(rows, n, &shapes[i], 60, 130);
+        check_rows(rows, n, &shapes[i], 60, 70);
         for (int row = 0; row < n; row++) {
             check_threads(rows[row], &shapes[i], 1100, 1, 1);
             check_threads(rows[row], &shapes[i], 500, 19, 1);
