@@ -203,8 +203,10 @@ KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_
                            int32_t interleaved);
 
 /* Causal attention over the paged cache; the step's own K and V are appended first.
- * A page holds for this layer, from layer_offset: K [kv_heads][64][head_dim], V [kv_heads][64][head_dim],
- * bf16 (f32 when exact). q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
+ * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact): K of each kv head in
+ * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when exact; V [kv_heads][64][head_dim].
+ * head_dim is even. q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
     float scale;            /* of the scores, usually 1/sqrt(head_dim) */

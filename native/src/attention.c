@@ -12,6 +12,7 @@
 
 #define SHARED_PARTIALS ((size_t)4 << 20)   /* bytes for partials: 128k keys of a usual GQA layer in one wave */
 #define TASKS_PER_THREAD 4                  /* with fewer blocks than this, spans are shared out too */
+#define FEWEST_QUERIES 8                    /* a block is not cut further to give every thread one */
 
 /* Queries that are worked on together: tokens x heads of one kv head. */
 typedef struct block {
@@ -32,16 +33,27 @@ typedef struct cut {
     int64_t spans;
 } cut;
 
-static cut cut_step(const attention *a, const kt_step *s)
+static cut cut_into(const attention *a, const kt_step *s, int64_t queries)
 {
-    cut c = {.heads_each = min64(a->group, BLOCK_QUERIES)};
-    c.tokens_each = min64(BLOCK_QUERIES / c.heads_each, s->n_tokens);
+    cut c = {.heads_each = min64(a->group, queries)};
+    c.tokens_each = min64(queries / c.heads_each, s->n_tokens);
     c.token_blocks = (s->n_tokens + c.tokens_each - 1) / c.tokens_each;
     c.head_blocks = (a->group + c.heads_each - 1) / c.heads_each;
     c.blocks = a->kv_heads * c.token_blocks * c.head_blocks;
     c.rows = c.tokens_each * c.heads_each;
     int64_t pages = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
     c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES;
+    return c;
+}
+
+/* Large blocks, since queries of a block share what is read; smaller ones where threads would have none
+ * (one token of MLA is a single block). How queries are grouped does not change a bit of any. */
+static cut cut_step(const attention *a, const kt_step *s, int threads)
+{
+    int64_t queries = BLOCK_QUERIES;
+    cut c = cut_into(a, s, queries);
+    while (c.blocks * c.spans < threads && queries > FEWEST_QUERIES)
+        c = cut_into(a, s, queries /= 2);
     return c;
 }
 
@@ -85,29 +97,42 @@ size_t attention_shared_bytes(const attention *a)
     return two > SHARED_PARTIALS ? two : SHARED_PARTIALS;
 }
 
-/* Local: queries, then two partials. */
+/* Local: queries, a page's keys in panels, then two partials. */
+static size_t query_bytes(const attention *a)
+{
+    return BLOCK_QUERIES * (size_t)paired(a->dk) * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+static size_t panel_bytes(const attention *a)
+{
+    return a->pack && !a->kv_f32 ? (size_t)page_keys(a->dk, 0) * sizeof(uint16_t) : 0;
+}
+
+static partial local_partial(const attention *a, const worker *w, int n)
+{
+    float *memory = (float *)(void *)(local_scratch(w) + query_bytes(a) + panel_bytes(a));
+    return partial_at(memory + (size_t)n * partial_floats(BLOCK_QUERIES, a->dv), BLOCK_QUERIES, a->dv);
+}
+
 size_t attention_local_bytes(const attention *a)
 {
-    return ((size_t)BLOCK_QUERIES * (size_t)a->dk + 2 * partial_floats(BLOCK_QUERIES, a->dv)) * sizeof(float);
+    return query_bytes(a) + panel_bytes(a) + 2 * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
 }
 
 /* ---- one block, one span ------------------------------------------------------------------------ */
 
-/* The queries of a block as rows of equal distance: where they lie, or copied to `space`. */
-static const float *gather(const attention *a, const block *b, head_rows q, float *space, int64_t *stride)
+/* The queries of a block to local scratch, as the kernel reads them. */
+static void gather(const attention *a, const worker *w, const block *b, head_rows q)
 {
     const float *first = q.data + b->token * q.token_stride + (b->kv_head * a->group + b->head) * q.head_stride;
-    if (b->n_tokens == 1 || b->n_heads == 1) {
-        *stride = b->n_tokens == 1 ? q.head_stride : q.token_stride;
-        return first;
+    int64_t width = paired(a->dk);
+    for (int64_t i = 0; i < b->n; i++) {
+        const float *x = first + i / b->n_heads * q.token_stride + i % b->n_heads * q.head_stride;
+        if (a->kv_f32)
+            memcpy((float *)(void *)local_scratch(w) + i * width, x, (size_t)a->dk * sizeof *x);
+        else
+            w->kernels->to_bf16(x, a->dk, width, (uint16_t *)(void *)local_scratch(w) + i * width);
     }
-    for (int64_t t = 0; t < b->n_tokens; t++) {
-        for (int64_t h = 0; h < b->n_heads; h++)
-            memcpy(space + (t * b->n_heads + h) * a->dk, first + t * q.token_stride + h * q.head_stride,
-                   (size_t)a->dk * sizeof(float));
-    }
-    *stride = a->dk;
-    return space;
 }
 
 /* limit[i] = how many keys of the page query i sees; returns the largest. */
@@ -122,26 +147,54 @@ static int32_t set_limits(const block *b, int64_t position, int64_t page, int32_
     return (int32_t)most;
 }
 
-static void attend_span(const attention *a, const worker *w, const block *b, int64_t span, const float *q,
-                        int64_t q_stride, partial to)
+/* Where K, or V, of a head's page lies. */
+static const uint8_t *page_part(const attention *a, const worker *w, int64_t page, size_t offset, int64_t head)
+{
+    return cache_page(w, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+static void attend_one(const attention *a, const worker *w, page_attention *k, int32_t keys)
+{
+    if (a->kv_f32) {
+        w->kernels->attend_f32(k);
+        return;
+    }
+    if (a->pack) {
+        uint16_t *panels = (uint16_t *)(void *)(local_scratch(w) + query_bytes(a));
+        w->kernels->pack_keys(k->k, a->k_stride, keys, a->dk, panels);
+        k->k = panels;
+        k->next_k = NULL;
+    }
+    w->kernels->attend_bf16(k);
+}
+
+/* A page of a kv head that will be needed soon; page -1: none is known. */
+typedef struct place {
+    int64_t page, kv_head;
+} place;
+
+/* The gathered queries of a block against one span; `then`: the page this thread reads afterwards. */
+static void attend_span(const attention *a, const worker *w, const block *b, int64_t span, place then, partial to)
 {
     int32_t limit[BLOCK_QUERIES];
-    size_t element = a->kv_f32 ? sizeof(float) : sizeof(uint16_t);
-    page_attention k = {.kv_f32 = a->kv_f32, .n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = q,
-                        .q_stride = q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
+    int64_t position = w->step->start + b->token, last = (position + b->n_tokens - 1) / KT_PAGE_TOKENS;
+    page_attention k = {.n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = local_scratch(w),
+                        .q_stride = paired(a->dk), .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
                         .scale = a->scale, .max = to.max, .sum = to.sum, .acc = to.acc, .acc_stride = a->dv};
     for (int64_t i = 0; i < b->n; i++) {
         to.max[i] = -INFINITY;
         to.sum[i] = 0;
     }
     memset(to.acc, 0, (size_t)(b->n * a->dv) * sizeof(float));
-    for (int64_t page = span * SPAN_PAGES; page < (span + 1) * SPAN_PAGES; page++) {
-        if (set_limits(b, w->step->start + b->token, page, limit) == 0)
-            break;
-        const uint8_t *base = cache_page(w, page);
-        k.k = base + a->k_offset + (size_t)(b->kv_head * a->k_head) * element;
-        k.v = base + a->v_offset + (size_t)(b->kv_head * a->v_head) * element;
-        w->kernels->attend_page(&k);
+    last = min64(last, (span + 1) * SPAN_PAGES - 1);
+    for (int64_t page = span * SPAN_PAGES; page <= last; page++) {
+        place next = page < last ? (place){page + 1, b->kv_head} : then;
+        int32_t keys = set_limits(b, position, page, limit);
+        k.k = page_part(a, w, page, a->k_offset, b->kv_head * a->k_head);
+        k.v = page_part(a, w, page, a->v_offset, b->kv_head * a->v_head);
+        k.next_k = next.page < 0 ? NULL : page_part(a, w, next.page, a->k_offset, next.kv_head * a->k_head);
+        k.next_v = next.page < 0 ? NULL : page_part(a, w, next.page, a->v_offset, next.kv_head * a->v_head);
+        attend_one(a, w, &k, keys);
     }
 }
 
@@ -173,18 +226,15 @@ static void write_row(const attention *a, const block *b, partial from, int64_t 
 /* A task is a block with all its spans. */
 static void attend_blocks(const attention *a, const worker *w, const cut *c, head_rows q, head_rows out)
 {
-    float *space = (float *)(void *)(local_scratch(w));
-    float *rest = space + BLOCK_QUERIES * a->dk;
-    partial all = partial_at(rest, BLOCK_QUERIES, a->dv);
-    partial one = partial_at(rest + partial_floats(BLOCK_QUERIES, a->dv), BLOCK_QUERIES, a->dv);
+    partial all = local_partial(a, w, 0), one = local_partial(a, w, 1);
     for (int64_t i; (i = worker_take(w, 1)) < c->blocks;) {
         block b = block_at(a, c, w->step, i);
-        int64_t stride, spans = block_spans(&b, w->step);
-        const float *queries = gather(a, &b, q, space, &stride);
-        attend_span(a, w, &b, 0, queries, stride, all);
-        for (int64_t span = 1; span < spans; span++) {
-            attend_span(a, w, &b, span, queries, stride, one);
-            for (int64_t row = 0; row < b.n; row++)
+        int64_t spans = block_spans(&b, w->step);
+        gather(a, w, &b, q);
+        for (int64_t span = 0; span < spans; span++) {
+            place then = {span + 1 < spans ? (span + 1) * SPAN_PAGES : -1, b.kv_head};
+            attend_span(a, w, &b, span, then, span ? one : all);
+            for (int64_t row = 0; row < b.n && span; row++)
                 merge_row(all, one, row, a->dv);
         }
         for (int64_t row = 0; row < b.n; row++)
@@ -214,21 +264,30 @@ static void merge_wave(const attention *a, const worker *w, const cut *c, int64_
     }
 }
 
+/* Tasks of one wave: block i % blocks and span first_span + i / blocks, to partial first + i / blocks. A
+ * thread takes a task ahead, so that it knows what to fetch at the end of the one before. */
+static void attend_wave(const attention *a, const worker *w, const cut *c, int64_t first_span, int64_t spans,
+                        int64_t first, head_rows q)
+{
+    int64_t tasks = spans * c->blocks;
+    for (int64_t i = worker_take(w, 1), next; i < tasks; i = next) {
+        next = worker_take(w, 1);
+        block b = block_at(a, c, w->step, i % c->blocks), soon = block_at(a, c, w->step, next % c->blocks);
+        place then = {next < tasks ? (first_span + next / c->blocks) * SPAN_PAGES : -1, soon.kv_head};
+        gather(a, w, &b, q);
+        attend_span(a, w, &b, first_span + i / c->blocks, then,
+                    shared_partial(a, w, c, first + i / c->blocks, i % c->blocks));
+    }
+}
+
 /* A task is a block and one span. */
 static void attend_spans(const attention *a, const worker *w, const cut *c, int64_t capacity, head_rows q,
                          head_rows out)
 {
-    float *space = (float *)(void *)(local_scratch(w));
     for (int64_t done = 0; done < c->spans;) {
         /* Number 0 holds the first span in the first wave, and what is merged so far from then on. */
         int64_t first = done > 0, n = min64(c->spans - done, capacity - first);
-        for (int64_t i; (i = worker_take(w, 1)) < n * c->blocks;) {
-            block b = block_at(a, c, w->step, i % c->blocks);
-            int64_t stride;
-            const float *queries = gather(a, &b, q, space, &stride);
-            attend_span(a, w, &b, done + i / c->blocks, queries, stride,
-                        shared_partial(a, w, c, first + i / c->blocks, i % c->blocks));
-        }
+        attend_wave(a, w, c, done, n, first, q);
         worker_barrier(w);
         done += n;
         merge_wave(a, w, c, first + n, done == c->spans, out);
@@ -239,7 +298,7 @@ static void attend_spans(const attention *a, const worker *w, const cut *c, int6
 
 void attend(const attention *a, const worker *w, head_rows q, head_rows out)
 {
-    cut c = cut_step(a, w->step);
+    cut c = cut_step(a, w->step, w->threads);
     size_t bytes = (size_t)c.blocks * partial_floats(c.rows, a->dv) * sizeof(float);
     int64_t capacity = (int64_t)(attention_shared_bytes(a) / bytes);
     if (c.blocks < (int64_t)w->threads * TASKS_PER_THREAD && c.spans > 1 && capacity > 1)

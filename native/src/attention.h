@@ -16,8 +16,9 @@ typedef struct attention {
     int32_t kv_heads;
     int32_t group;                  /* queries per token that share a kv head */
     int32_t dk, dv, kv_f32;
+    int32_t pack;                   /* bf16 keys lie as rows and are packed to panels page by page (MLA) */
     float scale;
-    int64_t k_stride, v_stride;     /* elements from one key to the next */
+    int64_t k_stride, v_stride;     /* elements from one key to the next, where they are rows */
     int64_t k_head, v_head;         /* elements from one kv head to the next */
     size_t k_offset, v_offset;      /* bytes into a page */
     size_t shared_offset;           /* bytes into the shared scratch, of partials */
@@ -28,6 +29,18 @@ typedef struct head_rows {
     float *data;
     int64_t token_stride, head_stride;
 } head_rows;
+
+/* Columns of a query as attend_bf16 reads it, and of a key in panels: whole pairs. */
+static inline int64_t paired(int64_t dk)
+{
+    return (dk + 1) / 2 * 2;
+}
+
+/* Elements of K of one head and page: panels, or rows where the cache is f32. */
+static inline int64_t page_keys(int64_t dk, int32_t kv_f32)
+{
+    return KT_PAGE_TOKENS * (kv_f32 ? dk : paired(dk));
+}
 
 size_t attention_shared_bytes(const attention *a);
 size_t attention_local_bytes(const attention *a);

@@ -8,15 +8,28 @@ typedef struct gqa {
     attention a;
 } gqa;
 
-/* Heads of one token to their places: [kv_heads][64][head_dim]. */
+/* Heads of one token to rows: [kv_heads][64][head_dim]. */
 static void append_row(const worker *w, const attention *a, const float *x, uint8_t *to, int64_t key)
 {
     for (int64_t h = 0; h < a->kv_heads; h++) {
-        int64_t at = h * a->k_head + key * a->k_stride;
+        int64_t at = h * a->v_head + key * a->v_stride;
         if (a->kv_f32)
-            memcpy((float *)(void *)to + at, x + h * a->dk, (size_t)a->dk * sizeof(float));
+            memcpy((float *)(void *)to + at, x + h * a->dv, (size_t)a->dv * sizeof(float));
         else
-            w->kernels->to_bf16(x + h * a->dk, a->dk, a->dk, (uint16_t *)(void *)to + at);
+            w->kernels->to_bf16(x + h * a->dv, a->dv, a->dv, (uint16_t *)(void *)to + at);
+    }
+}
+
+/* Heads of one token to lane key % 16 of their panels: [kv_heads][4][pairs][16][2]. */
+static void append_lane(const worker *w, const attention *a, const float *x, uint8_t *to, int64_t key)
+{
+    int64_t width = paired(a->dk);
+    uint16_t *row = (uint16_t *)(void *)local_scratch(w);
+    for (int64_t h = 0; h < a->kv_heads; h++) {
+        uint16_t *lane = (uint16_t *)(void *)to + h * a->k_head + key / 16 * 16 * width + key % 16 * 2;
+        w->kernels->to_bf16(x + h * a->dk, a->dk, width, row);
+        for (int64_t c = 0; c < width; c += 2)
+            memcpy(lane + 16 * c, row + c, 2 * sizeof *row);
     }
 }
 
@@ -27,7 +40,8 @@ static void append_run(const void *arg, worker *w)
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
         int64_t position = w->step->start + t;
         uint8_t *page = cache_page(w, position / KT_PAGE_TOKENS);
-        append_row(w, &o->a, view_row(w, o->k, t), page + o->a.k_offset, position % KT_PAGE_TOKENS);
+        (o->a.kv_f32 ? append_row : append_lane)(w, &o->a, view_row(w, o->k, t), page + o->a.k_offset,
+                                                 position % KT_PAGE_TOKENS);
         append_row(w, &o->a, view_row(w, o->v, t), page + o->a.v_offset, position % KT_PAGE_TOKENS);
     }
 }
@@ -59,6 +73,9 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
         s->heads * dim != out.width || s->kv_heads * dim != k.width || s->kv_heads * dim != v.width)
         return program_fail(p, KT_ERR_SHAPE, "gqa: %d heads and %d kv heads of %d columns, but q has %d, k %d, v %d, "
                             "out %d", s->heads, s->kv_heads, s->head_dim, q.width, k.width, v.width, out.width);
+    if (dim % 2 != 0)
+        return program_fail(p, KT_ERR_SHAPE, "gqa: head_dim %d is odd; keys are stored in pairs of columns",
+                            s->head_dim);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "gqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
     return KT_OK;
@@ -71,10 +88,11 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     int32_t dim = shape->head_dim;
-    size_t half = (size_t)k.width * KT_PAGE_TOKENS * (p->options.exact ? sizeof(float) : sizeof(uint16_t));
+    int32_t exact = p->options.exact;
+    size_t half = (size_t)k.width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dim, .dv = dim,
-                     .kv_f32 = p->options.exact, .scale = shape->scale, .k_stride = dim, .v_stride = dim,
+                     .kv_f32 = exact, .scale = shape->scale, .k_stride = dim, .v_stride = dim,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dim, .v_head = (int64_t)KT_PAGE_TOKENS * dim,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + half}};
     p->page_bytes = p->page_bytes > o->a.v_offset + half ? p->page_bytes : o->a.v_offset + half;

@@ -90,6 +90,23 @@ static void split_run(const void *arg, worker *w)
     }
 }
 
+/* Task i of the products of all heads: a head and a run of its panels. One task per head would leave most
+ * of a large team idle; where a matrix is cut does not change a bit. */
+typedef struct head_part {
+    int64_t head, first, last;      /* panels */
+} head_part;
+
+static int64_t parts(const mla *o, const worker *w, const matrices *m)
+{
+    return min64(m->panels, (2 * (int64_t)w->threads + o->s.heads - 1) / o->s.heads);
+}
+
+static head_part part_at(const mla *o, const worker *w, const matrices *m, int64_t i)
+{
+    int64_t n = parts(o, w, m);
+    return (head_part){i / n, m->panels * (i % n) / n, m->panels * (i % n + 1) / n};
+}
+
 static void absorb_run(const void *arg, worker *w)
 {
     const mla *o = arg;
@@ -98,15 +115,16 @@ static void absorb_run(const void *arg, worker *w)
     act all = nope_act(o, w), some;
     head_rows to = queries(o, w);
     product p = {.n_tokens = w->step->n_tokens, .y_stride = to.token_stride};
-    for (int64_t h; (h = worker_take(w, 1)) < o->s.heads;) {
-        matrices_bind(w, &o->uk_in, h, 0, o->uk_in.panels, &p);
-        some = act_rows(&all, h * p.n_tokens);
+    for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uk_in);) {
+        head_part t = part_at(o, w, &o->uk_in, i);
+        matrices_bind(w, &o->uk_in, t.head, t.first, t.last, &p);
+        some = act_rows(&all, t.head * p.n_tokens);
         act_bind(&some, &p);
         if (all.kind == ACT_F32) {
-            p.xf = view_row(w, o->q, 0) + h * (o->s.nope + o->s.rope);
+            p.xf = view_row(w, o->q, 0) + t.head * (o->s.nope + o->s.rope);
             p.x_stride = view_stride(w, o->q);
         }
-        p.y = to.data + h * to.head_stride;
+        p.y = to.data + t.head * to.head_stride + t.first * KT_PANEL_ROWS;
         product_run(w, all.kind, &p);
     }
 }
@@ -140,15 +158,16 @@ static void values_run(const void *arg, worker *w)
     act all = result_act(o, w), some;
     head_rows from = results(o, w);
     product p = {.n_tokens = w->step->n_tokens, .y_stride = view_stride(w, o->out)};
-    for (int64_t h; (h = worker_take(w, 1)) < o->s.heads;) {
-        matrices_bind(w, &o->uv, h, 0, o->uv.panels, &p);
-        some = act_rows(&all, h * p.n_tokens);
+    for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uv);) {
+        head_part t = part_at(o, w, &o->uv, i);
+        matrices_bind(w, &o->uv, t.head, t.first, t.last, &p);
+        some = act_rows(&all, t.head * p.n_tokens);
         act_bind(&some, &p);
         if (all.kind == ACT_F32) {
-            p.xf = from.data + h * from.head_stride;
+            p.xf = from.data + t.head * from.head_stride;
             p.x_stride = from.token_stride;
         }
-        p.y = view_row(w, o->out, 0) + h * o->s.v;
+        p.y = view_row(w, o->out, 0) + t.head * o->s.v + t.first * KT_PANEL_ROWS;
         product_run(w, all.kind, &p);
     }
 }
@@ -243,7 +262,7 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
                .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
-                     .scale = shape->scale, .k_stride = width, .v_stride = width,
+                     .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
                                                                       : shape->layer_offset + layer_bytes;

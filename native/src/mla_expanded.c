@@ -23,10 +23,15 @@ static int64_t key_width(const mla *o)
     return o->s.nope + o->s.rope;
 }
 
-/* One head's share of a page: keys [64][nope + rope], values [64][v]. */
+/* One head's share of a page: keys in panels (rows in f32), values [64][v]. */
+static size_t keys_bytes(const mla *o)
+{
+    return (size_t)page_keys(key_width(o), o->a.kv_f32) * element(o);
+}
+
 static size_t head_page_bytes(const mla *o)
 {
-    return KT_PAGE_TOKENS * (size_t)(key_width(o) + o->s.v) * element(o);
+    return keys_bytes(o) + KT_PAGE_TOKENS * (size_t)o->s.v * element(o);
 }
 
 static int64_t run_pages(const mla *o)
@@ -46,7 +51,8 @@ size_t mla_expanded_shared_bytes(const mla *o, int64_t max_tokens)
     return size_add(size_mul(2, run_bytes(o)), sums);
 }
 
-/* Local: a product's results, latent rows in f32, latent rows as a product reads them. */
+/* Local, while expanding: a product's results, latent rows in f32, latent rows as a product reads them, keys
+ * as rows. While attending: queries as the kernel reads them, their weighted values. */
 static int64_t result_width(const mla *o)
 {
     return (max64(o->s.nope, o->s.v) + 15) / 16 * 16;
@@ -57,12 +63,28 @@ static int64_t latent_width(const mla *o)
     return (o->s.lora + 15) / 16 * 16;
 }
 
-size_t mla_expanded_local_bytes(const mla *o)
+static size_t act_offset(const mla *o)
+{
+    return KT_PAGE_TOKENS * (size_t)(result_width(o) + latent_width(o)) * sizeof(float);
+}
+
+static size_t row_offset(const mla *o)
 {
     size_t keys = act_bytes(o->uk_out.kind, KT_PAGE_TOKENS, act_stride(o->uk_out.kind, o->s.lora));
     size_t values = act_bytes(o->uv.kind, KT_PAGE_TOKENS, act_stride(o->uv.kind, o->s.lora));
-    return KT_PAGE_TOKENS * (size_t)(result_width(o) + latent_width(o)) * sizeof(float) +
-           (keys > values ? keys : values);
+    return act_offset(o) + (keys > values ? keys : values);
+}
+
+static size_t query_bytes(const mla *o)
+{
+    return BLOCK_QUERIES * (size_t)paired(key_width(o)) * sizeof(float);
+}
+
+size_t mla_expanded_local_bytes(const mla *o)
+{
+    size_t expanding = row_offset(o) + KT_PAGE_TOKENS * (size_t)key_width(o) * element(o);
+    size_t attending = query_bytes(o) + BLOCK_QUERIES * (size_t)o->s.v * sizeof(float);
+    return expanding > attending ? expanding : attending;
 }
 
 /* Where the expanded page `page` of a head lies: in one half of the scratch or the other. */
@@ -92,7 +114,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_
     /* bf16 products want zeros up to a multiple of 32: what follows a shorter latent row is its rope part. */
     if (m->kind == (o->a.kv_f32 ? ACT_F32 : ACT_BF16) && (o->a.kv_f32 || o->s.lora % 32 == 0))
         return;
-    *a = act_at(m->kind, (uint8_t *)(rows + KT_PAGE_TOKENS * width), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
+    *a = act_at(m->kind, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
     for (int64_t i = 0; i < p->n_tokens; i++) {
         w->kernels->from_bf16((const uint16_t *)(const void *)latent_row(o, w, page, i), o->s.lora, rows + i * width);
         if (m->kind != ACT_F32)
@@ -127,49 +149,80 @@ static void expand_page(const mla *o, const worker *w, int64_t page, int64_t hea
 {
     int64_t width = key_width(o);
     int64_t keys = min64(KT_PAGE_TOKENS, w->step->start + w->step->n_tokens - page * KT_PAGE_TOKENS);
-    uint8_t *to = expanded_page(o, w, page, head);
-    expand_rows(o, w, &o->uk_out, head, page, keys, to, width);
+    uint8_t *to = expanded_page(o, w, page, head), *rows = o->a.kv_f32 ? to : local_scratch(w) + row_offset(o);
+    expand_rows(o, w, &o->uk_out, head, page, keys, rows, width);
     for (int64_t i = 0; i < keys; i++)
-        memcpy(to + (size_t)(i * width + o->s.nope) * element(o),
+        memcpy(rows + (size_t)(i * width + o->s.nope) * element(o),
                latent_row(o, w, page, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
-    expand_rows(o, w, &o->uv, head, page, keys, to + (size_t)(KT_PAGE_TOKENS * width) * element(o), o->s.v);
+    if (!o->a.kv_f32)
+        w->kernels->pack_keys((const uint16_t *)(const void *)rows, width, keys, width, (uint16_t *)(void *)to);
+    expand_rows(o, w, &o->uv, head, page, keys, to + keys_bytes(o), o->s.v);
 }
 
 /* ---- attending ---------------------------------------------------------------------------------- */
+
+/* Queries first..first+n of a head, as the kernel reads them. */
+static void gather(const mla *o, const worker *w, int64_t head, int64_t first, int64_t n)
+{
+    int64_t width = key_width(o), to = paired(width);
+    for (int64_t i = 0; i < n; i++) {
+        const float *x = view_row(w, o->q, first + i) + head * width;
+        if (o->a.kv_f32)
+            memcpy((float *)(void *)local_scratch(w) + i * to, x, (size_t)width * sizeof *x);
+        else
+            w->kernels->to_bf16(x, width, to, (uint16_t *)(void *)local_scratch(w) + i * to);
+    }
+}
+
+/* The weighted values of a block stand in the output between runs; in work they lie close together, since
+ * rows of the output are far apart and would meet in few sets of the caches. */
+static void begin_block(const mla *o, const worker *w, page_attention *k, int64_t head, int64_t first, int64_t page)
+{
+    for (int64_t i = 0; i < k->n_queries; i++) {
+        if (page > 0) {
+            memcpy(k->acc + i * k->acc_stride, view_row(w, o->out, first + i) + head * o->s.v,
+                   (size_t)o->s.v * sizeof(float));
+            continue;
+        }
+        k->max[i] = -INFINITY;
+        k->sum[i] = 0;
+        memset(k->acc + i * k->acc_stride, 0, (size_t)o->s.v * sizeof(float));
+    }
+}
+
+static void end_block(const mla *o, const worker *w, const page_attention *k, int64_t head, int64_t first, int last)
+{
+    for (int64_t i = 0; i < k->n_queries; i++) {
+        float *to = view_row(w, o->out, first + i) + head * o->s.v, scale = last ? 1 / k->sum[i] : 1;
+        for (int64_t c = 0; c < o->s.v; c++)
+            to[c] = k->acc[i * k->acc_stride + c] * scale;
+    }
+}
 
 /* Queries first..first+n of one head against pages [page, last_page). */
 static void attend_pages(const mla *o, const worker *w, int64_t head, int64_t first, int64_t n, int64_t page,
                          int64_t last_page)
 {
     int32_t limit[BLOCK_QUERIES];
-    int64_t tokens = w->step->n_tokens, position = w->step->start + first;
-    float *sums = (float *)(void *)(shared_scratch(w) + 2 * run_bytes(o)) + head * 2 * tokens + first;
-    page_attention k = {.kv_f32 = o->a.kv_f32, .n_queries = n, .dk = key_width(o), .dv = o->s.v,
-                        .q = view_row(w, o->q, first) + head * key_width(o), .q_stride = view_stride(w, o->q),
-                        .k_stride = key_width(o), .v_stride = o->s.v, .limit = limit, .scale = o->s.scale,
-                        .max = sums, .sum = sums + tokens, .acc = view_row(w, o->out, first) + head * o->s.v,
-                        .acc_stride = view_stride(w, o->out)};
-    for (int64_t i = 0; i < n && page == 0; i++) {
-        k.max[i] = -INFINITY;
-        k.sum[i] = 0;
-        memset(k.acc + i * k.acc_stride, 0, (size_t)o->s.v * sizeof(float));
-    }
+    int64_t tokens = w->step->n_tokens, position = w->step->start + first, width = key_width(o);
     int64_t pages = (position + n + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;    /* that these queries see */
+    float *sums = (float *)(void *)(shared_scratch(w) + 2 * run_bytes(o)) + head * 2 * tokens + first;
+    page_attention k = {.n_queries = n, .dk = width, .dv = o->s.v, .q = local_scratch(w), .q_stride = paired(width),
+                        .k_stride = width, .v_stride = o->s.v, .limit = limit, .scale = o->s.scale,
+                        .max = sums, .sum = sums + tokens,
+                        .acc = (float *)(void *)(local_scratch(w) + query_bytes(o)), .acc_stride = o->s.v};
+    if (page >= pages)
+        return;
+    gather(o, w, head, first, n);
+    begin_block(o, w, &k, head, first, page);
     for (; page < min64(last_page, pages); page++) {
         for (int64_t i = 0; i < n; i++)
             limit[i] = (int32_t)max64(0, min64(KT_PAGE_TOKENS, position + i + 1 - page * KT_PAGE_TOKENS));
-        const uint8_t *at = expanded_page(o, w, page, head);
-        k.k = at;
-        k.v = at + (size_t)(KT_PAGE_TOKENS * key_width(o)) * element(o);
-        w->kernels->attend_page(&k);
-        if (page + 1 < pages)
-            continue;
-        for (int64_t i = 0; i < n; i++) {
-            float scale = 1 / k.sum[i];
-            for (int64_t c = 0; c < o->s.v; c++)
-                k.acc[i * k.acc_stride + c] *= scale;
-        }
+        k.k = expanded_page(o, w, page, head);
+        k.v = (const uint8_t *)k.k + keys_bytes(o);
+        (o->a.kv_f32 ? w->kernels->attend_f32 : w->kernels->attend_bf16)(&k);
     }
+    end_block(o, w, &k, head, first, page == pages);
 }
 
 void mla_expanded(const mla *o, const worker *w)

@@ -8,7 +8,7 @@
  *   cached   the same on matrices that lie in L2
  *   gemm     many tokens, one matrix pair after another; ceiling: int8_ops or bf16_ops
  *   encode   bytes of bf16 source per second and thread
- *   attend   keys and values read per second (GQA, one token) and operations (MLA)
+ *   attend   keys and values read per second, and operations; ceilings: read_bytes and bf16_ops
  */
 #define _POSIX_C_SOURCE 200112L
 
@@ -300,12 +300,39 @@ static void bench_encode(const bench *b)
 
 /* ---- attention ---- */
 
+/* kv heads x pages, each page of a head as the cache has it; a thread has its range of them. */
 typedef struct attend_bench {
     const bench *b;
     page_attention a;
     int64_t pages, page_elements, v_offset;
+    int latent;
     float *max[64], *sum[64], *acc[64];
+    uint16_t *panels[64];
 } attend_bench;
+
+/* Pages of one span, as attention.c walks them. */
+static void run_span(const attend_bench *t, page_attention *a, int64_t first, int64_t last, int64_t end, uint16_t *panels)
+{
+    for (int64_t i = 0; i < a->n_queries; i++) {
+        a->max[i] = -INFINITY;
+        a->sum[i] = 0;
+    }
+    memset(a->acc, 0, (size_t)(a->n_queries * a->acc_stride) * 4);
+    for (int64_t p = first; p < last; p++) {
+        const uint16_t *at = (const uint16_t *)kt_arena_data(t->b->arena) + p * t->page_elements;
+        const uint16_t *next = p + 1 < end ? at + t->page_elements : NULL;
+        a->k = at;
+        a->v = at + t->v_offset;
+        a->next_k = next;
+        a->next_v = next ? next + t->v_offset : NULL;
+        if (t->latent) {
+            t->b->kernels->pack_keys(a->k, a->dk, 64, a->dk, panels);
+            a->k = panels;
+            a->next_k = NULL;
+        }
+        t->b->kernels->attend_bf16(a);
+    }
+}
 
 static void run_attend(void *arg, int thread, int threads)
 {
@@ -314,68 +341,99 @@ static void run_attend(void *arg, int thread, int threads)
     a.max = t->max[thread];
     a.sum = t->sum[thread];
     a.acc = t->acc[thread];
-    for (int64_t i = 0; i < a.n_queries; i++) {
-        a.max[i] = -INFINITY;
-        a.sum[i] = 0;
-        memset(a.acc + i * a.acc_stride, 0, (size_t)a.dv * 4);
+    int64_t first = t->pages * thread / threads, last = t->pages * (thread + 1) / threads;
+    for (int64_t p = first; p < last; p += 8)
+        run_span(t, &a, p, p + 8 < last ? p + 8 : last, last, t->panels[thread]);
+}
+
+typedef struct attend_case {
+    const char *name;
+    int64_t queries, dk, dv;
+    int latent;
+    int64_t pages;      /* of each thread; 0: as many as memory holds */
+} attend_case;
+
+static const attend_case attend_cases[] = {
+    {"gqa, 1 token, 8 heads per kv head", 8, 128, 128, 0, 0},
+    {"gqa, 1 token, 4 heads per kv head", 4, 128, 128, 0, 0},
+    {"gqa, 1 token, 12 heads per kv head", 12, 128, 128, 0, 0},
+    {"gqa, 1 token, 1 head per kv head", 1, 128, 128, 0, 0},
+    {"mla, 1 token, 16 heads", 16, 576, 512, 1, 0},
+    {"mla, 1 token, 64 heads", 64, 576, 512, 1, 0},
+    {"mla, 1 token, 128 heads, 2 blocks", 64, 576, 512, 1, 64},
+    {"gqa, 512 tokens on 4k, block of 64", 64, 128, 128, 0, 64},
+    {"gqa, 64 columns, block of 64", 64, 64, 64, 0, 64},
+    {"mla expanded, 512 tokens on 4k", 64, 192, 128, 0, 64},
+};
+
+static attend_bench make_attend(const bench *b, const attend_case *c)
+{
+    int threads = kt_pool_threads(b->pool);
+    uint64_t state = 1;
+    attend_bench t = {.b = b, .latent = c->latent, .page_elements = c->latent ? 64 * c->dk : 64 * (c->dk + c->dv),
+                      .v_offset = c->latent ? 0 : 64 * c->dk};
+    t.pages = c->pages ? c->pages * threads : (int64_t)(b->size / 4) / (t.page_elements * 2);
+    double ops = 2.0 * 64 * (double)(c->queries * (c->dk + c->dv));
+    if (ops * (double)t.pages > 4e10)
+        t.pages = (int64_t)(4e10 / ops);
+    float *q = random_floats_of((size_t)(c->queries * c->dk), &state);
+    uint16_t *half = allocate((size_t)(c->queries * c->dk) * 2);
+    b->kernels->to_bf16(q, c->queries * c->dk, c->queries * c->dk, half);
+    free(q);
+    int32_t *limit = allocate((size_t)c->queries * 4);
+    for (int64_t i = 0; i < c->queries; i++)
+        limit[i] = 64;
+    t.a = (page_attention){.n_queries = c->queries, .dk = c->dk, .dv = c->dv, .q = half, .q_stride = c->dk,
+                           .k_stride = c->dk, .v_stride = c->latent ? c->dk : c->dv, .limit = limit, .scale = 0.1f,
+                           .acc_stride = c->dv};
+    for (int i = 0; i < threads; i++) {
+        t.max[i] = allocate((size_t)c->queries * 4);
+        t.sum[i] = allocate((size_t)c->queries * 4);
+        t.acc[i] = allocate((size_t)(c->queries * c->dv) * 4);
+        t.panels[i] = allocate((size_t)(64 * c->dk) * 2);
     }
-    for (int64_t p = t->pages * thread / threads; p < t->pages * (thread + 1) / threads; p++) {
-        a.k = (const uint16_t *)kt_arena_data(t->b->arena) + p * t->page_elements;
-        a.v = (const uint16_t *)a.k + t->v_offset;
-        t->b->kernels->attend_page(&a);
+    return t;
+}
+
+static void free_attend(attend_bench *t)
+{
+    for (int i = 0; i < kt_pool_threads(t->b->pool); i++) {
+        free(t->max[i]);
+        free(t->sum[i]);
+        free(t->acc[i]);
+        free(t->panels[i]);
     }
+    free((void *)(uintptr_t)t->a.q);
+    free((void *)(uintptr_t)t->a.limit);
 }
 
 static void bench_attend(const bench *b)
 {
-    static const struct { const char *name; int64_t queries, dk, dv; int latent; } cases[] = {
-        {"gqa, 1 token, 8 heads per kv head", 8, 128, 128, 0},
-        {"gqa, 1 token, 4 heads per kv head", 4, 128, 128, 0},
-        {"gqa, 64 tokens of 8 heads", 512, 128, 128, 0},
-        {"mla, 1 token, 16 heads", 16, 576, 512, 1},
-        {"mla, 1 token, 64 heads", 64, 576, 512, 1},
-    };
-    int threads = kt_pool_threads(b->pool);
     kt_weight w = {{16, 0, KT_SCALE_NONE, {0}}, 16, 1024, (int64_t)(b->size / (16 * 1024 * 2)), kt_arena_data(b->arena)};
     kt_fill_random(b->pool, &w, 1);
-    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
-        int64_t nq = cases[c].queries, dk = cases[c].dk, dv = cases[c].dv;
-        uint64_t state = 1;
-        attend_bench t = {.b = b, .page_elements = cases[c].latent ? 64 * dk : 128 * dk,
-                          .v_offset = cases[c].latent ? 0 : 64 * dk};
-        t.pages = (int64_t)(b->size / 4) / (t.page_elements * 2);
-        double ops = 2.0 * 64 * (double)(nq * (dk + dv));
-        if (ops * (double)t.pages > 4e10)
-            t.pages = (int64_t)(4e10 / ops);
-        float *q = random_floats_of((size_t)(nq * dk), &state);
-        int32_t *limit = allocate((size_t)nq * 4);
-        for (int64_t i = 0; i < nq; i++)
-            limit[i] = 64;
-        t.a = (page_attention){.n_queries = nq, .dk = dk, .dv = dv, .q = q, .q_stride = dk, .k_stride = dk,
-                               .v_stride = dk, .limit = limit, .scale = 0.1f, .acc_stride = dv};
-        for (int i = 0; i < threads; i++) {
-            t.max[i] = allocate((size_t)nq * 4);
-            t.sum[i] = allocate((size_t)nq * 4);
-            t.acc[i] = allocate((size_t)(nq * dv) * 4);
-        }
+    for (size_t c = 0; c < sizeof attend_cases / sizeof attend_cases[0]; c++) {
+        const attend_case *s = &attend_cases[c];
+        attend_bench t = make_attend(b, s);
         size_t bytes = (size_t)(t.pages * t.page_elements * 2);
-        read_bench r = {b, bytes, 0};
-        double time[64], read[64];
+        double ops = 2.0 * 64 * (double)(s->queries * (s->dk + s->dv) * t.pages);
+        read_bench r = {b, (size_t)(b->size / 4), 0};
+        ops_bench o = {b, 1, 1000000, 0, 0};
+        double time[64], of_read[64], of_peak[64], peak[64], read[64];
         for (int i = 0; i < b->pairs; i++) {
-            double before = seconds_of(b->pool, run_read, &r);
+            double reading = seconds_of(b->pool, run_read, &r), computing = seconds_of(b->pool, run_ops, &o);
             time[i] = seconds_of(b->pool, run_attend, &t);
-            read[i] = (double)bytes / before * 1e-9;
+            reading += seconds_of(b->pool, run_read, &r);
+            computing += seconds_of(b->pool, run_ops, &o);
+            read[i] = 2 * (double)r.size / reading;
+            peak[i] = 2 * (double)o.operations / computing;
+            of_read[i] = (double)bytes / time[i] / read[i];
+            of_peak[i] = ops / time[i] / peak[i];
         }
         double middle = median(time, b->pairs);
-        printf("attend %-34s %5.1f GB/s (read %5.1f), %5.0f GFLOP/s\n", cases[c].name, (double)bytes / middle * 1e-9,
-               median(read, b->pairs), ops * (double)t.pages / middle * 1e-9);
-        for (int i = 0; i < threads; i++) {
-            free(t.max[i]);
-            free(t.sum[i]);
-            free(t.acc[i]);
-        }
-        free(q);
-        free(limit);
+        printf("attend %-34s %5.1f GB/s, %.3f of read %5.1f; %4.0f GFLOP/s, %.3f of peak %4.0f\n", s->name,
+               (double)bytes / middle * 1e-9, median(of_read, b->pairs), median(read, b->pairs) * 1e-9,
+               ops / middle * 1e-9, median(of_peak, b->pairs), median(peak, b->pairs) * 1e-9);
+        free_attend(&t);
     }
 }
 

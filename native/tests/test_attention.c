@@ -1,5 +1,6 @@
 /* test_attention.c - GQA and MLA over a paged cache against plain loops: prefill in one piece, in chunks
- * and token by token; and the law that thread counts never change a bit. */
+ * and token by token; and the laws that thread counts never change a bit, nor, for GQA, how the prompt was
+ * cut (MLA has two forms, and the cut decides which). */
 #include "check.h"
 
 enum { LAYER = 192 };           /* bytes in a page before this layer */
@@ -15,6 +16,7 @@ static const shape shapes[] = {
     {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0},
     {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0},
     {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0},
+    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0},
     {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16},
     {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8},
     {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32},
@@ -117,6 +119,15 @@ static cache make_cache(const model *m, int64_t tokens)
     c.pages = need((size_t)c.n * sizeof(int32_t));
     for (int64_t i = 0; i < c.n; i++)
         c.pages[i] = (int32_t)(c.n - i);
+    return c;
+}
+
+static cache random_cache(const model *m, int64_t tokens)
+{
+    cache c = make_cache(m, tokens);
+    uint64_t state = 5;
+    for (size_t i = 0; i < (size_t)(c.n + 1) * m->page_bytes / 2; i++)
+        ((uint16_t *)c.data)[i] = to_bf16(random_float(&state));
     return c;
 }
 
@@ -240,11 +251,13 @@ static void check_shape(const char *isa, const shape *s, int32_t exact)
     /* Transposed 8-bit weights are rounded along other rows: the two forms of MLA then differ. */
     double fast = 0.01 + 2 * fast_tolerance(&test_formats[s->mla ? s->format : BF16].format);
     double tolerance = !exact ? fast : s->format == INT8 ? 0.01 : 1e-5;
-    float *out = need(sizeof(float) * TOKENS * (size_t)m.out_width);
+    size_t size = sizeof(float) * TOKENS * (size_t)m.out_width;
+    float *out = need(size), *first = need(size);
     run whole = record(pool, &m, TOKENS), some = record(pool, &m, 77);
     cache c = make_cache(&m, TOKENS);
     step(&whole, &m, &c, 0, TOKENS, out);
     compare(&m, out, TOKENS, 41, tolerance, "one piece");
+    memcpy(first, out, size);
     memset(c.data, 0xff, (size_t)(c.n + 1) * m.page_bytes);     /* NaN: what was not appended must not be read */
     for (int64_t t = 0; t < 539; t += 77)
         step(&some, &m, &c, t, 77, out + t * m.out_width);
@@ -253,11 +266,14 @@ static void check_shape(const char *isa, const shape *s, int32_t exact)
     for (int64_t t = 574; t < TOKENS; t++)
         step(&some, &m, &c, t, 1, out + t * m.out_width);
     compare(&m, out, TOKENS, 23, tolerance, "chunks");
+    CHECK(s->mla || memcmp(first, out, size) == 0, "%s, %s: chunks give other bits than one piece", isa, s->name);
     for (int64_t t = 0; t < 70; t++)
         step(&some, &m, &c, t, 1, out + t * m.out_width);
     compare(&m, out, 70, 1, tolerance, "token by token");
+    CHECK(s->mla || memcmp(first, out, size) == 0, "%s, %s: tokens give other bits than one piece", isa, s->name);
     free_cache(&c);
     free(out);
+    free(first);
     kt_program_free(whole.program);
     kt_program_free(some.program);
     free_model(&m);
@@ -272,10 +288,7 @@ static void check_threads(const char *isa, const shape *s, int64_t start, int64_
         kt_pool *pool = make_pool(isa, threads);
         model m = make_model(pool, s, 0);
         run r = record(pool, &m, tokens);
-        cache c = make_cache(&m, start + tokens);
-        uint64_t state = 5;
-        for (size_t i = 0; i < (size_t)(c.n + 1) * m.page_bytes / 2; i++)
-            ((uint16_t *)c.data)[i] = to_bf16(random_float(&state));
+        cache c = random_cache(&m, start + tokens);
         size_t size = sizeof(float) * (size_t)(tokens * m.out_width);
         out[threads] = need(size);
         step(&r, &m, &c, start, tokens, out[threads]);
@@ -290,6 +303,30 @@ static void check_threads(const char *isa, const shape *s, int64_t start, int64_
         free(out[threads]);
 }
 
+/* The same step by every row, on a cache of random pages: the same bits, since the bf16 products are the same
+ * operations in all of them. (8-bit weights are the same by the law of the integer products.) */
+static void check_rows(const char *const *rows, int n, const shape *s, int64_t start, int64_t tokens)
+{
+    float *out[8] = {0};
+    for (int row = 0; row < n; row++) {
+        kt_pool *pool = make_pool(rows[row], 2);
+        model m = make_model(pool, s, 0);
+        run r = record(pool, &m, tokens);
+        cache c = random_cache(&m, start + tokens);
+        size_t size = sizeof(float) * (size_t)(tokens * m.out_width);
+        out[row] = need(size);
+        step(&r, &m, &c, start, tokens, out[row]);
+        CHECK(memcmp(out[0], out[row], size) == 0, "%s: %s gives other bits than %s at %lld", s->name, rows[row],
+              rows[0], (long long)start);
+        free_cache(&c);
+        kt_program_free(r.program);
+        free_model(&m);
+        kt_pool_free(pool);
+    }
+    for (int row = 0; row < n; row++)
+        free(out[row]);
+}
+
 int main(void)
 {
     const char *rows[8];
@@ -297,6 +334,8 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_shape(rows[0], &shapes[i], 0);
         check_shape(rows[0], &shapes[i], 1);
+        check_rows(rows, n, &shapes[i], 570, 3);
+        check_rows(rows, n, &shapes[i], 60, 70);
         for (int row = 0; row < n; row++) {
             check_threads(rows[row], &shapes[i], 1100, 1, 1);
             check_threads(rows[row], &shapes[i], 500, 19, 1);

@@ -12,7 +12,8 @@
 
 #include "product_int8.inc.c"
 #include "product_float.inc.c"
-#include "attend.inc.c"
+#include "attend_f32.inc.c"
+#include "attend_bf16.inc.c"
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 
@@ -142,7 +143,9 @@ const kt_kernels NAME(KT_ISA) = {
     .rope = rope,
     .swiglu = swiglu,
     .add = add,
-    .attend_page = attend_page,
+    .attend_f32 = attend_f32,
+    .attend_bf16 = attend_bf16,
+    .pack_keys = pack_keys,
     .encode_panel = encode_panel,
     .read_bytes = read_bytes,
     .int8_ops = int8_ops,

@@ -44,14 +44,21 @@ typedef struct product {
 } product;
 
 /* One block of queries against the keys of one page, flash style: updates running maximum, sum and
- * weighted values. Query i sees keys [0, limit[i]). K and V may be the same memory (MLA's latent). */
+ * weighted values. Query i sees keys [0, limit[i]).
+ *   attend_f32    q, k and v are f32 rows; key j at k + j * k_stride. Nothing beyond the largest limit is read.
+ *   attend_bf16   q and v are bf16 rows, those of q zero at column dk where dk is odd; k is panels of keys,
+ *                 [4][(dk + 1) / 2][16][2]: lane j of panel i is key 16 i + j (what pack_keys makes of rows).
+ *                 Of v nothing beyond the largest limit is used; keys there may be anything.
+ * The same operations in every row, so rows agree to the bit as long as no product or sum is subnormal.
+ * With e the rounding of bf16, 2^-9: a weight p is off by the rounding of q (the caller's), by that of the
+ * f32 sums and by 1.01 e of its own; the same p is summed and used. */
 typedef struct page_attention {
-    int32_t kv_f32;             /* 1: cache holds f32; 0: bf16 */
     int64_t n_queries, dk, dv;
-    const float *q;             /* [n_queries][q_stride] */
+    const void *q;              /* [n_queries][q_stride] */
     int64_t q_stride;
-    const void *k, *v;          /* key j at k + j * k_stride elements */
+    const void *k, *v;          /* value j at v + j * v_stride elements */
     int64_t k_stride, v_stride;
+    const void *next_k, *next_v;    /* bf16: the page that comes next, fetched meanwhile; or NULL */
     const int32_t *limit;       /* [n_queries], 0..64 */
     float scale;
     float *max, *sum;           /* [n_queries], start -INF and 0 */
@@ -74,7 +81,10 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
-    void (*attend_page)(const page_attention *a);
+    void (*attend_f32)(const page_attention *a);
+    void (*attend_bf16)(const page_attention *a);
+    /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
+    void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
      * error) and error[1] (sum of squares). Same bytes in every row of the table. */
     void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, int64_t row,

@@ -2,8 +2,8 @@
  *
  * Each output is one chain of operations over ascending columns, whatever the tile, so the token count
  * and the panel range do not change it. product_bf16: a pair of columns per operation; where the CPU
- * has no bf16 dot product, two fma in f32. The two differ by rounding: both lie within
- * (k + 2) * 2^-23 * sum |w * x| of the exact sum (the bf16 instruction also flushes subnormals).
+ * has no bf16 dot product, two fma in f32 in the same order. The two give the same bits unless something is
+ * subnormal, which the instruction flushes. Within (k + 2) * 2^-23 * sum |w * x| of the exact sum.
  */
 
 enum { FLOAT_TOKENS = 4 };

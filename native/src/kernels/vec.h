@@ -21,7 +21,13 @@
  *   vf_nearest(v, mid)  how many of the 15 mid are < v
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
  *   vi_dot vi_dot_at (x in memory) DOT_BIAS_INT8 DOT_BIAS_INT4 DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
- *   vf_dot_bf16         acc + products of pairs, see product_float.inc.c     vx_load
+ *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
+ *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
+ *   vf_store_bf16_normal    of values that are 0 or normal     vf_scale2(a, n)  a * 2^n, both normal
+ *   vf_any_above(a, b)  a > b in any lane
+ *   vi_pairs(a, b, out) 32 columns each of two bf16 rows as pairs (a[c], b[c]): out[0] columns 0-3, 8-11,
+ *                       16-19, 24-27, out[1] the rest;   vf_load_pairs vf_store_pairs  32 floats in that order
+ *   transpose16(rows, out)  word j of line c of out = word c of row j, 16 by 16 words of 32 bits
  *   prefetch
  */
 #ifndef KT_VEC_H
@@ -42,6 +48,13 @@ INLINE void prefetch(const void *p)
 INLINE void prefetch_l2(const void *p)
 {
     __builtin_prefetch(p, 0, 2);
+}
+
+INLINE void transpose16_plain(const uint8_t *const rows[16], uint8_t *out)
+{
+    for (int c = 0; c < 16; c++)
+        for (int j = 0; j < 16; j++)
+            memcpy(out + 64 * c + 4 * j, rows[j] + 4 * c, 4);
 }
 
 #include KT_VEC
@@ -79,6 +92,18 @@ INLINE vf vf_exp(vf x)
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
     p = vf_fma(p, vf_mul(r, r), r);
     return vf_mul(vf_add(p, vf_set1(1.0f)), vf_exp2i(n));
+}
+
+/* 2^x within 3e-6 of it (bf16 keeps 2e-3), for x up to 127; 2^-126 below -126. Polynomial: least relative
+ * error on -1/2..1/2 among those of degree 4 that are 1 at 0. */
+INLINE vf vf_exp2_short(vf x)
+{
+    x = vf_max(x, vf_set1(-126.0f));
+    vf n = vf_rint(x), r = vf_sub(x, n);
+    vf p = vf_fma(vf_set1(9.582852944731712e-3f), r, vf_set1(5.5906426161527634e-2f));
+    p = vf_fma(p, r, vf_set1(2.4024099111557007e-1f));
+    p = vf_fma(p, r, vf_set1(6.931241750717163e-1f));
+    return vf_scale2(vf_fma(p, r, vf_set1(1.0f)), n);
 }
 
 #endif

@@ -203,7 +203,8 @@ INLINE vi vf_nearest(vf v, const float *mid)
  * each pair within 2 * 128 * 127 = 32512, so weights stay signed and sums need no bias. */
 #define GEMV_TOKENS 2
 enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
-enum { ATTEND_QUERIES = 2, ATTEND_VECTORS = 2 };
+enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };
+enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
 enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
@@ -259,5 +260,35 @@ INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, vx_lo
 INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {
     vi both = {x, x};
-    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(both), vf_fma(vf_bf16_even(w), vf_bf16_even(both), acc));
+    return vf_fma(vf_bf16_even(w), vf_bf16_even(both), vf_fma(vf_bf16_odd(w), vf_bf16_odd(both), acc));
 }
+
+INLINE vf vf_scale2(vf x, vf n) { return vf_mul(x, vf_exp2i(n)); }
+
+INLINE int vf_any_above(vf x, vf y)
+{
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)));
+}
+
+INLINE void vf_store_bf16_normal(uint16_t *p, vf x) { vf_store_bf16(p, x); }
+
+INLINE void vi_pairs(vi x, vi y, vi *out)
+{
+    out[0] = BOTH2(vi, _mm256_unpacklo_epi16, x, y);
+    out[1] = BOTH2(vi, _mm256_unpackhi_epi16, x, y);
+}
+
+INLINE void vf_load_pairs(const float *p, vf *x)
+{
+    vf low = vf_load(p), high = vf_load(p + 16);
+    x[0] = (vf){_mm256_permute2f128_ps(low.a, low.b, 0x20), _mm256_permute2f128_ps(high.a, high.b, 0x20)};
+    x[1] = (vf){_mm256_permute2f128_ps(low.a, low.b, 0x31), _mm256_permute2f128_ps(high.a, high.b, 0x31)};
+}
+
+INLINE void vf_store_pairs(float *p, const vf *x)
+{
+    vf_store(p, (vf){_mm256_permute2f128_ps(x[0].a, x[1].a, 0x20), _mm256_permute2f128_ps(x[0].a, x[1].a, 0x31)});
+    vf_store(p + 16, (vf){_mm256_permute2f128_ps(x[0].b, x[1].b, 0x20), _mm256_permute2f128_ps(x[0].b, x[1].b, 0x31)});
+}
+
+INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out) { transpose16_plain(rows, out); }

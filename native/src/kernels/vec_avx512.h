@@ -121,7 +121,8 @@ INLINE vi vf_nearest(vf v, const float *mid)
  * -offset * sum of x. */
 #define GEMV_TOKENS 8
 enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
-enum { ATTEND_QUERIES = 4, ATTEND_VECTORS = 4 };
+enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };
+enum { EXACT_QUERIES = 4, EXACT_VECTORS = 4 };
 enum { STREAM_MOST_INT4 = 16, STREAM_MOST_INT8 = 8 };
 enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1 };
 #define DOT_BIAS_INT8 (-128)
@@ -170,6 +171,59 @@ INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
     return acc;
 #else
-    return vf_fma(vf_bf16_odd(w), vf_bf16_odd(x), vf_fma(vf_bf16_even(w), vf_bf16_even(x), acc));
+    return vf_fma(vf_bf16_even(w), vf_bf16_even(x), vf_fma(vf_bf16_odd(w), vf_bf16_odd(x), acc));
 #endif
+}
+
+INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+INLINE int vf_any_above(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+
+INLINE void vf_store_bf16_normal(uint16_t *p, vf a)
+{
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(a));
+#else
+    vf_store_bf16(p, a);
+#endif
+}
+
+INLINE void vi_pairs(vi a, vi b, vi *out)
+{
+    out[0] = _mm512_unpacklo_epi16(a, b);
+    out[1] = _mm512_unpackhi_epi16(a, b);
+}
+
+INLINE void vf_load_pairs(const float *p, vf *a)
+{
+    __m512 low = _mm512_loadu_ps(p), high = _mm512_loadu_ps(p + 16);
+    a[0] = _mm512_shuffle_f32x4(low, high, 0x88);
+    a[1] = _mm512_shuffle_f32x4(low, high, 0xDD);
+}
+
+INLINE void vf_store_pairs(float *p, const vf *a)
+{
+    __m512 low = _mm512_shuffle_f32x4(a[0], a[1], 0x44), high = _mm512_shuffle_f32x4(a[0], a[1], 0xEE);
+    _mm512_storeu_ps(p, _mm512_shuffle_f32x4(low, low, 0xD8));
+    _mm512_storeu_ps(p + 16, _mm512_shuffle_f32x4(high, high, 0xD8));
+}
+
+/* Rows 0, 4, 8, 12 beside each other, and so on: then four by four within the quarters. */
+INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out)
+{
+    for (int c = 0; c < 16; c += 4) {
+        __m512i x[4];
+        for (int m = 0; m < 4; m++) {
+            x[m] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(rows[m] + 4 * c)));
+            x[m] = _mm512_inserti32x4(x[m], _mm_loadu_si128((const __m128i *)(rows[4 + m] + 4 * c)), 1);
+            x[m] = _mm512_inserti32x4(x[m], _mm_loadu_si128((const __m128i *)(rows[8 + m] + 4 * c)), 2);
+            x[m] = _mm512_inserti32x4(x[m], _mm_loadu_si128((const __m128i *)(rows[12 + m] + 4 * c)), 3);
+        }
+        __m512i ab = _mm512_unpacklo_epi32(x[0], x[1]), cd = _mm512_unpacklo_epi32(x[2], x[3]);
+        _mm512_storeu_si512(out + 64 * c, _mm512_unpacklo_epi64(ab, cd));
+        _mm512_storeu_si512(out + 64 * c + 64, _mm512_unpackhi_epi64(ab, cd));
+        ab = _mm512_unpackhi_epi32(x[0], x[1]);
+        cd = _mm512_unpackhi_epi32(x[2], x[3]);
+        _mm512_storeu_si512(out + 64 * c + 128, _mm512_unpacklo_epi64(ab, cd));
+        _mm512_storeu_si512(out + 64 * c + 192, _mm512_unpackhi_epi64(ab, cd));
+    }
 }

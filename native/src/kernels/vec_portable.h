@@ -103,7 +103,8 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 #define GEMV_TOKENS 2
 enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
-enum { ATTEND_QUERIES = 2, ATTEND_VECTORS = 2 };
+enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };
+enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
 enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
 #define DOT_BIAS_INT8 0
@@ -173,6 +174,42 @@ INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 {
     uint16_t h[2];
     memcpy(h, x.v, sizeof h);
-    vf even = vf_fma(vf_bf16_even(w), vf_set1(float_of_bf16(h[0])), acc);
-    return vf_fma(vf_bf16_odd(w), vf_set1(float_of_bf16(h[1])), even);
+    vf odd = vf_fma(vf_bf16_odd(w), vf_set1(float_of_bf16(h[1])), acc);
+    return vf_fma(vf_bf16_even(w), vf_set1(float_of_bf16(h[0])), odd);
 }
+
+INLINE vf vf_scale2(vf a, vf n) { return vf_mul(a, vf_exp2i(n)); }
+
+INLINE int vf_any_above(vf a, vf b)
+{
+    int any = 0;
+    for (int i = 0; i < LANES; i++)
+        any |= a.v[i] > b.v[i];
+    return any;
+}
+
+INLINE void vf_store_bf16_normal(uint16_t *p, vf a) { vf_store_bf16(p, a); }
+
+/* Runs of 4 alternate, as the interleaving instructions of the other rows have it. */
+INLINE void vi_pairs(vi a, vi b, vi *out)
+{
+    uint16_t x[2 * LANES], y[2 * LANES];
+    memcpy(x, a.v, sizeof x);
+    memcpy(y, b.v, sizeof y);
+    for (int i = 0; i < 2 * LANES; i++)
+        out[i / 4 % 2].v[i / 8 * 4 + i % 4] = (int32_t)((uint32_t)x[i] | (uint32_t)y[i] << 16);
+}
+
+INLINE void vf_load_pairs(const float *p, vf *a)
+{
+    for (int i = 0; i < 2 * LANES; i++)
+        a[i / 4 % 2].v[i / 8 * 4 + i % 4] = p[i];
+}
+
+INLINE void vf_store_pairs(float *p, const vf *a)
+{
+    for (int i = 0; i < 2 * LANES; i++)
+        p[i] = a[i / 4 % 2].v[i / 8 * 4 + i % 4];
+}
+
+INLINE void transpose16(const uint8_t *const rows[16], uint8_t *out) { transpose16_plain(rows, out); }
