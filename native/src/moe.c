@@ -15,10 +15,9 @@
 #define TASKS_PER_THREAD 8
 #define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
 #define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
-#define SUM_BYTES ((int64_t)512 << 10)  /* outputs of a task, to which all experts add: a part of the second cache, */
+#define SUM_BYTES ((int64_t)4 << 20)    /* outputs of a task, to which all experts add: they are fetched in time, */
 #define SUM_PANELS 4                    /* or, with very many tokens, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
-#define PREFETCH_BYTES 4096             /* of the next matrix; from there on the product fetches ahead itself */
 
 typedef struct moe {
     kt_view out;
@@ -108,18 +107,24 @@ static act hidden_act(const moe *o, const worker *w)
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
 
-/* Gate and up for rows [row, last_row) of one expert, hidden columns [16 * pair, 16 * last_pair), to h, whose
- * first row and column are those. */
-static void gate_up_block(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t row,
-                          int64_t last_row, int64_t pair, int64_t last_pair, float *h)
+/* Rows [row, last_row) of one expert and hidden columns [16 * pair, 16 * last_pair). */
+typedef struct piece {
+    int32_t expert;
+    int64_t row, last_row, pair, last_pair;
+    const uint8_t *next;                /* weights this thread will read after it */
+} piece;
+
+/* h, whose first row and column are those of the piece, = swiglu of gate and up. */
+static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
 {
     float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
-    int64_t columns = (last_pair - pair) * 2 * KT_PANEL_ROWS;
-    int64_t width = min64(columns / 2, o->width - pair * KT_PANEL_ROWS);
+    int64_t columns = (b->last_pair - b->pair) * 2 * KT_PANEL_ROWS;
+    int64_t width = min64(columns / 2, o->width - b->pair * KT_PANEL_ROWS);
     act a;
-    product p = {.n_tokens = last_row - row, .x_rows = g->token + row, .y = y, .y_stride = columns};
+    product p = {.n_tokens = b->last_row - b->row, .x_rows = g->token + b->row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
-    matrices_bind(w, &o->gate_up, expert, 2 * pair, 2 * last_pair, &p);
+    matrices_bind(w, &o->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
+    p.next = b->last_pair < o->gate_up.panels / 2 ? panel_at(&o->gate_up, b->expert, 2 * b->last_pair) : b->next;
     product_run(w, o->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++)
         w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
@@ -127,19 +132,21 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, int32_
 
 /* All rows of one expert: as many panels in one product as the scratch holds, since it fetches ahead. Rows that
  * are whole are converted for down while they are in the cache; else quantize_run does it later. */
-static void gate_up(const moe *o, const worker *w, const groups *g, int32_t expert, int64_t pair, int64_t last_pair,
-                    int whole)
+static void gate_up(const moe *o, const worker *w, const groups *g, const piece *all, int whole)
 {
     float *own = (float *)(void *)(local_scratch(w) + groups_bytes(o)) + BLOCK_FLOATS;
     act a = hidden_act(o, w);
-    for (int64_t row = g->first[expert], last; row < g->first[expert + 1]; row = last) {
-        last = min64(row + BLOCK_TOKENS, g->first[expert + 1]);
-        int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (last - row));
-        float *h = whole ? own : hidden(w) + row * o->h_stride;
-        for (int64_t i = pair; i < last_pair; i += most)
-            gate_up_block(o, w, g, expert, row, last, i, min64(i + most, last_pair), h + i * KT_PANEL_ROWS);
-        for (int64_t i = row; whole && i < last; i++)
-            act_convert(w, &a, own + (i - row) * o->h_stride, o->width, i);
+    piece b = *all;
+    for (b.row = all->row; b.row < all->last_row; b.row = b.last_row) {
+        b.last_row = min64(b.row + BLOCK_TOKENS, all->last_row);
+        int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (b.last_row - b.row));
+        float *h = whole ? own : hidden(w) + b.row * o->h_stride;
+        for (b.pair = all->pair; b.pair < all->last_pair; b.pair = b.last_pair) {
+            b.last_pair = min64(b.pair + most, all->last_pair);
+            gate_up_block(o, w, g, &b, h + b.pair * KT_PANEL_ROWS);
+        }
+        for (int64_t i = b.row; whole && i < b.last_row; i++)
+            act_convert(w, &a, own + (i - b.row) * o->h_stride, o->width, i);
     }
 }
 
@@ -161,10 +168,17 @@ static void gate_up_run(const void *arg, worker *w)
     const moe *o = arg;
     groups g = group_slots(o, w);
     int64_t pairs = o->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
+    int64_t tasks = blocks * g.n_active;
     int whole = has_whole_rows(o, w, &g);
-    for (int64_t i; (i = worker_take(w, 1)) < blocks * g.n_active;) {
-        int64_t pair = i % blocks * run;
-        gate_up(o, w, &g, g.active[i / blocks], pair, min64(pair + run, pairs), whole);
+    /* A task ahead is taken, so that its first weights come while the one before it computes. */
+    for (int64_t i = worker_take(w, 1), ahead; i < tasks; i = ahead) {
+        ahead = worker_take(w, 1);
+        int32_t expert = g.active[i / blocks];
+        piece b = {.expert = expert, .row = g.first[expert], .last_row = g.first[expert + 1], .pair = i % blocks * run};
+        b.last_pair = min64(b.pair + run, pairs);
+        if (ahead < tasks)
+            b.next = panel_at(&o->gate_up, g.active[ahead / blocks], 2 * (ahead % blocks * run));
+        gate_up(o, w, &g, &b, whole);
     }
 }
 
@@ -186,21 +200,14 @@ static void quantize_run(const void *arg, worker *w)
 static int64_t panels_per_task(const moe *o, int64_t tokens, int threads)
 {
     int64_t fit = max64(SUM_PANELS, SUM_BYTES / (tokens * KT_PANEL_ROWS * (int64_t)sizeof(float)));
-    int64_t fair = max64(1, o->down.panels / ((int64_t)threads * TASKS_PER_THREAD));
+    int64_t fair = max64(1, o->down.panels / ((int64_t)threads * (tokens > 1 ? 4 : TASKS_PER_THREAD)));
     return min64(fit, fair);
 }
 
-/* A product starts cold: its first lines come while the one before it computes. */
-static void prefetch_matrix(const moe *o, int32_t expert, int64_t panel)
-{
-    const uint8_t *at = (const uint8_t *)o->down.weight.data + (size_t)expert * o->down.bytes +
-                        (size_t)panel * o->down.panel_bytes;
-    for (size_t i = 0; i < PREFETCH_BYTES; i += 64)
-        __builtin_prefetch(at + i, 0, 2);
-}
-
-/* out += gate * down of the slots' hidden values, for the output panels [panel, last_panel). */
-static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel)
+/* out += gate * down of the slots' hidden values, for the output panels [panel, last_panel); `next`: where the
+ * thread goes on. */
+static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel,
+                 const uint8_t *next)
 {
     act all = hidden_act(o, w), some;
     product p = {.y = view_row(w, o->out, 0) + panel * KT_PANEL_ROWS, .y_stride = view_stride(w, o->out)};
@@ -216,8 +223,7 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
             p.xf = hidden(w) + row * o->h_stride;
             p.x_stride = o->h_stride;
         }
-        if (i + 1 < g->n_active)
-            prefetch_matrix(o, g->active[i + 1], panel);
+        p.next = i + 1 < g->n_active ? panel_at(&o->down, g->active[i + 1], panel) : next;
         product_run(w, o->down.kind, &p);
     }
 }
@@ -227,12 +233,14 @@ static void down_run(const void *arg, worker *w)
     const moe *o = arg;
     groups g = groups_again(o, w);
     int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, max64(1, rows), w->threads);
-    for (int64_t panel; (panel = worker_take(w, run)) < o->down.panels;) {
+    for (int64_t panel = worker_take(w, run), ahead; panel < o->down.panels; panel = ahead) {
+        ahead = worker_take(w, run);
         int64_t last = min64(panel + run, o->down.panels);
         int64_t width = min64((last - panel) * KT_PANEL_ROWS, o->out.width - panel * KT_PANEL_ROWS);
         for (int64_t t = 0; t < rows; t++)
             memset(view_row(w, o->out, t) + panel * KT_PANEL_ROWS, 0, (size_t)width * sizeof(float));
-        down(o, w, &g, panel, last);
+        down(o, w, &g, panel, last,
+             g.n_active > 0 && ahead < o->down.panels ? panel_at(&o->down, g.active[0], ahead) : NULL);
     }
 }
 

@@ -180,11 +180,12 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     p->format = &m->weight.format;
     p->n = rows < wanted ? rows : wanted;
     p->k = m->weight.k;
-    p->w = (const uint8_t *)m->weight.data + (size_t)index * m->bytes + (size_t)first_panel * m->panel_bytes;
+    p->w = panel_at(m, index, first_panel);
     p->panel_bytes = m->panel_bytes;
     p->first_panel = 0;
     p->last_panel = last_panel - first_panel;
     p->scratch = w->local;
+    p->next = NULL;
 }
 
 void product_run(const worker *w, int32_t kind, const product *p)

@@ -237,6 +237,11 @@ void source_bind(const worker *w, const source *s, act *a, product *p);
 /* Let p multiply with rows [first_panel, last_panel) * 16 of matrix `index`, as a matrix of its own. */
 void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t first_panel, int64_t last_panel,
                    product *p);
+/* Where panel `panel` of matrix `index` lies. */
+static inline const uint8_t *panel_at(const matrices *m, int64_t index, int64_t panel)
+{
+    return (const uint8_t *)m->weight.data + (size_t)index * m->bytes + (size_t)panel * m->panel_bytes;
+}
 void product_run(const worker *w, int32_t kind, const product *p);
 
 #endif

@@ -41,6 +41,7 @@ typedef struct product {
     const float *y_gate;        /* [n_tokens] or NULL */
     const float *bias;          /* [n] or NULL, added last */
     void *scratch;              /* this thread's, product_scratch_bytes() */
+    const uint8_t *next;        /* panels this thread will read next, or NULL: fetched while the last ones are used */
 } product;
 
 /* One block of queries against the keys of one page, flash style: updates running maximum, sum and

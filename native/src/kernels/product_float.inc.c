@@ -60,9 +60,9 @@ static void stream_bf16(const product *p, int64_t panel)
 /* More tokens: tiles over BF16_PANELS panels, which the tiles of the panels before have fetched. */
 static void tiles_bf16(const product *p, int64_t panel, int panels)
 {
-    const uint8_t *ahead = p->w + (size_t)(panel + panels) * p->panel_bytes;
+    const uint8_t *ahead = panels_after(p, panel + panels);
     int64_t steps = (p->n_tokens + BF16_TOKENS - 1) / BF16_TOKENS * (round_up(p->k, 32) / 32);
-    int64_t lines = panel + panels < p->last_panel ? (int64_t)(p->panel_bytes / 64) * panels : 0;
+    int64_t lines = ahead ? (int64_t)(p->panel_bytes / 64) * panels : 0;
     lines = (lines + steps - 1) / steps;
     for (int64_t t = 0; t < p->n_tokens; t += BF16_TOKENS) {
         int half = p->n_tokens - t <= BF16_TOKENS / 2;
@@ -79,6 +79,8 @@ static void product_bf16(const product *p)
 {
     for (int64_t panel = p->first_panel; panel < p->last_panel;) {
         int panels = p->last_panel - panel >= BF16_PANELS && p->n_tokens > BF16_STREAM ? BF16_PANELS : 1;
+        if (p->n_tokens <= BF16_STREAM && panel + 1 == p->last_panel)
+            fetch_next(p);
         p->n_tokens > BF16_STREAM ? tiles_bf16(p, panel, panels) : stream_bf16(p, panel);
         panel += panels;
     }

@@ -79,6 +79,19 @@ INLINE int64_t row_of(const int32_t *rows, int64_t t)
     return rows ? rows[t] : t;
 }
 
+/* The panels from `panel` on, or after the last one what comes next; NULL: nothing known. */
+INLINE const uint8_t *panels_after(const product *p, int64_t panel)
+{
+    return panel < p->last_panel ? p->w + (size_t)panel * p->panel_bytes : p->next;
+}
+
+/* The beginning of what comes next: from there on the stream fetches ahead itself. */
+INLINE void fetch_next(const product *p)
+{
+    for (int64_t i = 0; p->next && i < PREFETCH; i += 64)
+        prefetch_l2(p->next + i);
+}
+
 INLINE float *y_at(const product *p, int64_t panel, int64_t t)
 {
     return p->y + row_of(p->y_rows, t) * p->y_stride + 16 * panel;

@@ -185,6 +185,8 @@ static void stream_block(const product *p, const layout *l, const int8_scratch *
     int64_t passes = (p->n_tokens + GEMV_TOKENS - 1) / GEMV_TOKENS, each = (p->n_tokens + passes - 1) / passes;
     stream_pass pass = {.stride = 64 / passes};
     for (pass.panel = p->first_panel; pass.panel < p->last_panel; pass.panel++) {
+        if (pass.panel + 1 == p->last_panel)
+            fetch_next(p);
         const uint8_t *w = p->w + (size_t)pass.panel * p->panel_bytes;
         for (int64_t i = 0; i < passes; i++) {
             pass.first = i * each;

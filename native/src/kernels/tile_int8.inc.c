@@ -109,8 +109,8 @@ static void tile_pass(const product *p, const layout *l, const int8_scratch *s, 
     code_kind kind = code_kind_of(p->format);
     int64_t steps = (n + GEMM_TOKENS - 1) / GEMM_TOKENS * (l->k_padded / (l->group < 64 ? 32 : 64));
     int64_t lines = (int64_t)(p->panel_bytes / 64) * panels;
-    tile_panels w = {.ahead = p->w + (size_t)(panel + panels) * p->panel_bytes};
-    if (panel + panels < p->last_panel)
+    tile_panels w = {.ahead = panels_after(p, panel + panels)};
+    if (w.ahead)
         w.ahead_lines = (lines + steps - 1) / steps;
     for (int q = 0; q < panels; q++)
         prepare(p, l, s, kind, panel + q, q, &w);
