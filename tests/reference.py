@@ -83,7 +83,7 @@ class Case:
 
 
 CASES = (
-    Case("qwen3", "qwen3_moe", "Qwen3Moe", _QWEN3),
+    Case("qwen3", "qwen3_moe", "Qwen3Moe", _QWEN3, seed=2),
     Case(
         "qwen3-yarn-bias-unnormalised",
         "qwen3_moe",
@@ -97,7 +97,13 @@ CASES = (
         {**_QWEN3, "tie_word_embeddings": True, "mlp_only_layers": [1]},
         seed=1,
     ),
-    Case("deepseek-v3", "deepseek_v3", "DeepseekV3", {**_DEEPSEEK, "n_group": 4, "topk_group": 2}),
+    Case(
+        "deepseek-v3",
+        "deepseek_v3",
+        "DeepseekV3",
+        {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
+        seed=4,
+    ),
     Case(
         "deepseek-v3-yarn-unnormalised",
         "deepseek_v3",
