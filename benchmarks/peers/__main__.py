@@ -122,8 +122,8 @@ class Bench:
         rows: list[report.Row] = []
         what = f"{pairing.model} {pairing.kt.name} against {pairing.engine} {pairing.mix}"
         with self._reported(what), ExitStack() as stack:
-            few = any(work.kind == "prefill" for work in pairing.goals)
-            layers = pairing.layers if few else pairing.layers[:1]
+            both = any(work.by_layer for work in pairing.goals)
+            layers = pairing.layers if both else pairing.layers[:1]
             say(f"loading {what}")
             kts = [self._kt(pairing, n) for n in layers]
             peers = []
@@ -132,9 +132,7 @@ class Bench:
                 stack.callback(peers[-1].close)
             pairs = [Pair(peer, kt) for peer, kt in zip(peers, kts, strict=True)]
             for work in pairing.goals:
-                rows.append(
-                    self._row(pairing, work, pairs if work.kind == "prefill" else pairs[:1])
-                )
+                rows.append(self._row(pairing, work, pairs if work.by_layer else pairs[:1]))
         return rows
 
     def _row(self, pairing: Pairing, work: Work, pairs: list[Pair]) -> report.Row:
@@ -165,6 +163,7 @@ class Bench:
         if engine.gguf:
             file = install.model_file(self.place, config, pairing.model, pairing.mix)
             spec |= {"file": str(file), "version": self.engines[pairing.engine]["version"]}
+            spec["top_k"] = config["num_experts_per_tok"]
         else:
             spec["config"] = config
         env = self.place.environment(pairing.engine, engine)

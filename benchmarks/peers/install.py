@@ -4,7 +4,7 @@
     NAME/          one engine that is built from source or comes as a wheel of its own
     wheels/NAME/   what was built, with the CPU and the flags it was built for; reused while both fit
     models/        GGUF files with random weights; reused
-    logs/          output of builds and of workers
+    logs/          what pip and the engines wrote
 
 Building llama.cpp and ik_llama from source takes 10 to 20 minutes each on two cores.
 """
@@ -77,7 +77,7 @@ def prepare(place: Place) -> None:
     """
     if not place.python.exists():
         _run([sys.executable, "-m", "venv", str(place.folder / "venv")], place, "venv")
-    _pip(place, "venv", "install", *_SHARED)
+    _share(place, _SHARED)
 
 
 def install(place: Place, name: str, engine: Engine) -> dict[str, Any]:
@@ -88,10 +88,8 @@ def install(place: Place, name: str, engine: Engine) -> dict[str, Any]:
     """
     version = versions()[engine.package]
     about = {"package": engine.package, "version": version, "cmake_args": engine.cmake_args}
-    if engine.needs:
-        _pip(place, name, "install", *engine.needs)
+    _share(place, engine.needs if engine.apart else (engine.package, *engine.needs))
     if not engine.apart:
-        _pip(place, name, "install", engine.package)
         return about
     target = place.folder / name
     stamp = {**about, "cpu": place.cpu}
@@ -104,6 +102,16 @@ def install(place: Place, name: str, engine: Engine) -> dict[str, Any]:
     _pip(place, name, "install", "--no-deps", "--target", str(target), *source)
     _write_stamp(target, stamp)
     return about
+
+
+def _share(place: Place, packages: tuple[str, ...]) -> None:
+    """Packages of the shared environment; asks for nothing that is known to be there."""
+    folder, constraints = place.folder / "venv", CONSTRAINTS.read_text(encoding="utf-8")
+    stamp = _stamp(folder) or {}
+    have: list[str] = stamp.get("packages", []) if stamp.get("constraints") == constraints else []
+    if missing := [package for package in packages if package not in have]:
+        _pip(place, "venv", "install", *missing)
+        _write_stamp(folder, {"constraints": constraints, "packages": [*have, *missing]})
 
 
 def _wheel(place: Place, name: str, engine: Engine, stamp: dict[str, Any]) -> Path:

@@ -11,10 +11,15 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One thing to do from an empty cache: `decode` one token after the other, or `prefill` at once."""
+    """One thing to do from an empty cache: `decode` one token after the other, or `prefill` at once.
+
+    Attributes:
+        by_layer: also on the smaller cut of the model, for the time of a layer.
+    """
 
     kind: str
     n_tokens: int
+    by_layer: bool = False
 
     @property
     def name(self) -> str:
@@ -22,7 +27,7 @@ class Work:
 
 
 DECODE = Work("decode", 128)
-PREFILL = (Work("prefill", 512), Work("prefill", 1024))
+PREFILL = (Work("prefill", 512, by_layer=True), Work("prefill", 1024))
 
 
 @dataclass(frozen=True, slots=True)
