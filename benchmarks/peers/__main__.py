@@ -50,13 +50,12 @@ def main() -> None:
     start = time.perf_counter()
     bench = Bench(wanted)
     document = bench.document()
-    print(report.text(document["rows"]))
-    if document["moe"]:
-        print("\n" + report.moe_text(document["moe"]))
+    tables = (report.text(document["rows"]), report.moe_text(document["moe"]))
+    print("\n\n".join(filter(None, tables)))
     for line in document["unavailable"]:
         print(f"not measured: {line['what']}: {line['reason']}")
     say(f"{time.perf_counter() - start:.0f} s")
-    if wanted.output is not None and document["rows"]:
+    if wanted.output is not None and (document["rows"] or document["moe"]):
         _write(document, wanted.output, bench.place)
 
 
@@ -208,7 +207,7 @@ def _write(document: dict[str, Any], path: Path, place: Place) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     picture = path.with_suffix(".svg")
     command = [str(place.python), "-m", "benchmarks.peers.plot", str(path), str(picture)]
-    drawn = subprocess.run(command, cwd=ROOT).returncode == 0
+    drawn = document["rows"] and subprocess.run(command, cwd=ROOT).returncode == 0
     print(f"written to {path}" + (f" and {picture}" if drawn else ""))
 
 

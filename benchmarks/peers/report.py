@@ -57,7 +57,9 @@ def noise(others_share: float, idle_share: float) -> Row:
 
 
 def text(rows: Sequence[Row]) -> str:
-    """The comparison with whole engines."""
+    """The comparison with whole engines; nothing without rows."""
+    if not rows:
+        return ""
     head = ("work", "model", "kt", "peer", "bits", "kt tok/s", "peer tok/s", "ratio", "per layer")
     lines = [
         (
@@ -88,7 +90,9 @@ def verdict(row: Mapping[str, Any]) -> str:
 
 
 def moe_text(rows: Sequence[Row]) -> str:
-    """kt-kernel's experts of one layer."""
+    """kt-kernel's experts of one layer; nothing without rows."""
+    if not rows:
+        return ""
     lines = [
         (
             f"{row['work']} {row['n_tokens']}",
