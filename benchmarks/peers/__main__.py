@@ -49,6 +49,9 @@ def main() -> None:
         return
     start = time.perf_counter()
     bench = Bench(wanted)
+    bench.prepare()
+    if wanted.prepare:
+        return
     document = bench.document()
     tables = (report.text(document["rows"]), report.moe_text(document["moe"]))
     print("\n\n".join(filter(None, tables)))
@@ -77,15 +80,25 @@ class Bench:
         self.threads: int = wanted.threads or self.machine.cpu.threads
         self.engines: dict[str, dict[str, Any]] = {}
         self.unavailable: list[dict[str, str]] = []
+        # kt's workers by number of layers, and the model and formats they have in common.
+        self._loaded: tuple[object, dict[int, Worker]] = (None, {})
 
-    def document(self) -> dict[str, Any]:
-        """Measure everything that was asked for."""
+    def prepare(self) -> None:
+        """Install engines and write model files, so that nothing is compiled or written later."""
         install.prepare(self.place)
         names = dict.fromkeys(pairing.engine for pairing in self.wanted.pairings)
         for name in [*names, *([moe.NAME] if self.wanted.moe else [])]:
             say(f"installing {name}")
             with self._reported(name):
                 self.engines[name] = install.install(self.place, name, ENGINES[name])
+        for pairing in self.wanted.pairings:
+            if ENGINES[pairing.engine].gguf and pairing.engine in self.engines:
+                with self._reported(f"{pairing.model} {pairing.mix}"):
+                    for layers in _cuts(pairing):
+                        self._file(pairing, layers)
+
+    def document(self) -> dict[str, Any]:
+        """Measure everything that was asked for."""
         rows = [row for pairing in self.wanted.pairings for row in self._pairing(pairing)]
         self._close_kt()
         return {
@@ -114,6 +127,7 @@ class Bench:
             reason = str(error).replace(str(ROOT), ".").replace(str(Path.home()), "~")
             self.unavailable.append({"what": what, "reason": reason})
             say(f"not measured: {what}: {reason}")
+            self._close_kt()  # it may be kt that ended
 
     def _pairing(self, pairing: Pairing) -> list[report.Row]:
         if pairing.engine not in self.engines:
@@ -121,8 +135,7 @@ class Bench:
         rows: list[report.Row] = []
         what = f"{pairing.model} {pairing.kt.name} against {pairing.engine} {pairing.mix}"
         with self._reported(what), ExitStack() as stack:
-            both = any(work.by_layer for work in pairing.goals)
-            layers = pairing.layers if both else pairing.layers[:1]
+            layers = _cuts(pairing)
             say(f"loading {what}")
             kts = [self._kt(pairing, n) for n in layers]
             peers = []
@@ -155,21 +168,25 @@ class Bench:
     def _peer_bits(self, pairing: Pairing) -> float:
         return expert_bits(self._config(pairing, pairing.layers[0]), MIXES[pairing.mix])
 
+    def _file(self, pairing: Pairing, layers: int) -> Path:
+        config = self._config(pairing, layers)
+        return install.model_file(self.place, config, pairing.model, pairing.mix)
+
     def _peer(self, pairing: Pairing, layers: int) -> Worker:
         engine = ENGINES[pairing.engine]
         spec: dict[str, Any] = {"context": _CONTEXT, "threads": self.threads}
         config = self._config(pairing, layers)
         if engine.gguf:
-            file = install.model_file(self.place, config, pairing.model, pairing.mix)
-            spec |= {"file": str(file), "version": self.engines[pairing.engine]["version"]}
+            spec |= {
+                "file": str(self._file(pairing, layers)),
+                "version": self.engines[pairing.engine]["version"],
+            }
             spec["top_k"] = config["num_experts_per_tok"]
         else:
             spec["config"] = config
         env = self.place.environment(pairing.engine, engine)
         log = self.place.log(pairing.engine)
         return Worker(self.place.python, engine.worker, spec, env, log)
-
-    _loaded: tuple[object, dict[int, Worker]] = (None, {})
 
     def _kt(self, pairing: Pairing, layers: int) -> Worker:
         """kt with this cut; pairings that follow with the same formats find it loaded."""
@@ -202,6 +219,12 @@ class Bench:
                 )
 
 
+def _cuts(pairing: Pairing) -> tuple[int, ...]:
+    """Numbers of layers that the works of a pairing need."""
+    both = any(work.by_layer for work in pairing.goals)
+    return pairing.layers if both else pairing.layers[:1]
+
+
 def _write(document: dict[str, Any], path: Path, place: Place) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -226,6 +249,11 @@ def _arguments() -> argparse.Namespace:
         help="rows whose name holds it; again: and",
     )
     add("--engines", default="", metavar="A,B", help=f"of {', '.join(ENGINES)}; default: all")
+    add(
+        "--prepare",
+        action="store_true",
+        help="install, compile, write model files; measure nothing",
+    )
     add("--list", action="store_true", help="names of the rows, nothing else")
     add("--threads", type=int, help="of every engine; default: one per core")
     add("--wheels", type=Path, metavar="DIR", help="where built engines are kept and looked for")
