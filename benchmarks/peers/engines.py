@@ -26,6 +26,7 @@ class Engine:
         apart: lies in a folder of its own, because two builds of a package cannot share one.
         needs: packages of the private environment beside gguf and matplotlib.
         gguf: reads model files; others build their models from the config.
+        lacks: (path in the source package, file beside this one): what the package forgot to ship.
     """
 
     package: str
@@ -34,6 +35,7 @@ class Engine:
     apart: bool = True
     needs: tuple[str, ...] = ()
     gguf: bool = True
+    lacks: tuple[str, str] | None = None
 
 
 _LLAMA_NEEDS = ("diskcache", "jinja2", "typing-extensions")
@@ -50,6 +52,7 @@ ENGINES = {
         "ik-llama-cpp-python",
         "ik_llama",
         "-DGGML_NATIVE=ON -DGGML_IQK_FLASH_ATTENTION=ON -DGGML_IQK_FA_ALL_QUANTS=OFF",
+        lacks=("vendor/ik_llama.cpp/common/cmake/build-info-gen-cpp.cmake", "build_info.cmake"),
     ),
     "transformers": Engine(
         "transformers", "transformers", apart=False, needs=("torch",), gguf=False

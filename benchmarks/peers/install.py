@@ -2,6 +2,7 @@
 
     venv/          Python packages that all of them share, versions from constraints.txt
     NAME/          one engine that is built from source or comes as a wheel of its own
+    sources/NAME/  the source package of an engine that needs a file added before it can be built
     wheels/NAME/   what was built, with the CPU and the flags it was built for; reused while both fit
     models/        GGUF files with random weights; reused
     logs/          what pip and the engines wrote
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,10 +126,31 @@ def _wheel(place: Place, name: str, engine: Engine, stamp: dict[str, Any]) -> Pa
             "CMAKE_ARGS": engine.cmake_args or "",
             "CMAKE_BUILD_PARALLEL_LEVEL": f"{place.jobs}",
         }
-        wanted = ["--no-binary", engine.package, f"{engine.package}=={stamp['version']}"]
-        _pip(place, name, "wheel", "--no-deps", "-w", str(folder), *wanted, extra=build)
+        wanted = [
+            "--no-deps",
+            "--no-binary",
+            engine.package,
+            f"{engine.package}=={stamp['version']}",
+        ]
+        if engine.lacks:
+            wanted = ["--no-deps", str(_completed(place, name, engine.lacks, wanted))]
+        _pip(place, name, "wheel", "-w", str(folder), *wanted, extra=build)
         _write_stamp(folder, stamp)
     return next(folder.glob("*.whl"))
+
+
+def _completed(place: Place, name: str, lacks: tuple[str, str], wanted: list[str]) -> Path:
+    """The source package unpacked, with the file that it lacks."""
+    folder = place.folder / "sources" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    _pip(place, name, "download", "-d", str(folder), *wanted)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    source = next(path for path in folder.iterdir() if path.is_dir())
+    inside, beside = lacks
+    (source / inside).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(__file__).with_name(beside), source / inside)
+    return source
 
 
 def model_file(place: Place, config: Mapping[str, Any], name: str, mix: str) -> Path:
