@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BENCH  ?=
+PEERS  ?=
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -12,11 +13,11 @@ NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include nativ
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat test bench lint native clean lost
+.PHONY: help chat test bench bench-peers lint native clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 chat: $(VENV)/.kt-chat ## install kt into .venv and talk to the built-in model
 	@$(BIN)/kt chat
@@ -26,6 +27,9 @@ test: $(VENV)/.kt-test ## everything CI runs: C tests under sanitizers, Python t
 
 bench: $(VENV)/.kt-chat ## measure this machine on random weights; one model: make bench BENCH="NAME --layers N"
 	@$(BIN)/python benchmarks/run.py $(BENCH)
+
+bench-peers: $(VENV)/.kt-chat ## compare with other engines, which it builds in build/peers; fewer: make bench-peers PEERS="--quick"
+	@$(BIN)/python -m benchmarks.peers $(PEERS)
 
 lint: $(VENV)/.kt-test ## ruff and mypy
 	@$(BIN)/ruff check

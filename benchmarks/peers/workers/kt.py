@@ -1,0 +1,54 @@
+"""kt itself: the engine behind `kt bench`, in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.peers.workers.serve import serve
+from ktcli import __version__
+from ktcli.engine.engine import Engine
+from ktcli.engine.synthetic import Request, expert_spread, random_engine
+from ktcli.hardware.probe import probe
+from ktcli.store import catalog
+from ktcli.weights.recipe import Recipe
+
+_SEED = 20_260_101
+
+
+class Kt:
+    """A random engine and one session on it."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        profile = catalog.find(spec["model"])
+        assert profile is not None, "the rows name models of the catalogue"
+        recipe = Recipe.named(spec["experts"], spec["dense"])
+        free_bytes = probe().memory.free_bytes
+        request = Request(recipe, spec["layers"], spec["context"], free_bytes, spec["threads"])
+        engine: Engine = random_engine(profile.config, request)
+        self._session = engine.session()
+        self.vocab = engine.spec.vocab
+        spread = expert_spread(engine, self._session, _SEED)
+        self.about: dict[str, Any] = {
+            "version": __version__,
+            "isa": engine.pool.isa,
+            "threads": engine.pool.threads,
+            "experts": recipe.experts.name,
+            "dense": recipe.dense.name,
+            "weights_bytes": engine.weights_bytes,
+        }
+        if spread is not None:
+            self.about["experts_seen_percent"] = 100 * spread.seen
+            self.about["experts_seen_percent_if_even"] = 100 * spread.expected
+
+    def prefill(self, ids: list[int]) -> None:
+        self._session.truncate(0)
+        self._session.feed(ids)
+
+    def decode(self, ids: list[int]) -> None:
+        self._session.truncate(0)
+        for token in ids:
+            int(self._session.feed([token]).argmax())
+
+
+if __name__ == "__main__":
+    serve(Kt)
