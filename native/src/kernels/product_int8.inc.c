@@ -33,7 +33,8 @@ static code_kind code_kind_of(const kt_format *f)
 /* What dot products are short of when weights are made unsigned (see vi_dot), per unit of sum x. */
 static int32_t dot_bias(const kt_format *f)
 {
-    return f->bits == 8 ? DOT_BIAS_INT8 : DOT_BIAS_INT4(f->codebook);
+    code_kind kind = code_kind_of(f);
+    return kind == CODES_INT8 ? DOT_BIAS_INT8 : kind == CODES_LINEAR4 ? f->codebook[0] : DOT_BIAS_BOOK4(f->codebook);
 }
 
 /* Columns that share an int32 sum start, and a scale. */
@@ -119,8 +120,6 @@ static void fill_starts(const product *p, const layout *l, int64_t t, int64_t n,
 {
     int32_t bias = dot_bias(p->format);
     int64_t parts = l->group / 32;
-    if (bias == 0)
-        return;
     for (int64_t i = 0; i < n; i++) {
         const int32_t *sum = p->x8->sum + row_of(p->x_rows, t + i) * (p->x8->stride / 32);
         for (int64_t g = 0; g < l->groups; g++) {
@@ -134,7 +133,7 @@ static void fill_starts(const product *p, const layout *l, int64_t t, int64_t n,
 
 INLINE vi load_start(const int32_t *start)
 {
-    return DOT_BIAS_INT8 ? vi_set1(*start) : vi_set1(0);
+    return vi_set1(*start);
 }
 
 INLINE vb line_low(code_kind kind, vb raw, vb table)

@@ -42,8 +42,36 @@ static void prepare(const product *p, const layout *l, const int8_scratch *s, co
     out->scales[q] = scales;
 }
 
+/* sum += columns [column, stop), or as many of them as a short sum holds; returns where it stopped. */
+INLINE int64_t tile_columns(const tile_panels *w, code_kind kind, int panels, const int8_t *const *x, int tokens,
+                            int64_t column, int64_t stop, vi (*sum)[GEMM_PANELS])
+{
+    int is_short = SHORT_SUMS && kind == CODES_LINEAR4;
+    vi part[GEMM_TOKENS][GEMM_PANELS];
+    for (int i = 0; i < tokens; i++)
+        for (int q = 0; q < panels; q++)
+            part[i][q] = is_short ? vi_set1(0) : sum[i][q];
+    for (int64_t end = is_short ? column + 4 * SHORT_SUMS : stop; column < end; column += 4) {
+        vb line[GEMM_PANELS];
+        for (int q = 0; q < panels; q++) {
+            line[q] = vb_load(w->lines[q] + 16 * column);
+            if (kind == CODES_INT8)
+                line[q] = vb_int8(line[q]);
+        }
+        for (int i = 0; i < tokens; i++) {
+            vx four = vx_load(x[i] + column);
+            for (int q = 0; q < panels; q++)
+                part[i][q] = is_short ? short_dot(part[i][q], line[q], four) : vi_dot(part[i][q], line[q], four);
+        }
+    }
+    for (int i = 0; i < tokens; i++)
+        for (int q = 0; q < panels; q++)
+            sum[i][q] = is_short ? vi_add(sum[i][q], short_total(part[i][q])) : part[i][q];
+    return column;
+}
+
 /* `tokens` tokens from t on (the last one again in the place of missing ones) times `panels` panels. */
-INLINE void tile(const product *p, const layout *l, tile_panels *w, int is_int8, int64_t panel, int panels,
+INLINE void tile(const product *p, const layout *l, tile_panels *w, code_kind kind, int64_t panel, int panels,
                  int64_t t, int tokens, const int32_t *start)
 {
     const int8_t *x[GEMM_TOKENS];
@@ -67,19 +95,8 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, int is_int8,
         for (int64_t end = column + l->group; column < end;) {
             for (int64_t i = 0; i < w->ahead_lines; i++, w->ahead += 64)
                 prefetch_l2(w->ahead);
-            for (int64_t stop = column + chunk; column < stop; column += 4) {
-                vb line[GEMM_PANELS];
-                for (int q = 0; q < panels; q++) {
-                    line[q] = vb_load(w->lines[q] + 16 * column);
-                    if (is_int8)
-                        line[q] = vb_int8(line[q]);
-                }
-                for (int i = 0; i < tokens; i++) {
-                    vx four = vx_load(x[i] + column);
-                    for (int q = 0; q < panels; q++)
-                        sum[i][q] = vi_dot(sum[i][q], line[q], four);
-                }
-            }
+            for (int64_t stop = column + chunk; column < stop;)
+                column = tile_columns(w, kind, panels, x, tokens, column, stop, sum);
         }
         for (int q = 0; q < panels; q++)
             for (int i = 0; i < tokens; i++)
@@ -91,16 +108,25 @@ INLINE void tile(const product *p, const layout *l, tile_panels *w, int is_int8,
 }
 
 /* Tokens [t, t + n) times one set of panels. */
-INLINE void tile_tokens(const product *p, const layout *l, const int8_scratch *s, tile_panels *w, int is_int8,
+INLINE void tile_tokens(const product *p, const layout *l, const int8_scratch *s, tile_panels *w, code_kind kind,
                         int64_t panel, int panels, int64_t t, int64_t n)
 {
     for (int64_t i = 0; i < n; i += GEMM_TOKENS) {
         const int32_t *start = s->start + i * l->groups;
         if (n - i > GEMM_TOKENS / 2)
-            tile(p, l, w, is_int8, panel, panels, t + i, GEMM_TOKENS, start);
+            tile(p, l, w, kind, panel, panels, t + i, GEMM_TOKENS, start);
         else
-            tile(p, l, w, is_int8, panel, panels, t + i, GEMM_TOKENS / 2, start);
+            tile(p, l, w, kind, panel, panels, t + i, GEMM_TOKENS / 2, start);
     }
+}
+
+INLINE void tile_kind(const product *p, const layout *l, const int8_scratch *s, tile_panels *w, code_kind kind,
+                      int64_t panel, int panels, int64_t t, int64_t n)
+{
+    if (panels == GEMM_PANELS)
+        tile_tokens(p, l, s, w, kind, panel, GEMM_PANELS, t, n);
+    else
+        tile_tokens(p, l, s, w, kind, panel, 1, t, n);
 }
 
 static void tile_pass(const product *p, const layout *l, const int8_scratch *s, int64_t panel, int panels, int64_t t,
@@ -114,14 +140,12 @@ static void tile_pass(const product *p, const layout *l, const int8_scratch *s, 
         w.ahead_lines = (lines + steps - 1) / steps;
     for (int q = 0; q < panels; q++)
         prepare(p, l, s, kind, panel + q, q, &w);
-    if (panels == 1 && kind == CODES_INT8)
-        tile_tokens(p, l, s, &w, 1, panel, 1, t, n);
-    else if (panels == 1)
-        tile_tokens(p, l, s, &w, 0, panel, 1, t, n);
-    else if (kind == CODES_INT8)
-        tile_tokens(p, l, s, &w, 1, panel, GEMM_PANELS, t, n);
-    else
-        tile_tokens(p, l, s, &w, 0, panel, GEMM_PANELS, t, n);
+    if (kind == CODES_INT8)
+        tile_kind(p, l, s, &w, CODES_INT8, panel, panels, t, n);
+    else if (SHORT_SUMS && kind == CODES_LINEAR4)
+        tile_kind(p, l, s, &w, CODES_LINEAR4, panel, panels, t, n);
+    else                            /* lines are ready for vi_dot, whatever the codebook was */
+        tile_kind(p, l, s, &w, CODES_BOOK4, panel, panels, t, n);
 }
 
 static void tile_block(const product *p, const layout *l, const int8_scratch *s, int64_t t, int64_t n)

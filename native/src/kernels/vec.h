@@ -20,7 +20,8 @@
  *   vi_store8           lanes to bytes
  *   vf_nearest(v, mid)  how many of the 15 mid are < v
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
- *   vi_dot vi_dot_at (x in memory) DOT_BIAS_INT8 DOT_BIAS_INT4 DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
+ *   vi_dot vi_dot_at (x in memory) DOT_BIAS_* DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
+ *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number)
  *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
  *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
  *   vf_store_bf16_normal    of values that are 0 or normal     vf_scale2(a, n)  a * 2^n, both normal

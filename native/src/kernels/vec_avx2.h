@@ -206,9 +206,9 @@ enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };
 enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
-enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
+enum { GEMM_TOKENS = 4, GEMM_PANELS = 1, DOT_LINEAR4 = 1, SHORT_SUMS = 8 };
 #define DOT_BIAS_INT8 0
-#define DOT_BIAS_INT4(codebook) 0
+#define DOT_BIAS_BOOK4(codebook) 0
 
 INLINE vb vb_load(const uint8_t *p)
 {
@@ -254,6 +254,18 @@ INLINE vx vx_load(const void *p)
 }
 
 INLINE vi vi_dot(vi acc, vb w, vx x) { return (vi){dot8(acc.a, w.a, x), dot8(acc.b, w.b, x)}; }
+
+/* Codes 0..15 need no sign, and SHORT_SUMS of their products, 2 * 15 * 127 each, fit 16 bits. */
+INLINE vi short_dot(vi acc, vb w, vx x)
+{
+    return (vi){_mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, x)),
+                _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, x))};
+}
+INLINE vi short_total(vi acc)
+{
+    const __m256i one = _mm256_set1_epi16(1);
+    return (vi){_mm256_madd_epi16(acc.a, one), _mm256_madd_epi16(acc.b, one)};
+}
 
 INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, vx_load(x)); }
 

@@ -124,9 +124,9 @@ enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };
 enum { EXACT_QUERIES = 4, EXACT_VECTORS = 4 };
 enum { STREAM_MOST_INT4 = 16, STREAM_MOST_INT8 = 8 };
-enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1 };
+enum { GEMM_TOKENS = 6, GEMM_PANELS = 2, DOT_LINEAR4 = 1, SHORT_SUMS = 0 };
 #define DOT_BIAS_INT8 (-128)
-#define DOT_BIAS_INT4(codebook) ((codebook)[0])
+#define DOT_BIAS_BOOK4(codebook) ((codebook)[0])
 
 INLINE vb vb_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
 INLINE void vb_store(uint8_t *p, vb a) { _mm512_store_si512(p, a); }
@@ -157,6 +157,9 @@ INLINE vi vi_dot(vi acc, vb w, vx x)
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
     return acc;
 }
+
+INLINE vi short_dot(vi acc, vb w, vx x) { return vi_dot(acc, w, x); }
+INLINE vi short_total(vi acc) { return acc; }
 
 /* The same with x from memory: the broadcast is part of the instruction. */
 INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x)

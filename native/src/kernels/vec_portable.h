@@ -106,9 +106,9 @@ enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };
 enum { EXACT_QUERIES = 2, EXACT_VECTORS = 2 };
 enum { STREAM_MOST_INT4 = 2, STREAM_MOST_INT8 = 2 };
-enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0 };
+enum { GEMM_TOKENS = 2, GEMM_PANELS = 1, DOT_LINEAR4 = 0, SHORT_SUMS = 0 };
 #define DOT_BIAS_INT8 0
-#define DOT_BIAS_INT4(codebook) 0
+#define DOT_BIAS_BOOK4(codebook) 0
 
 INLINE vb vb_load(const uint8_t *p)
 {
@@ -168,6 +168,8 @@ INLINE vi vi_dot(vi acc, vb w, vx x)
     return acc;
 }
 
+INLINE vi short_dot(vi acc, vb w, vx x) { return vi_dot(acc, w, x); }
+INLINE vi short_total(vi acc) { return acc; }
 INLINE vi vi_dot_at(vi acc, vb w, const int8_t *x) { return vi_dot(acc, w, vx_load(x)); }
 
 INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
