@@ -134,7 +134,7 @@ def _wheel(place: Place, name: str, engine: Engine, stamp: dict[str, Any]) -> Pa
         ]
         if engine.lacks:
             wanted = ["--no-deps", str(_completed(place, name, engine.lacks, wanted))]
-        _pip(place, name, "wheel", "-w", str(folder), *wanted, extra=build)
+        _pip(place, name, "wheel", "--no-cache-dir", "-w", str(folder), *wanted, extra=build)
         _write_stamp(folder, stamp)
     return next(folder.glob("*.whl"))
 
