@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ktcli.engine.bench import Ceilings
 from ktcli.engine.measure import PAIRS, Measurement, alternate
 from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.layers.backend import Reads
 from ktcli.layers.tensors import ceil_to
 from ktcli.native import (
     PAGE_TOKENS,
@@ -290,7 +291,7 @@ class LinearStack(Stack):
 
         def layer(x: View) -> View:
             (weight,) = self._weights()
-            self.program.linear(out, x, weight, None, False)
+            self.program.linear(out, x, weight, None, Reads.FORMAT)
             return out
 
         self._record(self.K, layer)

@@ -35,6 +35,14 @@ class Rope:
     interleaved: bool = False
 
 
+class Reads(IntEnum):
+    """What a product reads its activations as; values of `kt_reads`."""
+
+    FORMAT = 0
+    F32 = 1
+    WIDE = 2
+
+
 class Score(IntEnum):
     """Router scores; values of `kt_score`."""
 
@@ -107,9 +115,9 @@ class Backend(Protocol):
         rest passing through. The last two consume x."""
 
     def linear(
-        self, x: Value, weight: Tensor, *, bias: Tensor | None = None, precise: bool = False
+        self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
-        """x W^T + bias; `precise` keeps f32 activations whatever the format."""
+        """x W^T + bias; activations as the weight's format says, or better."""
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of consecutive columns."""

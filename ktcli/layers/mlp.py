@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, Routing, Value
+from ktcli.layers.backend import Backend, Reads, Routing, Value
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.native import PANEL_ROWS
 
@@ -125,7 +125,7 @@ class SparseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        logits = b.linear(x, self.router, precise=True)  # [T, experts]
+        logits = b.linear(x, self.router, reads=Reads.F32)  # [T, experts]
         routed = b.route(logits, self.routing, bias=self.router_bias)
         mixed = b.experts(x, routed, self.gate_up, self.down)
         return b.add(mixed, self.shared.forward(b, x)) if self.shared else mixed

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Routing, Value
+from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routing, Value
 from ktcli.layers.tensors import Tensor
 from ktcli.native import Program, View, Weight
 
@@ -80,12 +80,12 @@ class NativeBackend(Backend):
         return x
 
     def linear(
-        self, x: View, weight: Tensor, *, bias: Tensor | None = None, precise: bool = False
+        self, x: View, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
         packed = self._weight(weight)
         offsets = None if bias is None else self._array(bias)
         out = self._buffer(weight.n, like=x)
-        self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, precise), out, x)
+        self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, reads), out, x)
         return out
 
     def split(self, x: View, *widths: int) -> tuple[Value, ...]:

@@ -97,9 +97,7 @@ class Program:
             eps,
         )
 
-    def linear(
-        self, out: View, x: View, weight: Weight, bias: F32Array | None, precise: bool
-    ) -> None:
+    def linear(self, out: View, x: View, weight: Weight, bias: F32Array | None, reads: int) -> None:
         bias_pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
         self._record(
             "linear",
@@ -108,7 +106,7 @@ class Program:
             self._view(x),
             self._weight(weight),
             bias_pointer,
-            int(precise),
+            reads,
         )
 
     def rope_table(self, inv_freq: F32Array, scale: float) -> int:

@@ -189,10 +189,17 @@ KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *ta
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
                            const float *gain, float eps);
 
-/* out = in * W^T (+ bias);  W one matrix [out.width, in.width];  bias [out.width] f32 or NULL.
- * precise: f32 activations whatever the format (the router). */
+/* What a product reads its activations as. */
+enum kt_reads {
+    KT_READ_FORMAT,         /* as the weight's format says: int8 for 4 and 8 bits, bf16 for bf16 */
+    KT_READ_F32,            /* f32 (the router) */
+    KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
+};
+
+/* out = in * W^T (+ bias);  W one matrix [out.width, in.width];  bias [out.width] f32 or NULL;
+ * reads: KT_READ_*. */
 KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
-                             const float *bias, int32_t precise);
+                             const float *bias, int32_t reads);
 
 /* A rotation table: cos and sin of position * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
  * Returns its number or KT_ERR_*. */

@@ -14,6 +14,7 @@
 #define MOST_BYTES ((size_t)2 << 20)
 #define FEWEST_PANELS 4                 /* below this the products reuse too little */
 #define FEWEST_TOKENS 48
+#define WIDE_TOKENS 48                  /* most of one task whose results are joined: two rows each in local scratch */
 
 typedef struct linear {
     kt_view out;
@@ -35,41 +36,68 @@ static cut cut_step(const matrices *m, int64_t tokens, int threads)
     cut c = {.panels = min64(fair, MOST_PANELS), .tokens = tokens, .token_blocks = 1};
     if (tokens > 1)
         c.panels = max64(FEWEST_PANELS, min64(fair, (int64_t)(MOST_BYTES / m->panel_bytes)));
+    if (m->kind == ACT_WIDE)
+        c.panels = min64(c.panels, MOST_PANELS);
     c.panel_blocks = (m->panels + c.panels - 1) / c.panels;
     if (tokens >= 2 * FEWEST_TOKENS && c.panel_blocks < tasks / 2) {
         int64_t blocks = min64((tasks + c.panel_blocks - 1) / c.panel_blocks, tokens / FEWEST_TOKENS);
         c.tokens = (tokens + blocks - 1) / blocks;
-        c.token_blocks = (tokens + c.tokens - 1) / c.tokens;
     }
+    if (m->kind == ACT_WIDE)
+        c.tokens = min64(c.tokens, WIDE_TOKENS);
+    c.token_blocks = (tokens + c.tokens - 1) / c.tokens;
     return c;
+}
+
+/* out row t = y[2t] + y[2t + 1] (+ bias), `width` columns of each. */
+static void join_wide(const worker *w, const product *p, int64_t tokens, int64_t width, const float *bias, float *out,
+                      int64_t stride)
+{
+    for (int64_t t = 0; t < tokens; t++, out += stride) {
+        w->kernels->add(p->y + 2 * t * p->y_stride, p->y + (2 * t + 1) * p->y_stride, width, out);
+        if (bias)
+            w->kernels->add(out, bias, width, out);
+    }
 }
 
 static void linear_run(const void *arg, worker *w)
 {
     const linear *o = arg;
     int64_t rows = rows_of(w, o->domain);
+    int wide = o->weight.kind == ACT_WIDE;
     cut c = cut_step(&o->weight, max64(1, rows), w->threads);
     act all, some;
-    product p = {.y_stride = view_stride(w, o->out)};
+    product p = {0};
     source_bind(w, &o->in, &all, &p);
-    for (int64_t i; (i = worker_take(w, 1)) < c.panel_blocks * c.token_blocks && rows > 0;) {
+    int64_t tasks = rows > 0 ? c.panel_blocks * c.token_blocks : 0;
+    /* A task ahead is taken, so that its first weights come while the one before it computes. */
+    for (int64_t i = worker_take(w, 1), ahead; i < tasks; i = ahead) {
         int64_t panel = i / c.token_blocks * c.panels, token = i % c.token_blocks * c.tokens;
+        ahead = worker_take(w, 1);
         matrices_bind(w, &o->weight, 0, panel, min64(panel + c.panels, o->weight.panels), &p);
-        p.n_tokens = min64(c.tokens, rows - token);
+        if (ahead < tasks)
+            p.next = panel_at(&o->weight, 0, ahead / c.token_blocks * c.panels);
+        int64_t tokens = min64(c.tokens, rows - token);
+        const float *bias = o->bias ? o->bias + panel * KT_PANEL_ROWS : NULL;
+        float *out = view_row(w, o->out, token) + panel * KT_PANEL_ROWS;
+        p.n_tokens = wide ? 2 * tokens : tokens;
         if (o->in.slot < 0) {
             p.xf = view_row(w, o->in.view, token);
         } else {
             some = act_rows(&all, token);
             act_bind(&some, &p);
         }
-        p.y = view_row(w, o->out, token) + panel * KT_PANEL_ROWS;
-        p.bias = o->bias ? o->bias + panel * KT_PANEL_ROWS : NULL;
+        p.y = wide ? (float *)(void *)local_scratch(w) : out;
+        p.y_stride = wide ? c.panels * KT_PANEL_ROWS : view_stride(w, o->out);
+        p.bias = wide ? NULL : bias;
         product_run(w, o->weight.kind, &p);
+        if (wide)
+            join_wide(w, &p, tokens, p.n, bias, out, view_stride(w, o->out));
     }
 }
 
 int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w, const float *bias,
-                      int32_t precise)
+                      int32_t reads)
 {
     matrices m;
     int failed = program_open(p);
@@ -80,11 +108,13 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w
     if (!failed)
         failed = program_check_overlap(p, "linear", out, in, 0);
     if (!failed)
-        failed = program_matrices(p, "linear weight", w, (int64_t[3]){out.width, in.width, 1}, precise, &m);
+        failed = program_matrices(p, "linear weight", w, (int64_t[3]){out.width, in.width, 1}, reads, &m);
     linear *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     program_operation(p);
+    if (m.kind == ACT_WIDE)
+        program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
     *o = (linear){.out = out, .weight = m, .bias = bias, .domain = program_domain(p, in)};
     o->in = program_source(p, in, m.kind);
     program_phase(p, linear_run, o);

@@ -15,22 +15,23 @@
 
 int64_t act_stride(int32_t kind, int64_t k)
 {
-    int64_t unit = kind == ACT_INT8 ? 128 : 64;     /* act8's rule; whole lines of bf16 */
+    int64_t unit = kind >= ACT_INT8 ? 128 : 64;     /* act8's rule; whole lines of bf16 */
     return (k + unit - 1) / unit * unit;
 }
 
-/* int8: q [rows][stride], sum [rows][stride/32], scale [rows]; bf16: [rows][stride]. */
+/* int8: q [rows][stride], sum [rows][stride/32], scale [rows], wide: of twice as many rows; bf16: [rows][stride]. */
 size_t act_bytes(int32_t kind, int64_t rows, int64_t stride)
 {
-    size_t row = kind == ACT_INT8 ? (size_t)stride + (size_t)stride / 8 + sizeof(float)
-               : kind == ACT_BF16 ? (size_t)stride * sizeof(uint16_t) : 0;
+    size_t int8 = (size_t)stride + (size_t)stride / 8 + sizeof(float);
+    size_t row = kind == ACT_WIDE ? 2 * int8 : kind == ACT_INT8 ? int8 : kind == ACT_BF16 ? (size_t)stride * 2 : 0;
     return size_mul((size_t)rows, row);
 }
 
 act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
 {
     act a = {.kind = kind, .stride = stride};
-    if (kind == ACT_INT8) {
+    if (kind >= ACT_INT8) {
+        rows *= kind == ACT_WIDE ? 2 : 1;
         int32_t *sum = (int32_t *)(void *)(data + rows * stride);
         a.x8 = (act8){.q = (int8_t *)data, .sum = sum, .scale = (float *)(void *)(sum + rows * (stride / 32)),
                       .stride = stride};
@@ -42,7 +43,9 @@ act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
 
 void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row)
 {
-    if (a->kind == ACT_INT8)
+    if (a->kind == ACT_WIDE)
+        w->kernels->quantize_wide(x, k, &a->x8, 2 * row);
+    else if (a->kind == ACT_INT8)
         w->kernels->quantize(x, k, &a->x8, row);
     else
         w->kernels->to_bf16(x, k, a->stride, a->xh + row * a->stride);
@@ -51,7 +54,8 @@ void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64
 act act_rows(const act *a, int64_t row)
 {
     act b = *a;
-    if (a->kind == ACT_INT8) {
+    if (a->kind >= ACT_INT8) {
+        row *= a->kind == ACT_WIDE ? 2 : 1;
         b.x8.q += row * a->stride;
         b.x8.sum += row * (a->stride / 32);
         b.x8.scale += row;
@@ -149,7 +153,7 @@ source program_source(kt_program *p, kt_view v, int32_t kind)
 /* ---- weights ------------------------------------------------------------------------------------ */
 
 int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
-                     int32_t precise, matrices *m)
+                     int32_t reads, matrices *m)
 {
     if (w->n != n_k_count[0] || w->k != n_k_count[1] || w->count != n_k_count[2] || w->count < 1)
         return program_fail(p, KT_ERR_SHAPE, "%s: %lld matrices [%lld, %lld], but [%lld, %lld] x %lld are needed",
@@ -162,8 +166,9 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
                             w->format.bits, w->format.group, w->format.scale);
     if (!w->data)
         return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
-    int32_t exact = p->options.exact || precise || w->format.bits == 32;
-    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : ACT_INT8,
+    int32_t exact = p->options.exact || reads == KT_READ_F32 || w->format.bits == 32;
+    int32_t int8 = reads == KT_READ_WIDE ? ACT_WIDE : ACT_INT8;
+    *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : int8,
                     .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
                     .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes};
     size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
@@ -190,7 +195,7 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
 
 void product_run(const worker *w, int32_t kind, const product *p)
 {
-    if (kind == ACT_INT8)
+    if (kind >= ACT_INT8)
         w->kernels->product_int8(p);
     else if (kind == ACT_BF16)
         w->kernels->product_bf16(p);

@@ -21,7 +21,9 @@
 #define MAX_ROWS ((int64_t)1 << 24)
 
 enum { OWN_ROWS = 0, ANY_ROWS = 1, WRITES = 2 };
-enum { ACT_F32, ACT_BF16, ACT_INT8 };       /* what a product reads its activations as */
+/* What a product reads its activations as. WIDE: a row is two rows of int8, 2t and 2t + 1, the second what the
+ * first leaves over; the product of the row is the sum of theirs. */
+enum { ACT_F32, ACT_BF16, ACT_INT8, ACT_WIDE };
 
 typedef struct buffer {
     int64_t width, stride;          /* floats */
@@ -131,9 +133,9 @@ int64_t program_rows(const kt_program *p, int32_t domain);      /* most that a s
 /* KT_OK if a and b are apart, or equal and that is allowed. */
 int program_check_overlap(kt_program *p, const char *name, kt_view a, kt_view b, int32_t equal_allowed);
 
-/* Check w against [n, k] x count and fill *m; precise: its products read f32. Reserves their scratch. */
+/* Check w against [n, k] x count and fill *m; reads: KT_READ_*. Reserves the scratch of its products. */
 int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
-                     int32_t precise, matrices *m);
+                     int32_t reads, matrices *m);
 
 /* Room for one more item in a LIST; 0 if there is no memory, and then the program is marked failed. */
 int program_room(kt_program *p, void *at, int32_t n, int32_t *capacity, size_t item);

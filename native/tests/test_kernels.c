@@ -284,6 +284,33 @@ static void test_quantize(const kt_kernels *kernels)
     law(kernels->name, "quantize rounds amax / 127 steps, halves to even", N_SIZES, broken);
 }
 
+/* Two rows of codes for one row: the first as quantize makes it, the second what that leaves over. */
+static void test_quantize_wide(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 5;
+    for (int a = 0; a < N_SIZES; a++) {
+        int64_t k = sizes[a], stride = (k + 127) / 128 * 128;
+        float *x = random_floats_of((size_t)k, &state), scale[2], once;
+        int8_t *q = allocate((size_t)(2 * stride)), *plain = allocate((size_t)stride);
+        int32_t *sum = allocate((size_t)(2 * stride / 32) * 4);
+        act8 wide = {q, scale, sum, stride}, first = {plain, &once, sum, stride};
+        kernels->quantize(x, k, &first, 0);
+        kernels->quantize_wide(x, k, &wide, 0);
+        broken += scale[0] != once || memcmp(q, plain, (size_t)stride) != 0;
+        for (int64_t c = 0; c < stride; c++) {
+            double got = (double)q[c] * (double)scale[0] + (double)q[stride + c] * (double)scale[1];
+            broken += !(fabs(got - (c < k ? (double)x[c] : 0.0)) <= 0.51 * (double)scale[1]);
+        }
+        broken += scale[1] > scale[0] / 253.0f;
+        free(x);
+        free(q);
+        free(plain);
+        free(sum);
+    }
+    law(kernels->name, "quantize_wide leaves half a step of amax / 127 / 254", N_SIZES, broken);
+}
+
 static void test_bf16(const kt_kernels *kernels)
 {
     static const uint32_t special[] = {0x7fc00000, 0xff800000, 0x7f800000, 0x80000000, 0x3f808000, 0x3f818000,
@@ -616,6 +643,7 @@ int main(void)
         test_product(row->kernels, F32, "product_f32 equals the fma chain to the bit");
         test_product(row->kernels, BF16, "product_bf16 within (k + 2) 2^-23 sum |w x|");
         test_encode(row->kernels);
+        test_quantize_wide(row->kernels);
         test_quantize(row->kernels);
         test_bf16(row->kernels);
         test_norm(row->kernels);

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ktcli.layers.backend import Reads
 from ktcli.native import Arena, Format, Pool, Program, Step, View, Weight, isa_rows, packed_bytes
 from ktcli.weights.formats import FORMATS
 
@@ -43,20 +44,19 @@ def counts() -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A linear product and an experts layer on the same input."""
+    """Linear products, with 8 and with 15 bits, and an experts layer on the same input."""
 
     program: Program
     x: View
-    linear: View
-    experts: View
+    results: tuple[View, ...]
 
     def run(self, x: np.ndarray) -> np.ndarray:
-        """Rows of both results, [T, OUT + HIDDEN]."""
+        """Rows of all results, [T, 2 OUT + HIDDEN]."""
         n = len(x)
         self.program.rows(self.x, n)[:] = x
         pages = np.zeros(-(-n // 64), np.int32)
         self.program.run(Step(np.zeros(n, np.int32), 0, pages, n))
-        return np.hstack([self.program.rows(view, n) for view in (self.linear, self.experts)])
+        return np.hstack([self.program.rows(view, n) for view in self.results])
 
 
 def random_weight(pool: Pool, fmt: Format, n: int, k: int, count: int, seed: int) -> Weight:
@@ -80,14 +80,15 @@ def weights(fmt: Format) -> tuple[Weight, Weight, Weight]:
 def record(fmt: Format, isa: str, threads: int) -> Recorded:
     plain, gate_up, down = weights(fmt)
     program = Program(Pool(threads, isa=isa), max_tokens=max(counts()), max_outputs=1, exact=False)
-    x, linear, experts = (program.buffer(width) for width in (HIDDEN, OUT, HIDDEN))
-    program.linear(linear, x, plain, None, False)
+    x, linear, wide, experts = (program.buffer(width) for width in (HIDDEN, OUT, OUT, HIDDEN))
+    program.linear(linear, x, plain, None, Reads.FORMAT)
+    program.linear(wide, x, plain, None, Reads.WIDE)
     routing = program.route(
         View(x.buffer, 0, EXPERTS), (EXPERTS, EXPERTS, 1, 1, 0, 0, 1, 1.0), None
     )
     program.experts(experts, x, routing, gate_up, down)
     program.finish()
-    return Recorded(program, x, linear, experts)
+    return Recorded(program, x, (linear, wide, experts))
 
 
 @cache

@@ -17,28 +17,61 @@
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 
-/* A row under 2^-100 counts as zero: 127 / amax must be finite. */
-static void quantize(const float *x, int64_t k, const act8 *out, int64_t row)
+/* Values to quantise: x, or what the multiples of `scale` leave over of it. */
+typedef struct values {
+    const float *x;
+    int64_t k;
+    vf inv, scale;          /* 127 / amax and amax / 127 of x, where `rest` */
+    int rest;
+} values;
+
+INLINE vf to_codes(vf v, vf inv)
+{
+    return vf_min(vf_max(vf_rint(vf_mul(v, inv)), vf_set1(-127.0f)), vf_set1(127.0f));
+}
+
+INLINE vf value_at(const values *v, int64_t c)
+{
+    vf x = vf_load_upto(v->x, c, v->k);
+    return v->rest ? vf_sub(x, vf_mul(to_codes(x, v->inv), v->scale)) : x;
+}
+
+/* A row under 2^-100 counts as zero: 127 / amax must be finite. Returns 127 / amax, or 0. */
+INLINE float quantize_values(const values *v, const act8 *out, int64_t row)
 {
     int8_t *q = out->q + row * out->stride;
     int32_t *sum = out->sum + row * (out->stride / 32);
     vf top = vf_set1(0.0f);
-    for (int64_t c = 0; c < k; c += LANES)
-        top = vf_max(top, vf_abs(vf_load_upto(x, c, k)));
+    for (int64_t c = 0; c < v->k; c += LANES)
+        top = vf_max(top, vf_abs(value_at(v, c)));
     float amax = vf_top(top);
     if (amax < 0x1p-100f)
         amax = 0.0f;
     out->scale[row] = amax / 127.0f;
-    vf inv = vf_set1(amax == 0.0f ? 0.0f : 127.0f / amax), limit = vf_set1(127.0f);
+    float inv = amax == 0.0f ? 0.0f : 127.0f / amax;
     for (int64_t c = 0; c < out->stride; c += 32) {
         vi code[2];
         for (int h = 0; h < 2; h++) {
-            vf v = vf_rint(vf_mul(vf_load_upto(x, c + 16 * h, k), inv));
-            code[h] = vi_of_vf(vf_min(vf_max(v, vf_set1(-127.0f)), limit));
+            code[h] = vi_of_vf(to_codes(value_at(v, c + 16 * h), vf_set1(inv)));
             vi_store8(q + c + 16 * h, code[h]);
         }
         sum[c / 32] = vi_sum(vi_add(code[0], code[1]));
     }
+    return inv;
+}
+
+static void quantize(const float *x, int64_t k, const act8 *out, int64_t row)
+{
+    values v = {.x = x, .k = k};
+    quantize_values(&v, out, row);
+}
+
+static void quantize_wide(const float *x, int64_t k, const act8 *out, int64_t row)
+{
+    values first = {.x = x, .k = k}, second = {.x = x, .k = k, .rest = 1};
+    second.inv = vf_set1(quantize_values(&first, out, row));
+    second.scale = vf_set1(out->scale[row]);
+    quantize_values(&second, out, row + 1);
 }
 
 static void to_bf16(const float *x, int64_t k, int64_t k_padded, uint16_t *out)
@@ -137,6 +170,7 @@ const kt_kernels NAME(KT_ISA) = {
     .product_bf16 = product_bf16,
     .product_f32 = product_f32,
     .quantize = quantize,
+    .quantize_wide = quantize_wide,
     .to_bf16 = to_bf16,
     .from_bf16 = from_bf16,
     .norm = norm,

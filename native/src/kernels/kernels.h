@@ -75,6 +75,8 @@ typedef struct kt_kernels {
     void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router */
     /* q, scale and sum of row `row` from x[0..k) */
     void (*quantize)(const float *x, int64_t k, const act8 *out, int64_t row);
+    /* the same, and to row + 1 what that leaves over */
+    void (*quantize_wide)(const float *x, int64_t k, const act8 *out, int64_t row);
     void (*to_bf16)(const float *x, int64_t k, int64_t k_padded, uint16_t *out);   /* round to nearest even */
     void (*from_bf16)(const uint16_t *x, int64_t k, float *out);
     void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
