@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from pathlib import Path
 from typing import Any
 
-import ik_llama_cpp
 import numpy as np
-from ik_llama_cpp import _ctypes_api as lib
 
-from benchmarks.peers.workers.routing import TOKENS, Routing
-from benchmarks.peers.workers.serve import serve
+_FOUND = importlib.util.find_spec("ik_llama_cpp")
+assert _FOUND and _FOUND.origin
+GGML = ctypes.CDLL(
+    str(Path(_FOUND.origin).with_name("lib") / "libggml.so"), mode=ctypes.RTLD_GLOBAL
+)  # its libllama does not say where this lies
+
+from ik_llama_cpp import _ctypes_api as lib  # noqa: E402
+
+from benchmarks.peers.workers.routing import TOKENS, Routing  # noqa: E402
+from benchmarks.peers.workers.serve import serve  # noqa: E402
 
 # ik_llama_cpp's classes offer no repacking, so the C functions below them are called.
 
@@ -50,8 +57,7 @@ class IkLlama:
 
     def _routing(self, model: Any, params: Any, top_k: int) -> dict[str, Any]:
         """How evenly experts are chosen, on a context that is closed again."""
-        ggml = ctypes.CDLL(str(Path(ik_llama_cpp.__file__).with_name("lib") / "libggml.so"))
-        routing = Routing(ggml, lib.ggml_backend_sched_eval_callback, top_k)
+        routing = Routing(GGML, lib.ggml_backend_sched_eval_callback, top_k)
         watched = type(params).from_buffer_copy(params)
         watched.cb_eval = routing.callback
         self._open(model, watched)

@@ -9,7 +9,8 @@
 
 enum {
     STREAM_ONCE = 4,        /* most tokens whose sums wait for the scales: of more, they would fill the first cache */
-    CHAINS_INT8 = 2,        /* sums per half of a step for one token: one chain is bound by its latency */
+    CHAINED = 2,            /* most tokens that have */
+    CHAINS_INT8 = 2,        /* sums per half of a step: one chain is bound by its latency */
 };
 static_assert(GEMV_TOKENS * 64 / 32 <= GEMM_PANELS * 16, "sums of all groups fit where tiles keep their lines");
 
@@ -28,7 +29,7 @@ typedef enum group_kind { GROUP_32, GROUP_64, GROUP_LONG } group_kind;
 INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint8_t *ahead, int64_t stride, vb table,
                      const int8_t *const *x, int64_t column, vi (*lo)[CHAINS_INT8], vi (*hi)[CHAINS_INT8])
 {
-    int chains = tokens == 1 ? CHAINS_INT8 : 1;
+    int chains = tokens <= CHAINED ? CHAINS_INT8 : 1;
 #pragma GCC unroll 8
     for (int line = 0; line < 8; line++) {
         vb raw = vb_load(step + 64 * line), low = line_low(kind, raw, table);
@@ -53,7 +54,7 @@ INLINE void dot_step(code_kind kind, int tokens, const uint8_t *step, const uint
 INLINE vi total_of(const vi *chain, int tokens)
 {
     vi total = chain[0];
-    for (int c = 1; tokens == 1 && c < CHAINS_INT8; c++)
+    for (int c = 1; tokens <= CHAINED && c < CHAINS_INT8; c++)
         total = vi_add(total, chain[c]);
     return total;
 }
