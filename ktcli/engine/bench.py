@@ -16,6 +16,7 @@ import numpy as np
 
 from ktcli.engine.engine import Engine
 from ktcli.engine.measure import PAIRS, Measurement, alternate
+from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.engine.synthetic import Spread, expert_spread
 from ktcli.native import Arena, Ceiling, Pool
@@ -197,8 +198,9 @@ def _once(session: Session, kind: Kind, ids: list[int]) -> None:
     if kind is Kind.PREFILL:
         session.feed(ids)
         return
+    sampler = Sampler(SamplingSettings(greedy=True))
     for token in ids:
-        int(session.feed([token]).argmax())
+        sampler.next(session.feed([token], temperature=sampler.sums_at), ())
 
 
 def _ideal_s(wanted: Demand, work: Kind, ceilings: Ceilings) -> float:

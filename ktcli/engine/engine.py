@@ -19,7 +19,7 @@ from ktcli.engine.loader import (
     load,
     memory_bytes,
 )
-from ktcli.engine.session import Session
+from ktcli.engine.session import Outputs, Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.memory import read_memory
@@ -27,7 +27,7 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
-from ktcli.native import Pool, Program, View
+from ktcli.native import Pool, Program
 from ktcli.planner.memory import PREFILL_CHUNK, default_context, margin_bytes
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
@@ -80,7 +80,7 @@ class Engine:
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, self.layout.cache_bytes(self.context))
         self._tensors: Tensors = load(model, recipe, source, progress)
-        self.program, self.logits_view, self.routings = self._record(options)
+        self.program, self._outputs, self.routings = self._record(options)
 
     @classmethod
     def load(
@@ -125,17 +125,18 @@ class Engine:
 
     def session(self) -> Session:
         """A new timeline; its cache is reserved now."""
-        return Session(self.program, self.logits_view, self.layout, self.context, self.spec.vocab)
+        return Session(self.program, self._outputs, self.layout, self.context)
 
-    def _record(self, options: Options) -> tuple[Program, View, tuple[int, ...]]:
+    def _record(self, options: Options) -> tuple[Program, Outputs, tuple[int, ...]]:
         chunk = min(PREFILL_CHUNK, self.context)
         outputs = (
             max(1, min(chunk, _LOGITS_BYTES // (4 * self.spec.vocab))) if options.all_logits else 1
         )
         program = Program(self.pool, max_tokens=chunk, max_outputs=outputs, exact=options.exact)
         backend = NativeBackend(self._tensors.by_name, self.layout.layer_bytes)
-        view = backend.record(program, self.model.forward(backend))
-        return program, view, backend.routings
+        logits = self.model.forward(backend)
+        views = backend.record(program, logits, *backend.summary(logits))
+        return program, Outputs(*views), backend.routings
 
 
 def make_pool(options: Options) -> Pool:

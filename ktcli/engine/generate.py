@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ktcli.engine.logits import Logits
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull
 
@@ -31,12 +29,15 @@ class Timeline(Protocol):
         """Ids in the cache."""
 
     def advance(
-        self, ids: Sequence[int], *, progress: Progress | None = None
-    ) -> tuple[NDArray[np.float32], int]:
+        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
+    ) -> tuple[Logits, int]:
         """Make the cache hold `ids`; logits after the last, and how many were there already."""
 
-    def feed(self, ids: Sequence[int], *, progress: Progress | None = None) -> NDArray[np.float32]:
-        """Append `ids`; logits after the last."""
+    def feed(
+        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
+    ) -> Logits:
+        """Append `ids`; logits after the last, with sums for this temperature. They may be gone after
+        the next call."""
 
 
 class Finish(Enum):
@@ -121,11 +122,11 @@ class Generation:
             self.stats.tokens += 1
             yield token  # shown while the next one is computed
             started = time.perf_counter()
-            logits = self.session.feed([token])
+            logits = self.session.feed([token], temperature=self.sampler.sums_at)
             self.stats.eval_s += time.perf_counter() - started
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 
-    def _prefill(self) -> NDArray[np.float32]:
+    def _prefill(self) -> Logits:
         def between_chunks(done: int, total: int) -> None:
             if self.progress is not None:
                 self.progress(done, total)
@@ -134,7 +135,9 @@ class Generation:
 
         self.stats.prompt_tokens = len(self.prompt)
         started = time.perf_counter()
-        logits, reused = self.session.advance(self.prompt, progress=between_chunks)
+        logits, reused = self.session.advance(
+            self.prompt, progress=between_chunks, temperature=self.sampler.sums_at
+        )
         self.stats.prompt_s = time.perf_counter() - started
         self.stats.reused_tokens = reused
         return logits

@@ -2,8 +2,8 @@
 
 The filters and their order are those of transformers (repetition penalty, temperature, top-k,
 top-p, min-p), so that settings published with a model mean here what they mean there. A seed fixes the
-sequence: each token takes exactly one number from the generator. A vocabulary has up to 200,000
-entries and almost all of them are hopeless, so they are left out by a bound before anything is sorted.
+sequence: each token takes exactly one number from the generator. Whole blocks of tokens are judged by
+their summary (logits.py), so that only few tokens are looked at one by one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.logits import F32Array, Ids, Logits
 from ktcli.errors import BadPack, UsageError
+from ktcli.native import BLOCK_COLUMNS
 
-Logits = NDArray[np.float32]
-Scores = NDArray[np.float64]
-Ids = NDArray[np.int64]
+Weights = NDArray[np.float64]
 
-_BLOCK = 64  # scores whose maximum bounds them
+# Colder is the same to every float32, and would divide by zero there.
+_COLDEST = 1e-30
 
 _RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 100.0, "0 (greedy) to 100"),
@@ -76,92 +77,154 @@ class Sampler:
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.default_rng(self.seed)
 
+    @property
+    def sums_at(self) -> float:
+        """The temperature for which logits should bring their sums; 0: it needs none."""
+        settings = self.settings
+        needed = settings.top_k == 0 and (settings.top_p < 1 or settings.min_p == 0)
+        return _temperature(settings) if needed else 0.0
+
     def next(self, logits: Logits, history: Sequence[int]) -> int:
         """The id that follows.
 
         Args:
-            logits: of the last position, [V].
+            logits: of the last position.
             history: ids of the prompt and the answer so far, for the repetition penalty.
         Raises:
             BadPack: the logits hold NaN or infinity.
         """
         settings = self.settings
-        scores = penalise(_checked(logits), history, settings.repetition_penalty)
-        if settings.greedy or settings.temperature == 0:
-            return int(np.argmax(scores))
-        ids, chances = shortlist(scores, settings)
-        sums = np.cumsum(chances)
-        drawn = np.searchsorted(sums, self._random.random() * sums[-1], side="right")
-        return int(ids[min(int(drawn), len(ids) - 1)])
+        _check(logits)
+        scores = penalise(logits, history, settings.repetition_penalty)
+        if _temperature(settings) == 0:
+            return scores.best
+        at = self._random.random()
+        if settings.top_k == 0 and settings.top_p == 1 and settings.min_p == 0:
+            scores = scores.at_temperature(_temperature(settings))
+            block, at = _pick(_masses(scores), at)
+            ids = scores.ids_in(np.array([block]))
+            chances = _chances(scores, scores.values[ids], scores.temperature)
+        else:
+            ids, chances = shortlist(scores, settings)
+        return int(ids[_pick(chances, at)[0]])
 
 
-def _checked(logits: Logits) -> Logits:
-    best = logits.max() if logits.size else np.nan  # NaN wins over everything in max()
+def _temperature(settings: SamplingSettings) -> float:
+    """What logits are divided by; 0: greedy."""
+    if settings.greedy or settings.temperature == 0:
+        return 0.0
+    return max(settings.temperature, _COLDEST)
+
+
+def _check(logits: Logits) -> None:
+    best = logits.values[logits.best]
     if not np.isfinite(best):
         raise BadPack(
             f"the model computed {best} where a number is due: its files or a kernel are wrong",
             hint="kt verify MODEL checks the files; KT_ISA=portable tries the plain kernels",
         )
-    return logits
 
 
 def penalise(logits: Logits, history: Sequence[int], penalty: float) -> Logits:
-    """Logits [V] where tokens of `history` are divided (positive) or multiplied (negative)."""
+    """Logits where tokens of `history` are divided (positive) or multiplied (negative)."""
     if penalty == 1.0 or not len(history):
         return logits
-    seen = np.unique(np.asarray(history, dtype=np.int64))
-    scores = logits.copy()
-    values = scores[seen]
-    scores[seen] = np.where(values < 0, values * penalty, values / penalty)
-    return scores
+    seen = np.asarray(history, dtype=np.int64)
+    values = logits.values[seen]
+    return logits.with_values(seen, np.where(values < 0, values * penalty, values / penalty))
 
 
-def shortlist(scores: Logits, settings: SamplingSettings) -> tuple[Ids, Scores]:
+def shortlist(scores: Logits, settings: SamplingSettings) -> tuple[Ids, Weights]:
     """The tokens that survive top-k, top-p and min-p, with their chances (not summing to 1).
 
     Args:
-        scores: logits after the penalty, [V].
+        scores: logits after the penalty.
     Returns:
         ids [n] ascending, and chances [n] relative to the best token's, n >= 1.
     """
-    ids: Ids = np.arange(len(scores))
-    if 0 < settings.top_k < len(scores):
+    temperature = _temperature(settings)
+    bound = settings.min_p  # tokens below it go
+    below = 0.0  # chances of those that went
+    if 0 < settings.top_k < len(scores.values):
         ids = _top_k(scores, settings.top_k)
-    # float32 where there are many; the best token has 1.
-    coarse = np.exp((scores[ids] - scores.max()) / np.float32(settings.temperature))
+        chances = _chances(scores, scores.values[ids], temperature)
+        total = float(chances.sum())
+    else:
+        total = 0.0
+        if settings.top_p < 1:
+            scores = scores.at_temperature(temperature)
+            masses = _masses(scores)
+            total = float(masses.sum())
+            bound = max(bound, _top_p_bound(masses, (1.0 - settings.top_p) * total))
+        stay = _chances(scores, scores.peaks, temperature) >= bound
+        if settings.top_p < 1:
+            below = float(masses.sum(where=~stay))
+        ids = scores.ids_in(np.flatnonzero(stay))
+        chances = _chances(scores, scores.values[ids], temperature)
+    likely = chances >= bound
+    below += float(chances.sum(where=~likely))
+    ids, chances = ids[likely], chances[likely]
     if settings.top_p < 1:
-        kept = _top_p(coarse, settings.top_p)
-        ids, coarse = ids[kept], coarse[kept]
-    if settings.min_p > 0:
-        kept = np.flatnonzero(coarse >= settings.min_p)
-        ids, coarse = ids[kept], coarse[kept]
-    return ids, coarse.astype(np.float64)
+        kept = _top_p(chances, (1.0 - settings.top_p) * total - below)
+        ids, chances = ids[kept], chances[kept]
+    return ids, chances
+
+
+def _top_p_bound(masses: Weights, tail: float) -> float:
+    """A chance so low that all tokens below it lie in the tail of top-p.
+
+    Those of a block together weigh at most the block's mass, and at most 64 times that chance: the
+    greatest chance for which the sum of these limits over all blocks is no more than the tail.
+    """
+    ascending = np.sort(masses)
+    sums = np.cumsum(ascending)
+    others = np.arange(len(masses) - 1, -1, -1)
+    light = int((sums + others * ascending <= tail).sum())  # so many blocks go by their mass
+    if light == len(masses):
+        return 1.0
+    rest = tail - (sums[light - 1] if light else 0.0)
+    # A little less, since masses are rounded; the best token has 1.
+    return min(1.0, 0.9999 * float(rest) / (len(masses) - light) / BLOCK_COLUMNS)
 
 
 def _top_k(scores: Logits, k: int) -> Ids:
-    """Places of the k best, ascending; those that tie with the last of them stay, as in transformers."""
-    blocks = len(scores) // _BLOCK
-    candidates: Ids = np.arange(len(scores))
-    if blocks > k:
-        # Of k blocks the best lies at or above `bound`, so at least k scores do, the k best among them.
-        best = scores[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        bound = np.partition(best, blocks - k)[blocks - k]
-        candidates = np.flatnonzero(scores >= bound)
-    few = scores[candidates]
-    last = np.partition(few, len(few) - k)[len(few) - k]
-    best_ones: Ids = candidates[few >= last]
+    """The k best, ascending; those that tie with the last of them stay, as in transformers."""
+    peaks = scores.peaks
+    blocks = np.arange(len(peaks))
+    if len(peaks) > k:
+        # Of k blocks the best lies at or above the bound, so at least k tokens do, the k best among them.
+        blocks = np.flatnonzero(peaks >= np.partition(peaks, len(peaks) - k)[len(peaks) - k])
+    ids = scores.ids_in(blocks)
+    values = scores.values[ids]
+    best_ones: Ids = ids[values >= np.partition(values, len(values) - k)[len(values) - k]]
     return best_ones
 
 
-def _top_p(chances: NDArray[np.float32], top_p: float) -> Ids:
-    """Places, ascending, without the tail that holds at most 1 - top_p; one stays always."""
-    tail = (1.0 - top_p) * float(chances.sum(dtype=np.float64))
-    # Tokens below tail / n cannot fill the tail even all together, so they lie in it.
-    hopeless = chances < tail / len(chances)
-    below = float(chances.sum(dtype=np.float64, where=hopeless))
-    likely = np.flatnonzero(~hopeless)
-    order = likely[np.argsort(chances[likely], kind="stable")]
-    keep = below + np.cumsum(chances[order], dtype=np.float64) > tail
+def _top_p(chances: Weights, tail: float) -> Ids:
+    """Places, ascending, without the least that together hold at most `tail`; one stays always."""
+    order = np.argsort(chances, kind="stable")
+    keep = np.cumsum(chances[order]) > tail
     keep[-1] = True
     kept: Ids = np.sort(order[keep])
     return kept
+
+
+def _chances(scores: Logits, values: F32Array, temperature: float) -> Weights:
+    """Of tokens with these values, where the best of `scores` has 1."""
+    logs = (values - scores.values[scores.best]) / np.float32(temperature)
+    chances: Weights = np.exp(logs).astype(np.float64)
+    return chances
+
+
+def _masses(scores: Logits) -> Weights:
+    """The chances of each block's tokens together."""
+    return _chances(scores, scores.peaks, scores.temperature) * scores.sums
+
+
+def _pick(weights: Weights, at: float) -> tuple[int, float]:
+    """Where the share `at` of all weights is reached, and which share of that place's weight is then used."""
+    sums = np.cumsum(weights)
+    wanted = at * sums[-1]
+    # `at` of an inner place may have been rounded to 1: then the last place that weighs anything.
+    place = int(min(sums.searchsorted(wanted, side="right"), sums.searchsorted(sums[-1])))
+    return place, max(0.0, float((wanted - (sums[place] - weights[place])) / weights[place]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routing, Value
 from ktcli.layers.tensors import Tensor
-from ktcli.native import Program, View, Weight
+from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
 
 # What the loader put into memory: packed weights, bf16 rows of the embedding, f32 vectors.
 Loaded = Weight | NDArray[Any]
@@ -178,12 +178,19 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.select(v[0], v[1]), out, x)
         return out
 
+    def summary(self, logits: View) -> tuple[View, View, View]:
+        """What kt_program_summary finds: best [1], peaks [B] and sums [B] of every row."""
+        blocks = -(-logits.width // BLOCK_COLUMNS)
+        best, peaks, sums = (self._buffer(n, like=logits) for n in (1, blocks, blocks))
+        self._note(lambda p, v: p.summary(*v), best, peaks, sums, logits)
+        return best, peaks, sums
+
     # -- recording ---------------------------------------------------------------------------------
 
-    def record(self, program: Program, result: View) -> View:
-        """Record everything traced and finish the program; returns where `result` lies."""
+    def record(self, program: Program, *results: View) -> tuple[View, ...]:
+        """Record everything traced and finish the program; returns where the results lie."""
         last = {view.buffer: i for i, op in enumerate(self._operations) for view in op.views}
-        last[result.buffer] = len(self._operations)
+        last.update((result.buffer, len(self._operations)) for result in results)
         free: dict[tuple[int, bool], list[int]] = {}
         placed: dict[int, int] = {}
         for i, operation in enumerate(self._operations):
@@ -200,7 +207,7 @@ class NativeBackend(Backend):
             for buffer in {view.buffer for view in operation.views if last[view.buffer] == i}:
                 free.setdefault(self._widths[buffer], []).append(placed[buffer])
         program.finish()
-        return replace(result, buffer=placed[result.buffer])
+        return tuple(replace(result, buffer=placed[result.buffer]) for result in results)
 
     @property
     def routings(self) -> tuple[int, ...]:

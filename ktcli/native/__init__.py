@@ -6,6 +6,7 @@ Handles free themselves when the last reference goes.
 """
 
 from ktcli.native.library import (
+    BLOCK_COLUMNS,
     PAGE_TOKENS,
     PANEL_ROWS,
     Arena,
@@ -23,6 +24,7 @@ from ktcli.native.pool import Pool
 from ktcli.native.program import Program, Step, View
 
 __all__ = [
+    "BLOCK_COLUMNS",
     "PAGE_TOKENS",
     "PANEL_ROWS",
     "Arena",

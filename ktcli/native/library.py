@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ktcli.errors import NativeError, NotEnoughMemory
 
 PAGE_TOKENS = 64
+BLOCK_COLUMNS = 64  # logits that are summed up together
 PANEL_ROWS = 16
 ERROR_BYTES = 400
 

@@ -37,12 +37,14 @@ class Step:
         start: position of the first.
         pages: int32 cache page of each run of 64 positions.
         first_output: rows from here on give outputs; T: none.
+        temperature: of the sums of a summary; 0: none are wanted.
     """
 
     ids: NDArray[np.int32]
     start: int
     pages: NDArray[np.int32]
     first_output: int
+    temperature: float = 0.0
 
 
 class Program:
@@ -183,6 +185,10 @@ class Program:
         """Copy the rows that are wanted as outputs."""
         self._record("select", self._lib.kt_program_select, self._view(out), self._view(x))
 
+    def summary(self, best: View, peaks: View, sums: View, logits: View) -> None:
+        views = map(self._view, (best, peaks, sums, logits))
+        self._record("summary", self._lib.kt_program_summary, *views)
+
     def finish(self) -> int:
         """Reserve buffers and scratch; returns their bytes."""
         size = self._ffi.new("size_t *")
@@ -213,6 +219,7 @@ class Program:
         require(pages.size >= needed, f"{pages.size} pages for {needed}")
         c = self._step
         c.n_tokens, c.start, c.first_output = ids.size, step.start, step.first_output
+        c.temperature = step.temperature
         ids_pointer = self._ffi.from_buffer("int32_t[]", ids)
         pages_pointer = self._ffi.from_buffer("int32_t[]", pages)
         c.ids, c.pages, c.n_pages = ids_pointer, pages_pointer, pages.size
@@ -228,6 +235,8 @@ class Program:
             pointer != self._ffi.NULL and 0 < n <= max(self.max_tokens, self.max_outputs),
             "no such rows",
         )
+        # Whoever holds the rows holds the program: its memory must not go before them.
+        pointer = self._ffi.gc(pointer, lambda _, handle=self._handle: None)
         width = int(stride[0])
         flat = np.frombuffer(self._ffi.buffer(pointer, n * width * 4), dtype=np.float32)
         return flat.reshape(n, width)[:, view.column : view.column + view.width]

@@ -31,6 +31,7 @@ extern "C" {
 
 #define KT_API_VERSION 1
 #define KT_PAGE_TOKENS 64   /* tokens of one KV page; also where attention partials are cut */
+#define KT_BLOCK_COLUMNS 64 /* logits that are summed up together */
 #define KT_PANEL_ROWS 16    /* output rows of one weight panel: one zmm of int32, one AMX tile */
 
 enum kt_result {
@@ -266,6 +267,15 @@ KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b
 /* Output rows: out[i] = in[first_output + i] */
 KT_API int kt_program_select(kt_program *program, kt_view out, kt_view in);
 
+/* What choosing a token needs to know of each row of logits; B = ceil(logits.width / 64) blocks of 64
+ * columns, the last perhaps shorter. The same bits for any number of threads.
+ *   best  [1]  column of the greatest value, the first of equals (a whole number; at most 2^24 columns);
+ *              a column of NaN or +Inf if there is any, so that the value there says whether all is well
+ *   peaks [B]  greatest value of each block; +Inf if it holds NaN
+ *   sums  [B]  sum of e^((value - peak) / step.temperature) over each block, in 1..64; a number without
+ *              meaning where the peak is infinite, not written if the temperature is 0 */
+KT_API int kt_program_summary(kt_program *program, kt_view best, kt_view peaks, kt_view sums, kt_view logits);
+
 /* Everything that changes from step to step. */
 typedef struct kt_step {
     int64_t n_tokens;       /* 1..max_tokens */
@@ -277,6 +287,7 @@ typedef struct kt_step {
     void *cache;            /* [cache_pages][page_bytes] */
     int64_t cache_pages;
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
+    float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
 } kt_step;
 
 /* Run all operations for one step. */

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "program.h"
 
+#include <float.h>
 #include <time.h>
 
 static int64_t now_ns(void)
@@ -29,6 +30,8 @@ static int check_counts(kt_program *p, const kt_step *s)
     if (s->first_output < 0 || s->first_output > s->n_tokens || s->n_tokens - s->first_output > o->max_outputs)
         return program_fail(p, KT_ERR_RANGE, "first_output is %lld of %lld tokens; at most %lld outputs are possible",
                             (long long)s->first_output, (long long)s->n_tokens, (long long)o->max_outputs);
+    if (!(s->temperature >= 0 && s->temperature <= FLT_MAX))
+        return program_fail(p, KT_ERR_RANGE, "temperature is %g; 0 or more is possible", (double)s->temperature);
     return KT_OK;
 }
 

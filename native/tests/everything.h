@@ -9,7 +9,7 @@ enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 
 
 typedef struct everything {
     kt_program *program;
-    kt_view logits;
+    kt_view logits, best, peaks, sums;
     int32_t routing;
     test_weight qkv, o, router, gate_up, down, q, latent, uk_in, uk_out, uv, head;
     uint16_t *table;
@@ -111,6 +111,10 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     OK(kt_program_select(p, last, x), kt_program_error(p));
     OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, 0), kt_program_error(p));
+    e->best = make_view(p, 1, KT_ROWS_OUTPUTS);
+    e->peaks = make_view(p, 1, KT_ROWS_OUTPUTS);
+    e->sums = make_view(p, 1, KT_ROWS_OUTPUTS);
+    OK(kt_program_summary(p, e->best, e->peaks, e->sums, e->logits), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return e;
 }
@@ -131,7 +135,8 @@ static inline void ev_free(everything *e)
 static inline kt_step ev_step(const everything *e, const int32_t *ids, int64_t n, int64_t start, int64_t outputs)
 {
     return (kt_step){.n_tokens = n, .start = start, .first_output = n - outputs, .ids = ids, .pages = e->pages,
-                     .n_pages = EV_PAGES, .cache = e->cache, .cache_pages = EV_PAGES, .page_bytes = e->page_bytes};
+                     .n_pages = EV_PAGES, .cache = e->cache, .cache_pages = EV_PAGES, .page_bytes = e->page_bytes,
+                     .temperature = 0.7f};
 }
 
 #endif

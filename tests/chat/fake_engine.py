@@ -13,6 +13,7 @@ import numpy as np
 
 from ktcli.chat.chat import Speaker, read_voice
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.engine.logits import Logits
 from ktcli.errors import ContextFull
 
 TEMPLATE = (
@@ -67,15 +68,17 @@ class FakeSession:
         del self.cache[position:]
         return len(self.cache)
 
-    def advance(self, ids: Sequence[int], *, progress=None) -> tuple[np.ndarray, int]:
+    def advance(
+        self, ids: Sequence[int], *, progress=None, temperature: float = 0.0
+    ) -> tuple[Logits, int]:
         limit = min(len(ids) - 1, len(self.cache))
         common = next((i for i in range(limit) if ids[i] != self.cache[i]), limit)
         if len(ids) > self._engine.context:
             raise ContextFull("too long")
         self.truncate(common)
-        return self.feed(ids[common:], progress=progress), common
+        return self.feed(ids[common:], progress=progress, temperature=temperature), common
 
-    def feed(self, ids: Sequence[int], *, progress=None) -> np.ndarray:
+    def feed(self, ids: Sequence[int], *, progress=None, temperature: float = 0.0) -> Logits:
         if len(self.cache) + len(ids) > self._engine.context:
             raise ContextFull("too long")
         for start in range(0, len(ids), CHUNK):
@@ -83,7 +86,7 @@ class FakeSession:
             self.computed += len(ids[start : start + CHUNK])
             if progress:
                 progress(min(start + CHUNK, len(ids)), len(ids))
-        return self._engine.logits(self.cache)
+        return Logits.of(self._engine.logits(self.cache), temperature)
 
 
 class FakeEngine:

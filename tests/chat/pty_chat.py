@@ -25,9 +25,9 @@ def script(question: str) -> str:
 
 
 class SlowSession(FakeSession):
-    def feed(self, ids, *, progress=None):
+    def feed(self, ids, *, progress=None, temperature=0.0):
         time.sleep(SLOW_S if len(ids) == 1 else 0)
-        return super().feed(ids, progress=progress)
+        return super().feed(ids, progress=progress, temperature=temperature)
 
 
 def main(folder: Path) -> None:

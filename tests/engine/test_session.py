@@ -15,6 +15,8 @@ from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.engine.loader import PackSource, load
+from ktcli.engine.logits import Logits
+from ktcli.engine.session import Session
 from ktcli.errors import BadPack, ContextFull, UsageError
 from ktcli.models import build
 from ktcli.native import Pool
@@ -39,28 +41,32 @@ def engine(pack: Path) -> Engine:
     return Engine.load(pack, context=CONTEXT, threads=2, exact="deepseek" in pack.parent.name)
 
 
+def feed(session: Session, ids: list[int]) -> np.ndarray:
+    return session.feed(ids).values.copy()
+
+
 def close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a - b).max() <= 1e-5 * b.std())
 
 
 def test_whole_pieces_and_one_by_one_agree(engine: Engine) -> None:
-    whole = engine.session().feed(IDS)
+    whole = feed(engine.session(), IDS)
     pieces, single = engine.session(), engine.session()
     for start in range(0, len(IDS), 37):
-        in_pieces = pieces.feed(IDS[start : start + 37])
+        in_pieces = feed(pieces, IDS[start : start + 37])
     for token in IDS:
-        one_by_one = single.feed([token])
+        one_by_one = feed(single, [token])
     assert close(in_pieces, whole) and close(one_by_one, whole)
     assert pieces.ids == single.ids == tuple(IDS)
 
 
 def test_going_back_and_forth_is_the_identity(engine: Engine) -> None:
-    straight = engine.session().feed(IDS)
+    straight = feed(engine.session(), IDS)
     session = engine.session()
     session.feed(IDS[:100])
     session.feed([1, 2, 3] * 20)
     assert session.truncate(90) == 90
-    assert close(session.feed(IDS[90:]), straight)
+    assert close(feed(session, IDS[90:]), straight)
 
 
 def test_advance_computes_only_what_is_new(engine: Engine) -> None:
@@ -68,18 +74,30 @@ def test_advance_computes_only_what_is_new(engine: Engine) -> None:
     _, reused = session.advance(IDS[:80])
     assert reused == 0
     logits, reused = session.advance(IDS)
-    assert reused == 80 and close(logits, engine.session().feed(IDS))
+    assert reused == 80 and close(logits.values.copy(), feed(engine.session(), IDS))
     logits, reused = session.advance([*IDS[:50], 7])
     assert reused == 50 and session.ids == (*IDS[:50], 7)
+    before = logits.values.copy()
     again, reused = session.advance([*IDS[:50], 7])
-    assert reused == 50 and close(again, logits)  # the last one is computed: its logits are wanted
+    # The last one is computed: its logits are wanted.
+    assert reused == 50 and close(again.values, before)
 
 
 def test_sessions_do_not_disturb_each_other(engine: Engine) -> None:
     first, second = engine.session(), engine.session()
     first.feed(IDS[:70])
     second.feed(IDS[70:])
-    assert close(first.feed(IDS[70:]), engine.session().feed(IDS))
+    assert close(feed(first, IDS[70:]), feed(engine.session(), IDS))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_logits_come_with_their_summary(engine: Engine, temperature: float) -> None:
+    given = engine.session().feed(IDS, temperature=temperature)
+    made = Logits.of(given.values, temperature)
+    assert given.best == made.best and given.temperature == temperature
+    np.testing.assert_array_equal(given.peaks, made.peaks)
+    if temperature:
+        np.testing.assert_allclose(given.sums, made.sums, rtol=1e-5)
 
 
 def test_a_full_context_changes_nothing(engine: Engine) -> None:
@@ -115,7 +133,7 @@ def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         session.feed(ids, progress=stop)
     assert session.ids == tuple(ids[:200])
-    assert close(session.feed(ids[200:]), engine.session().feed(ids))
+    assert close(feed(session, ids[200:]), feed(engine.session(), ids))
 
 
 @pytest.mark.parametrize("context", [0, -1, 513])

@@ -94,7 +94,7 @@ def test_reuse_keeps_the_history(case: Case) -> None:
         operation.emit(virtual, operation.views)  # type: ignore[arg-type]
     backend, result_again = backend_of(model_of(case, 5))
     reused = Symbols()
-    placed = backend.record(reused, result_again)  # type: ignore[arg-type]
+    (placed,) = backend.record(reused, result_again)  # type: ignore[arg-type]
     assert reused.read(placed) == virtual.read(result)
 
 

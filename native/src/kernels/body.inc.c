@@ -152,6 +152,37 @@ static void add(const float *a, const float *b, int64_t n, float *out)
         vf_store_upto(out, c, n, vf_add(vf_load_upto(a, c, n), vf_load_upto(b, c, n)));
 }
 
+enum { BLOCK_VECTORS = KT_BLOCK_COLUMNS / LANES };
+
+/* v[0..4) = x[0..64), of which only x[0..n) exists; the rest reads as -Inf. */
+INLINE void load_block(const float *x, int64_t n, vf *v)
+{
+    float padded[KT_BLOCK_COLUMNS];
+    if (n < KT_BLOCK_COLUMNS) {
+        for (int i = 0; i < KT_BLOCK_COLUMNS; i++)
+            padded[i] = i < n ? x[i] : -INFINITY;
+        x = padded;
+    }
+    for (int i = 0; i < BLOCK_VECTORS; i++)
+        v[i] = vf_load(x + LANES * i);
+}
+
+static void summarize(const float *x, int64_t n, float temperature, float *peaks, float *sums)
+{
+    for (int64_t b = 0; b * KT_BLOCK_COLUMNS < n; b++) {
+        vf v[BLOCK_VECTORS], top = vf_set1(-INFINITY), sum = vf_set1(0.0f);
+        load_block(x + b * KT_BLOCK_COLUMNS, n - b * KT_BLOCK_COLUMNS, v);
+        for (int i = 0; i < BLOCK_VECTORS; i++)     /* the minimum turns NaN into +Inf */
+            top = vf_max(top, vf_min(v[i], vf_set1(INFINITY)));
+        peaks[b] = vf_top(top);
+        if (temperature == 0.0f)
+            continue;
+        for (int i = 0; i < BLOCK_VECTORS; i++)
+            sum = vf_add(sum, vf_exp(vf_div(vf_sub(v[i], vf_set1(peaks[b])), vf_set1(temperature))));
+        sums[b] = vf_sum(sum);
+    }
+}
+
 static size_t product_scratch_bytes(const kt_format *format, int64_t k)
 {
     return format->bits <= 8 ? int8_scratch_bytes(format, k) : 64;
@@ -177,6 +208,7 @@ const kt_kernels NAME(KT_ISA) = {
     .rope = rope,
     .swiglu = swiglu,
     .add = add,
+    .summarize = summarize,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,
     .pack_keys = pack_keys,

@@ -84,6 +84,8 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
+    /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
+    void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
