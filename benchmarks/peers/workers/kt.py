@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
 from ktcli.engine.engine import Engine
+from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.synthetic import Request, expert_spread, random_engine
 from ktcli.hardware.probe import probe
 from ktcli.store import catalog
@@ -46,8 +47,9 @@ class Kt:
 
     def decode(self, ids: list[int]) -> None:
         self._session.truncate(0)
+        sampler = Sampler(SamplingSettings(greedy=True))
         for token in ids:
-            int(self._session.feed([token]).argmax())
+            sampler.next(self._session.feed([token], temperature=sampler.sums_at), ())
 
 
 if __name__ == "__main__":
