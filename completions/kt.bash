@@ -24,8 +24,8 @@ _kt() {
         'verify') options='--json --quiet --help'; words='here' ;;
         'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
         'bench') options='--help'; words='decode prefill kernel' ;;
-        'bench decode') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
-        'bench prefill') options='--layers --tokens --experts --dense --threads --runs --profile --json --help'; words='models' ;;
+        'bench decode') options='--layers --tokens --context --experts --dense --threads --runs --profile --json --help'; words='models' ;;
+        'bench prefill') options='--layers --tokens --context --experts --dense --threads --runs --profile --json --help'; words='models' ;;
         'bench kernel') options='--work --shape --format --tokens --threads --isa --runs --json --help'; words='' ;;
     esac
     if [[ $word == -* ]]; then

@@ -14,7 +14,7 @@ from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figur
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, RunsOpt, ThreadsOpt
 from ktcli.commands.subject import Subject, find_subject
-from ktcli.engine.bench import CEILING_BYTES, Ceilings, Kind, Result, run
+from ktcli.engine.bench import CEILING_BYTES, Ceilings, Job, Kind, Result, run
 from ktcli.engine.engine import Engine
 from ktcli.engine.measure import PAIRS
 from ktcli.engine.synthetic import SPREAD_TOKENS, Request, random_engine
@@ -42,6 +42,14 @@ ProfileOpt = Annotated[
 ]
 
 
+ContextOpt = Annotated[
+    int,
+    typer.Option(
+        "--context", "-c", min=0, max=1 << 20, help="Tokens in the cache before each run."
+    ),
+]
+
+
 def _tokens(default: str) -> Any:
     return typer.Option("--tokens", "-n", min=1, max=1 << 20, help=f"Tokens of one run. {default}")
 
@@ -50,7 +58,8 @@ def _tokens(default: str) -> Any:
 def decode(
     model: ModelArg,
     layers: LayersOpt = None,
-    tokens: Annotated[int, _tokens("One after the other, from an empty cache.")] = 32,
+    tokens: Annotated[int, _tokens("One after the other.")] = 32,
+    context: ContextOpt = 0,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
@@ -68,9 +77,11 @@ def decode(
 
       kt bench decode qwen3-30b-a3b --layers 8
 
+      kt bench decode qwen3-30b-a3b --layers 4 --context 16384 --profile
+
       kt bench decode deepseek-v3 --layers 4 --experts int8 --json
     """
-    wanted = Wanted(Kind.DECODE, layers, tokens, threads, runs)
+    wanted = Wanted(Job(Kind.DECODE, tokens, context), layers, threads, runs)
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -79,6 +90,7 @@ def prefill(
     model: ModelArg,
     layers: LayersOpt = None,
     tokens: Annotated[int, _tokens("The length of the prompt.")] = 512,
+    context: ContextOpt = 0,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
@@ -96,7 +108,7 @@ def prefill(
 
       kt bench prefill kt-mini --profile
     """
-    wanted = Wanted(Kind.PREFILL, layers, tokens, threads, runs)
+    wanted = Wanted(Job(Kind.PREFILL, tokens, context), layers, threads, runs)
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -107,9 +119,8 @@ app.command()(kernel)
 class Wanted:
     """What the command line asked for."""
 
-    kind: Kind
+    job: Job
     layers: int | None
-    tokens: int
     threads: int | None
     runs: int
 
@@ -118,11 +129,10 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
     machine = probe()
     engine = _engine(subject, wanted, machine)
     ceilings = Ceilings.of(engine.pool)
-    with out.progress(f"{wanted.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
+    with out.progress(f"{wanted.job.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
         result = run(
             engine,
-            wanted.kind,
-            wanted.tokens,
+            wanted.job,
             ceilings,
             pairs=wanted.runs,
             progress=lambda done: bar.update(done=done),
@@ -145,7 +155,8 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
 def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
     """The converted model if there is one and all of it is wanted, else random weights."""
     # Room for the tokens whose experts are counted, where the model has it.
-    context = max(wanted.tokens, min(SPREAD_TOKENS, build(subject.config).spec.context))
+    need = wanted.job.context + wanted.job.n_tokens
+    context = max(need, min(SPREAD_TOKENS, build(subject.config).spec.context))
     if subject.pack is not None and wanted.layers is None:
         with out.progress(f"loading {subject.name}") as bar:
             return Engine.load(
@@ -168,25 +179,28 @@ def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[s
     """One result, with the keys every benchmark of kt has first."""
     measured, spread = result.measured, result.spread
     row: dict[str, Any] = {
-        "work": result.kind.value,
+        "work": result.job.kind.value,
         "model": subject.name,
         "format": engine.recipe.experts.name,
         "isa": engine.pool.isa,
         "threads": engine.pool.threads,
-        "n_tokens": result.n_tokens,
+        "n_tokens": result.job.n_tokens,
+        "context": result.job.context,
         "tok_s": result.tok_s,
-        "tok_s_min": result.n_tokens / measured.slowest_s,
-        "tok_s_max": result.n_tokens / measured.fastest_s,
+        "tok_s_min": result.job.n_tokens / measured.slowest_s,
+        "tok_s_max": result.job.n_tokens / measured.fastest_s,
         "gb_s": result.read_bps / 1e9,
         "gop_s": result.ops / 1e9,
         "percent_of_ceiling": 100 * measured.share,
-        "predicted_tok_s": result.n_tokens / result.predicted_s,
+        "predicted_tok_s": result.job.n_tokens / result.predicted_s,
         "dense": engine.recipe.dense.name,
         "layers": engine.spec.layers,
         "layers_of_model": whole,
         "weights_bytes": engine.weights_bytes,
-        "bytes_per_token": result.demand.read_bytes / result.n_tokens,
-        "ops_per_token": result.demand.all_ops / result.n_tokens,
+        "bytes_per_token": result.demand.read_bytes / result.job.n_tokens,
+        "ops_per_token": result.demand.all_ops / result.job.n_tokens,
+        "attention_gb_s": result.demand.attention[0] / result.attention_s / 1e9,
+        "attention_gop_s": result.demand.attention[1] / result.attention_s / 1e9,
         "runs": len(measured.runs),
         "noisy": measured.noisy,
         "others_percent": 100 * measured.others_share,
@@ -199,20 +213,21 @@ def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[s
 
 
 def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bool) -> str:
-    of = "read bandwidth" if result.kind is Kind.DECODE else "arithmetic peak"
+    of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     weights = f"{row['format']} experts, {row['dense']} dense, {gib(row['weights_bytes'])}"
     rows = [
         ("Model", f"{row['model']}, {layers}, {weights}"),
         ("Threads", f"{row['threads']}, {row['isa']}"),
         (
-            result.kind.value.capitalize(),
+            result.job.kind.value.capitalize(),
             f"{row['tok_s']:.1f} tokens/s ({row['tok_s_min']:.1f} to {row['tok_s_max']:.1f},"
             f" {row['runs']} runs of {row['n_tokens']} tokens)",
         ),
         ("Memory", f"{row['gb_s']:.1f} GB/s, {gib(row['bytes_per_token'])} per token"),
         ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
         ("Ceiling", ceiling_words(ceilings)),
+        ("Attention", _attention_words(row)),
         ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
         ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
     ]
@@ -220,6 +235,11 @@ def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bo
         rows.append(("Experts", _spread_words(result)))
     text = table(rows)
     return f"{text}\n\n{_profile_table(result)}" if profile else text
+
+
+def _attention_words(row: dict[str, Any]) -> str:
+    after = f", after {row['context']} tokens" if row["context"] else ""
+    return f"{row['attention_gb_s']:.1f} GB/s, {row['attention_gop_s']:.0f} GFLOP/s{after}"
 
 
 def _spread_words(result: Result) -> str:
@@ -236,7 +256,7 @@ def _profile_table(result: Result) -> str:
     operations = [*result.profile.operations]
     operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
     rows = [
-        (name, f"{1e3 * s / result.n_tokens:.3f} ms", f"{s / seconds:.1%}")
+        (name, f"{1e3 * s / result.job.n_tokens:.3f} ms", f"{s / seconds:.1%}")
         for name, s in operations
     ]
     return table(rows, ("operation", "per token", "share"), right=(1, 2))

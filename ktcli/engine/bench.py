@@ -25,6 +25,7 @@ from ktcli.planner.spec import Step, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
+ATTENTION = ("gqa", "mla")  # operations of the program
 _SEED = 20_260_101
 
 
@@ -36,35 +37,55 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """One run of the work.
+
+    Attributes:
+        n_tokens: tokens of one run.
+        context: tokens that lie in the cache before each run.
+    """
+
+    kind: Kind
+    n_tokens: int
+    context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
-    """What one run of the work reads and computes."""
+    """What one run of the work reads and computes.
+
+    Attributes:
+        attention: of that, the part over the KV cache: (bytes, operations).
+    """
 
     read_bytes: int
     ops: dict[Unit, int]
+    attention: tuple[int, int]
 
     @property
     def all_ops(self) -> int:
         return sum(self.ops.values())
 
 
-def steps(engine: Engine, kind: Kind, n_tokens: int) -> Iterator[Step]:
-    """The steps of a run of `n_tokens` tokens from an empty cache."""
-    size = 1 if kind is Kind.DECODE else engine.program.max_tokens
-    for start in range(0, n_tokens, size):
-        chunk = min(size, n_tokens - start)
+def steps(engine: Engine, job: Job) -> Iterator[Step]:
+    """The steps of a run."""
+    size = 1 if job.kind is Kind.DECODE else engine.program.max_tokens
+    for start in range(0, job.n_tokens, size):
+        chunk = min(size, job.n_tokens - start)
         # Only the last token of a prompt, and every token of an answer, gives logits.
-        outputs = 1 if start + chunk == n_tokens or kind is Kind.DECODE else 0
-        yield Step(chunk, start, outputs)
+        outputs = 1 if start + chunk == job.n_tokens or job.kind is Kind.DECODE else 0
+        yield Step(chunk, job.context + start, outputs)
 
 
-def demand(engine: Engine, kind: Kind, n_tokens: int) -> Demand:
+def demand(engine: Engine, job: Job) -> Demand:
     """Bytes and operations of a run."""
-    read, ops = 0, dict.fromkeys(Unit, 0)
-    for step in steps(engine, kind, n_tokens):
+    read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
+    for step in steps(engine, job):
         for work in step_work(engine.model, engine.recipe, step):
             read += work.read_bytes
             ops[work.unit] += work.ops
-    return Demand(read, ops)
+            cached += work.read_bytes if work.unit is Unit.ATTENTION else 0
+    return Demand(read, ops, (cached, ops[Unit.ATTENTION]))
 
 
 @dataclass(slots=True)
@@ -124,8 +145,7 @@ class Result:
         predicted_s: what the plan expects of a run, at the ceilings of this measurement.
     """
 
-    kind: Kind
-    n_tokens: int
+    job: Job
     measured: Measurement
     demand: Demand
     spread: Spread | None
@@ -134,7 +154,7 @@ class Result:
 
     @property
     def tok_s(self) -> float:
-        return self.n_tokens / self.measured.seconds
+        return self.job.n_tokens / self.measured.seconds
 
     @property
     def read_bps(self) -> float:
@@ -145,11 +165,15 @@ class Result:
         """Operations per second."""
         return self.demand.all_ops / self.measured.seconds
 
+    @property
+    def attention_s(self) -> float:
+        """Time of the attention operations of a run, products inside them included."""
+        return sum(s for name, s in self.profile.operations if name in ATTENTION)
+
 
 def run(
     engine: Engine,
-    kind: Kind,
-    n_tokens: int,
+    job: Job,
     ceilings: Ceilings,
     *,
     pairs: int = PAIRS,
@@ -158,44 +182,46 @@ def run(
     """Measure one work on a loaded engine.
 
     Args:
-        n_tokens: tokens of one run; at most the engine's context.
+        job: its tokens and what lies before them fit the engine's context.
         pairs: runs, each between two measurements of the ceiling.
         progress: told after each run how many are done.
     """
     session = engine.session()
-    wanted = demand(engine, kind, n_tokens)
+    wanted = demand(engine, job)
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
     draw = np.random.default_rng(_SEED)
     done = 0
 
     def work() -> None:
         nonlocal done
-        _once(session, kind, draw.integers(0, engine.spec.vocab, n_tokens).tolist())
+        _once(session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
         done += 1
         progress(done)
 
+    if job.context:
+        session.feed(draw.integers(0, engine.spec.vocab, job.context).tolist())
     work()
     done = 0
     before = _operation_seconds(engine)
-    measured = alternate(work, lambda: _ideal_s(wanted, kind, ceilings), pairs=pairs)
+    measured = alternate(work, lambda: _ideal_s(wanted, job.kind, ceilings), pairs=pairs)
     profile = _profile(before, _operation_seconds(engine), pairs)
-    predicted_s = _predicted_s(engine, kind, n_tokens, ceilings.rates())
-    return Result(kind, n_tokens, measured, wanted, spread, profile, predicted_s)
+    predicted_s = _predicted_s(engine, job, ceilings.rates())
+    return Result(job, measured, wanted, spread, profile, predicted_s)
 
 
-def _predicted_s(engine: Engine, kind: Kind, n_tokens: int, rates: Rates) -> float:
+def _predicted_s(engine: Engine, job: Job, rates: Rates) -> float:
     return sum(
         step_seconds(
             step_work(engine.model, engine.recipe, step), engine.spec, rates, step.n_tokens
         )
-        for step in steps(engine, kind, n_tokens)
+        for step in steps(engine, job)
     )
 
 
-def _once(session: Session, kind: Kind, ids: list[int]) -> None:
-    """One run from an empty cache. A decode step ends with choosing a token, as an answer does."""
-    session.truncate(0)
-    if kind is Kind.PREFILL:
+def _once(session: Session, job: Job, ids: list[int]) -> None:
+    """One run. A decode step ends with choosing a token, as an answer does."""
+    session.truncate(job.context)
+    if job.kind is Kind.PREFILL:
         session.feed(ids)
         return
     sampler = Sampler(SamplingSettings(greedy=True))

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cpu.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 
@@ -243,6 +244,24 @@ static inline void law(const char *row, const char *name, int64_t cases, int64_t
 {
     printf("%s %-12s %s (%lld cases)\n", broken ? "FAIL" : "ok  ", row, name, (long long)cases);
     failures += broken != 0;
+}
+
+/* 1 if got is further from want than the tolerance, or not a number. */
+static inline int64_t far(double got, double want, double tolerance)
+{
+    return !(fabs(got - want) <= tolerance);
+}
+
+/* Test every row that this CPU can run. */
+static inline void for_each_row(void (*test)(const kt_kernels *kernels))
+{
+    uint64_t have = cpu_features();
+    for (const kt_row *row = kt_rows; row->kernels; row++) {
+        if (row->needs & ~have)
+            printf("skip %-12s this CPU lacks what it needs\n", row->kernels->name);
+        else
+            test(row->kernels);
+    }
 }
 
 #endif

@@ -105,6 +105,16 @@ def test_formats_and_layers_are_those_asked_for(model: str, capsys):
     assert row["experts_seen_percent"] > 0
 
 
+@pytest.mark.parametrize("work", ["decode", "prefill"])
+def test_tokens_before_a_run_are_read_again(work: str, model: str, capsys):
+    (first,) = measured(capsys, work, model, "-n", "4")["results"]
+    (later,) = measured(capsys, work, model, "-n", "4", "--context", "200")["results"]
+    assert (first["context"], later["context"]) == (0, 200)
+    assert later["bytes_per_token"] > first["bytes_per_token"]
+    assert later["ops_per_token"] > first["ops_per_token"]
+    assert later["attention_gb_s"] > 0 and later["attention_gop_s"] > 0
+
+
 def test_all_layers_by_default(model: str, capsys):
     (row,) = measured(capsys, "prefill", model, "-n", "16")["results"]
     assert row["layers"] == row["layers_of_model"] > 2
@@ -221,6 +231,7 @@ def test_kernels_for_people(capsys):
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
         (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),
+        (["decode", "qwen3-30b-a3b", "--context", "40960", "--layers", "1"], 2, "40960"),
         (["prefill", "qwen3-30b-a3b", "--experts", "int3"], 2, "int3"),
     ],
 )

@@ -1,0 +1,217 @@
+/* test_small_kernels.c - the elementwise kernels, the conversions of activations and the ceilings of every row that
+ * this CPU can run, against plain loops. */
+#define _POSIX_C_SOURCE 200112L     /* posix_memalign */
+
+#include "oracle.h"
+
+static const int64_t sizes[] = {1, 2, 5, 15, 16, 17, 33, 64, 100, 130, 257};
+enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
+
+static void test_quantize(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 3;
+    for (int a = 0; a < N_SIZES; a++) {
+        int64_t k = sizes[a], stride = (k + 127) / 128 * 128;
+        float *x = random_floats_of((size_t)k, &state), amax = 0.0f, scale = -1.0f;
+        int8_t *q = allocate((size_t)stride);
+        int32_t *sum = allocate((size_t)(stride / 32) * 4);
+        act8 out = {q, &scale, sum, stride};
+        for (int64_t c = 0; c < k; c++)
+            amax = fmaxf(amax, fabsf(x[c]));
+        memset(q, 99, (size_t)stride);
+        kernels->quantize(x, k, &out, 0);
+        broken += scale != amax / 127.0f;
+        for (int64_t b = 0; b < stride; b += 32) {
+            int32_t total = 0;
+            for (int64_t c = b; c < b + 32; c++) {
+                float want = c < k && amax > 0.0f ? rintf(x[c] * (127.0f / amax)) : 0.0f;
+                broken += q[c] != (int)want;
+                total += q[c];
+            }
+            broken += sum[b / 32] != total;
+        }
+        memset(x, 0, (size_t)k * sizeof *x);
+        kernels->quantize(x, k, &out, 0);
+        broken += scale != 0.0f || q[0] != 0;
+        free(x);
+        free(q);
+        free(sum);
+    }
+    law(kernels->name, "quantize rounds amax / 127 steps, halves to even", N_SIZES, broken);
+}
+
+/* Two rows of codes for one row: the first as quantize makes it, the second what that leaves over. */
+static void test_quantize_wide(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 5;
+    for (int a = 0; a < N_SIZES; a++) {
+        int64_t k = sizes[a], stride = (k + 127) / 128 * 128;
+        float *x = random_floats_of((size_t)k, &state), scale[2], once;
+        int8_t *q = allocate((size_t)(2 * stride)), *plain = allocate((size_t)stride);
+        int32_t *sum = allocate((size_t)(2 * stride / 32) * 4);
+        act8 wide = {q, scale, sum, stride}, first = {plain, &once, sum, stride};
+        kernels->quantize(x, k, &first, 0);
+        kernels->quantize_wide(x, k, &wide, 0);
+        broken += scale[0] != once || memcmp(q, plain, (size_t)stride) != 0;
+        for (int64_t c = 0; c < stride; c++) {
+            double got = (double)q[c] * (double)scale[0] + (double)q[stride + c] * (double)scale[1];
+            double want = c < k ? (double)x[c] : 0.0;
+            broken += !(fabs(got - want) <= 0.51 * (double)scale[1] + 0x1p-23 * fabs(want));
+        }
+        broken += scale[1] > scale[0] / 253.0f;
+        free(x);
+        free(q);
+        free(plain);
+        free(sum);
+    }
+    law(kernels->name, "quantize_wide leaves half a step of amax / 127 / 254", N_SIZES, broken);
+}
+
+static void test_bf16(const kt_kernels *kernels)
+{
+    static const uint32_t special[] = {0x7fc00000, 0xff800000, 0x7f800000, 0x80000000, 0x3f808000, 0x3f818000,
+                                       0x00000001, 0x7f7fffff, 0x7f800001, 0xffffffff, 0x3f807fff, 0x00408000};
+    float x[257], back[257];
+    uint16_t h[288];
+    int64_t broken = 0;
+    uint64_t state = 5;
+    for (int i = 0; i < 257; i++)
+        x[i] = i < 12 ? float_of_bits(special[i]) : next_float(&state);
+    for (int a = 0; a < N_SIZES; a++) {
+        kernels->to_bf16(x, sizes[a], sizes[a] + 31, h);
+        kernels->from_bf16(h, sizes[a], back);
+        for (int64_t c = 0; c < sizes[a] + 31; c++)
+            broken += h[c] != (c < sizes[a] ? bf16_of_float(x[c]) : 0);
+        for (int64_t c = 0; c < sizes[a]; c++)
+            broken += bits_of_float(back[c]) != (uint32_t)h[c] << 16;
+    }
+    law(kernels->name, "to_bf16 rounds to nearest even, from_bf16 is exact", N_SIZES, broken);
+}
+
+static void test_norm(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 11;
+    for (int a = 0; a < N_SIZES; a++) {
+        int64_t n = sizes[a];
+        float *x = random_floats_of((size_t)n, &state), *gain = random_floats_of((size_t)n, &state);
+        float *out = allocate((size_t)n * sizeof *out);
+        double square = 0;
+        for (int64_t c = 0; c < n; c++)
+            square += (double)x[c] * (double)x[c];
+        kernels->norm(x, gain, n, 1e-6f, out);
+        for (int64_t c = 0; c < n; c++) {
+            double want = (double)x[c] / sqrt(square / (double)n + 1e-6) * (double)gain[c];
+            broken += far((double)out[c], want, 1e-6 * fabs(want));
+        }
+        kernels->norm(x, gain, n, 1e-6f, x);        /* in place */
+        broken += memcmp(x, out, (size_t)n * sizeof *x) != 0;
+        free(x);
+        free(gain);
+        free(out);
+    }
+    law(kernels->name, "norm, also in place", N_SIZES, broken);
+}
+
+static void test_rope(const kt_kernels *kernels)
+{
+    static const int64_t dims[] = {2, 4, 6, 16, 30, 32, 34, 64, 128};
+    int64_t broken = 0;
+    uint64_t state = 13;
+    for (size_t a = 0; a < sizeof dims / sizeof dims[0]; a++)
+        for (int interleaved = 0; interleaved < 2; interleaved++) {
+            int64_t dim = dims[a], half = dim / 2;
+            float *x = random_floats_of((size_t)dim, &state), *was = allocate((size_t)dim * 4);
+            float *co = random_floats_of((size_t)half, &state), *si = random_floats_of((size_t)half, &state);
+            memcpy(was, x, (size_t)dim * 4);
+            kernels->rope(x, co, si, dim, interleaved);
+            for (int64_t i = 0; i < half; i++) {
+                int64_t p = interleaved ? 2 * i : i, q = interleaved ? 2 * i + 1 : i + half;
+                double c = (double)co[i], s = (double)si[i], u = (double)was[p], v = (double)was[q];
+                broken += far((double)x[p], u * c - v * s, 2e-7 * (fabs(u * c) + fabs(v * s)));
+                broken += far((double)x[q], v * c + u * s, 2e-7 * (fabs(u * s) + fabs(v * c)));
+            }
+            free(x);
+            free(was);
+            free(co);
+            free(si);
+        }
+    law(kernels->name, "rope, both pairings", 18, broken);
+}
+
+static void test_elementwise(const kt_kernels *kernels)
+{
+    int64_t broken = 0;
+    uint64_t state = 17;
+    for (int a = 0; a < N_SIZES; a++) {
+        int64_t n = sizes[a], runs = (n + 15) / 16;
+        float *both = random_floats_of((size_t)(32 * runs), &state), *out = allocate((size_t)n * 4);
+        float *sum = allocate((size_t)n * 4);
+        for (int64_t i = 0; i < 32 * runs; i++)
+            both[i] *= i % 3 ? 3.0f : 40.0f;
+        kernels->swiglu(both, n, out);
+        kernels->add(both, out, n, sum);
+        for (int64_t c = 0; c < n; c++) {
+            double gate = (double)both[c / 16 * 32 + c % 16], up = (double)both[c / 16 * 32 + 16 + c % 16];
+            double want = gate / (1.0 + exp(-gate)) * up;
+            broken += far((double)out[c], want, 5e-7 * fabs(want) + 1e-35);
+            broken += sum[c] != both[c] + out[c];
+        }
+        free(both);
+        free(out);
+        free(sum);
+    }
+    law(kernels->name, "swiglu, add", N_SIZES, broken);
+}
+
+/* e^x through swiglu: gate / (1 + e^-gate) with up = 1, where e^-gate dominates. */
+static void test_exp(const kt_kernels *kernels)
+{
+    float both[32], out[16];
+    double worst = 0;
+    for (int i = 0; i < 20000; i++) {
+        for (int j = 0; j < 16; j++) {
+            both[j] = -0.0001f - 80.0f * (float)(16 * i + j) / 320000.0f;
+            both[16 + j] = 1.0f;
+        }
+        kernels->swiglu(both, 16, out);
+        for (int j = 0; j < 16; j++) {
+            double want = (double)both[j] / (1.0 + exp(-(double)both[j]));
+            worst = fmax(worst, fabs((double)out[j] / want - 1.0));
+        }
+    }
+    law(kernels->name, "exp within 3e-7 from 0 to 80", 320000, worst > 3e-7);
+}
+
+static void test_ceilings(const kt_kernels *kernels)
+{
+    uint8_t *data = allocate(8192);
+    uint64_t operations = 0, more = 0;
+    memset(data, 1, 8192);
+    int broken = kernels->read_bytes(data, 8192) == 0;
+    kernels->int8_ops(3, &operations);
+    kernels->bf16_ops(3, &more);
+    broken += operations == 0 || more == 0;
+    free(data);
+    law(kernels->name, "ceiling loops run and count", 3, broken);
+}
+
+static void test_row(const kt_kernels *kernels)
+{
+    test_quantize(kernels);
+    test_quantize_wide(kernels);
+    test_bf16(kernels);
+    test_norm(kernels);
+    test_rope(kernels);
+    test_elementwise(kernels);
+    test_exp(kernels);
+    test_ceilings(kernels);
+}
+
+int main(void)
+{
+    for_each_row(test_row);
+    return failures != 0;
+}
