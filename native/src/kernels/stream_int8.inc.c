@@ -9,8 +9,8 @@
 
 enum {
     STREAM_ONCE = 4,        /* most tokens whose sums wait for the scales: of more, they would fill the first cache */
-    CHAINED = 2,            /* most tokens that have */
-    CHAINS_INT8 = 2,        /* sums per half of a step: one chain is bound by its latency */
+    CHAINS_INT8 = 2,        /* sums per half of a step, since one chain is bound by its latency; */
+    CHAINED = 2,            /* with more tokens than this there are chains enough */
 };
 static_assert(GEMV_TOKENS * 64 / 32 <= GEMM_PANELS * 16, "sums of all groups fit where tiles keep their lines");
 
@@ -178,9 +178,9 @@ static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2, s
 static stream *const streams[GEMV_TOKENS + 1] = {stream_1, stream_1, stream_2};
 #endif
 
-/* All panels, each with all tokens before the next. A single pass fetches what lies PREFETCH bytes on. With several, the
- * later ones find the panel in the cache, so the memory would stand still: each fetches its part of the next
- * panel (12 tokens, int4: 0.64 of the int8 peak with the first pass fetching all, 0.75 so). */
+/* All panels, each with all tokens before the next. A single pass fetches what lies PREFETCH bytes on. With
+ * several, the later ones find the panel in the cache, so the memory would stand still: each fetches its part of
+ * the next panel (12 tokens, int4: 0.64 of the int8 peak with the first pass fetching all, 0.75 so). */
 static void stream_block(const product *p, const layout *l, const int8_scratch *s)
 {
     int64_t passes = (p->n_tokens + GEMV_TOKENS - 1) / GEMV_TOKENS, each = (p->n_tokens + passes - 1) / passes;
