@@ -67,6 +67,7 @@ def test_every_package_has_one_version():
 
 def test_rows_are_chosen_by_words_and_engines():
     assert chosen((), ()) == list(PAIRINGS)
+    assert {work for p in chosen((), (), ("prefill",)) for work in p.goals} == {DECODE}
     found = chosen(("decode", "int8"), ("llama.cpp",))
     assert found
     assert all(p.engine == "llama.cpp" and set(p.goals) == {DECODE} for p in found)

@@ -248,6 +248,7 @@ def _arguments() -> argparse.Namespace:
         metavar="WORD",
         help="rows whose name holds it; again: and",
     )
+    add("--skip", action="append", default=[], metavar="WORD", help="not those whose name holds it")
     add("--engines", default="", metavar="A,B", help=f"of {', '.join(ENGINES)}; default: all")
     add(
         "--prepare",
@@ -269,12 +270,12 @@ def _arguments() -> argparse.Namespace:
     if unknown := set(engines) - set(ENGINES):
         parser.error(f"unknown engines: {', '.join(sorted(unknown))}")
     words = tuple(wanted.only)
-    wanted.pairings = chosen(words, engines)
+    wanted.pairings = chosen(words, engines, tuple(wanted.skip))
     wanted.moe = moe.cases(words) if not engines or moe.NAME in engines else []
     wanted.rounds = _QUICK if wanted.quick else PAIRS
     wanted.folder = wanted.folder.resolve()
     wanted.wheels = wanted.wheels.resolve() if wanted.wheels else None
-    if wanted.output is None and not (wanted.quick or words or engines):
+    if wanted.output is None and not (wanted.quick or words or wanted.skip or engines):
         machine = probe()
         cpu = report.slug(machine.cpu.model or "")
         name = f"{date.today().isoformat()}-{cpu}-{len(machine.cpu.cores)}-cores-peers.json"

@@ -72,12 +72,13 @@ class Pairing:
         """What `--only` looks at."""
         return f"{work.name} {self.model} {self.kt.name} against {self.engine} {self.mix}"
 
-    def only(self, words: tuple[str, ...]) -> Pairing:
-        """With the works whose names hold every word."""
+    def only(self, words: tuple[str, ...], skipped: tuple[str, ...] = ()) -> Pairing:
+        """With the works whose names hold every word and none of those skipped."""
         kept = {
             work: goal
             for work, goal in self.goals.items()
             if all(word in self.name(work) for word in words)
+            and not any(word in self.name(work) for word in skipped)
         }
         return replace(self, goals=kept)
 
@@ -112,10 +113,13 @@ PAIRINGS = (
 )
 
 
-def chosen(words: tuple[str, ...], engines: tuple[str, ...]) -> list[Pairing]:
-    """The pairings with these engines (none named: all), and of them the works that hold every word."""
+def chosen(
+    words: tuple[str, ...], engines: tuple[str, ...], skipped: tuple[str, ...] = ()
+) -> list[Pairing]:
+    """The pairings with these engines (none named: all), and their works as `Pairing.only` says."""
     return [
         kept
         for pairing in PAIRINGS
-        if (not engines or pairing.engine in engines) and (kept := pairing.only(words)).goals
+        if (not engines or pairing.engine in engines)
+        and (kept := pairing.only(words, skipped)).goals
     ]
