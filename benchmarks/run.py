@@ -4,7 +4,7 @@
     python benchmarks/run.py NAME --layers N [...]         decode and prefill of one model
 
 Every row is made by `kt bench` in a process of its own, on random weights of true shapes. The whole set
-is written to results/DATE-CPU.json; one model is only printed.
+is written to results/DATE-CPU-CORES.json; one model is only printed.
 """
 
 from __future__ import annotations

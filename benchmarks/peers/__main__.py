@@ -124,10 +124,20 @@ class Bench:
             yield
         except Unavailable as error:
             # The tree's own path is nobody's business.
-            reason = str(error).replace(str(ROOT), ".").replace(str(Path.home()), "~")
+            reason = str(error)
+            for path, short in self._own_paths():
+                reason = reason.replace(str(path), short)
             self.unavailable.append({"what": what, "reason": reason})
             say(f"not measured: {what}: {reason}")
             self._close_kt()  # it may be kt that ended
+
+    def _own_paths(self) -> Iterator[tuple[Path, str]]:
+        """Folders of this machine that no result names."""
+        yield self.wanted.folder, "FOLDER"
+        if self.wanted.wheels:
+            yield self.wanted.wheels, "WHEELS"
+        yield ROOT, "."
+        yield Path.home(), "~"
 
     def _pairing(self, pairing: Pairing) -> list[report.Row]:
         if pairing.engine not in self.engines:

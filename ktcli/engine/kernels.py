@@ -42,6 +42,7 @@ _STACK_BYTES = 512 << 20
 _STACK_CACHES = 8
 _MOST_STACK_BYTES = 4 << 30
 _MOST_LAYERS = 64  # tiny shapes of tests: they would need thousands
+_MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # of a shape: far above any model
 _RUN_S = 0.1  # a run repeats its step for about this long
 _SEED = 20_260_102
 _LINEAR_TOKENS = (1, 512)
@@ -77,10 +78,12 @@ class Shape:
         parts = text.split(",")
         if len(parts) == 4 and all(part.strip().isdecimal() for part in parts):
             hidden, width, experts, top_k = map(int, parts)
-            if min(hidden, width) >= 1 and 1 <= top_k <= experts:
+            sizes = min(hidden, width) >= 1 and max(hidden, width) <= _MOST_COLUMNS
+            if sizes and 1 <= top_k <= experts <= _MOST_EXPERTS:
                 return cls(text, hidden, width, experts, top_k)
         raise UsageError(
-            f"{text!r} is no shape", hint=f"shapes: {', '.join(SHAPES)}, or H,I,E,K: 2048,768,128,8"
+            f"{text[:60]!r} is no shape",
+            hint=f"shapes: {', '.join(SHAPES)}, or H,I,E,K: 2048,768,128,8",
         )
 
     def tokens(self, per_expert: int) -> int:
@@ -170,8 +173,11 @@ class Stack:
         layer_bytes = sum(packed_bytes(fmt, n, k) * count for n, k, count in matrices)
         self.layers = min(_MOST_LAYERS, ceil(_stack_bytes() / layer_bytes))
         self.size_bytes = self.layers * layer_bytes
-        if self.size_bytes > free_bytes:
-            raise NotEnoughMemory("the layers to be measured", self.size_bytes, free_bytes)
+        # Beside the weights: each layer's input, a copy of it as products read it, what comes out.
+        width = max(max(n, k) for n, k, _ in matrices)
+        need = self.size_bytes + (self.layers + 4) * max_tokens * width * 4
+        if need > free_bytes:
+            raise NotEnoughMemory("the layers to be measured", need, free_bytes)
         self.name, self.pool, self.format = name, pool, fmt
         self.draw = np.random.default_rng(_SEED)
         self.program = Program(pool, max_tokens=max_tokens, max_outputs=1, exact=False)

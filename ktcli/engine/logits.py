@@ -26,7 +26,7 @@ class Logits:
 
     Attributes:
         values: [V]
-        best: id of the greatest value, the first of equals; if any value is NaN or infinity, of such a one.
+        best: id of the greatest value, the first of equals; if any value is NaN or +infinity, of such a one.
         peaks: greatest value of each block, [B].
         sums: of e^((value - peak) / temperature) over each block, [B].
         temperature: that the sums were made for; 0: they were not made.

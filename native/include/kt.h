@@ -217,7 +217,7 @@ KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_
  * head_dim is even. q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
-    float scale;            /* of the scores, usually 1/sqrt(head_dim) */
+    float scale;            /* of the scores, positive; usually 1/sqrt(head_dim) */
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,

@@ -24,6 +24,14 @@ typedef struct attention {
     size_t shared_offset;           /* bytes into the shared scratch, of partials */
 } attention;
 
+/* KT_OK if scores may be multiplied by it: maxima are found before. */
+static inline int check_scale(kt_program *p, const char *name, float scale)
+{
+    if (scale > 0 && scale <= 3.4e38f)
+        return KT_OK;
+    return program_fail(p, KT_ERR_RANGE, "%s: a scale of %g, it must be positive", name, (double)scale);
+}
+
 /* Row (token, head) begins at data + token * token_stride + head * head_stride. */
 typedef struct head_rows {
     float *data;

@@ -78,7 +78,7 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
                             s->head_dim);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "gqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
-    return KT_OK;
+    return check_scale(p, "gqa", s->scale);
 }
 
 int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *shape)

@@ -8,7 +8,7 @@
 #include "program.h"
 
 #define TASKS_PER_THREAD 8              /* so that a slow thread delays the others by an eighth of its share */
-#define MOST_PANELS 64                  /* of one task with one token */
+#define MOST_PANELS 64                  /* of one task with one token, or whose results are joined */
 /* With many tokens. 512x2048x4096 in int8 on one core, weights per call: 128 kB 75 %, 512 kB 93 % and
  * 2 MB 95 % of the peak. */
 #define MOST_BYTES ((size_t)2 << 20)

@@ -195,7 +195,7 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt
                             out.width);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "mla: layer_offset %zu is not a multiple of 64", s->layer_offset);
-    return KT_OK;
+    return check_scale(p, "mla", s->scale);
 }
 
 static size_t align64(size_t size)

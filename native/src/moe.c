@@ -124,7 +124,7 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     product p = {.n_tokens = b->last_row - b->row, .x_rows = g->token + b->row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
     matrices_bind(w, &o->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
-    p.next = b->last_pair < o->gate_up.panels / 2 ? panel_at(&o->gate_up, b->expert, 2 * b->last_pair) : b->next;
+    p.next = b->next;
     product_run(w, o->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++)
         w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
@@ -143,6 +143,9 @@ static void gate_up(const moe *o, const worker *w, const groups *g, const piece 
         float *h = whole ? own : hidden(w) + b.row * o->h_stride;
         for (b.pair = all->pair; b.pair < all->last_pair; b.pair = b.last_pair) {
             b.last_pair = min64(b.pair + most, all->last_pair);
+            int64_t then = b.last_pair < all->last_pair ? b.last_pair : all->pair;
+            int ends = then == all->pair && b.last_row == all->last_row;
+            b.next = ends ? all->next : panel_at(&o->gate_up, b.expert, 2 * then);
             gate_up_block(o, w, g, &b, h + b.pair * KT_PANEL_ROWS);
         }
         for (int64_t i = b.row; whole && i < b.last_row; i++)

@@ -9,6 +9,7 @@
 
 #include <string.h>
 
+#define MAX_INT8_SUM 131072     /* products of 127 and 127 that an int32 sum and its bias of 128 hold */
 #define SLOTS 4     /* conversions of one kind and domain kept at once: more than a layer has inputs */
 
 /* ---- converted rows ----------------------------------------------------------------------------- */
@@ -166,6 +167,9 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
                             w->format.bits, w->format.group, w->format.scale);
     if (!w->data)
         return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
+    if (w->format.bits <= 8 && w->format.group == 0 && w->k > MAX_INT8_SUM)
+        return program_fail(p, KT_ERR_SHAPE, "%s: %lld columns under one scale, the most is %d", name, (long long)w->k,
+                            MAX_INT8_SUM);
     int32_t exact = p->options.exact || reads == KT_READ_F32 || w->format.bits == 32;
     int32_t int8 = reads == KT_READ_WIDE ? ACT_WIDE : ACT_INT8;
     *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : int8,

@@ -84,7 +84,10 @@ static void check_weights(kt_pool *pool)
     g = (kt_gqa){3, 1, 16, 1, 32};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
             "layer_offset 32");
-    kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .uk_in = t.w, .uk_out = t.w, .uv = t.w};
+    g = (kt_gqa){3, 1, 16, 0, 0};
+    REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
+            "scale of 0");
+    kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1, .uk_in = t.w, .uk_out = t.w, .uv = t.w};
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "mla uk_in");
     m.lora = 41;
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "lora 41");
@@ -249,7 +252,7 @@ static int record_random(kt_program *p, const shared *s, uint64_t *state, const 
     case 4:
         return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32));
     default:
-        return kt_program_linear(p, out, in, &s->w[random_bits(state) % 3].w, NULL, random_bits(state) % 5 == 0);
+        return kt_program_linear(p, out, in, &s->w[random_bits(state) % 3].w, NULL, (int32_t)(random_bits(state) % 3));
     }
 }
 

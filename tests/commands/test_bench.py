@@ -227,6 +227,7 @@ def test_kernels_for_people(capsys):
     [
         (["kernel", "--shape", "D"], 2, "A, B, C"),
         (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
+        (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "no shape"),
         (["kernel", "--isa", "sse9"], 9, "portable"),
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),

@@ -24,8 +24,11 @@ SOURCES = Path(__file__).parents[2] / "native" / "src"
 CONSTANT = re.compile(r"\b((?:[A-Z0-9_]*TOKEN[A-Z0-9_]*|STREAM_MOST\w*))(?: = | +)(\d+)\b")
 INTEGER = [fmt for fmt in FORMATS.values() if fmt.bits <= 8]
 ROWS = [row.name for row in isa_rows() if row.usable]
-# Panels that no block divides, padded columns; both experts get every token.
-HIDDEN, WIDTH, OUT, EXPERTS = 192, 72, 37, 2
+# Panels that no block divides, padded columns; all experts get every token.
+HIDDEN, OUT = 192, 37
+FEW = (2, 72)  # experts, width: a task has some of an expert's columns
+# With one or two threads a task has all columns of an expert, in two blocks if there are 240 rows.
+MANY = (16, 152)
 
 
 @cache
@@ -67,25 +70,24 @@ def random_weight(pool: Pool, fmt: Format, n: int, k: int, count: int, seed: int
 
 
 @cache
-def weights(fmt: Format) -> tuple[Weight, Weight, Weight]:
+def weights(fmt: Format, experts: int, width: int) -> tuple[Weight, Weight, Weight]:
     pool = Pool(1)
-    inner = 2 * -(-WIDTH // 16) * 16
+    inner = 2 * -(-width // 16) * 16
     return (
         random_weight(pool, fmt, OUT, HIDDEN, 1, 1),
-        random_weight(pool, fmt, inner, HIDDEN, EXPERTS, 2),
-        random_weight(pool, fmt, HIDDEN, WIDTH, EXPERTS, 3),
+        random_weight(pool, fmt, inner, HIDDEN, experts, 2),
+        random_weight(pool, fmt, HIDDEN, width, experts, 3),
     )
 
 
-def record(fmt: Format, isa: str, threads: int) -> Recorded:
-    plain, gate_up, down = weights(fmt)
+def record(fmt: Format, isa: str, threads: int, shape: tuple[int, int] = FEW) -> Recorded:
+    plain, gate_up, down = weights(fmt, *shape)
+    n = shape[0]
     program = Program(Pool(threads, isa=isa), max_tokens=max(counts()), max_outputs=1, exact=False)
     x, linear, wide, experts = (program.buffer(width) for width in (HIDDEN, OUT, OUT, HIDDEN))
     program.linear(linear, x, plain, None, Reads.FORMAT)
     program.linear(wide, x, plain, None, Reads.WIDE)
-    routing = program.route(
-        View(x.buffer, 0, EXPERTS), (EXPERTS, EXPERTS, 1, 1, 0, 0, 1, 1.0), None
-    )
+    routing = program.route(View(x.buffer, 0, n), (n, n, 1, 1, 0, 0, 1, 1.0), None)
     program.experts(experts, x, routing, gate_up, down)
     program.finish()
     return Recorded(program, x, (linear, wide, experts))
@@ -132,3 +134,13 @@ def test_same_bits(fmt: Format, isa: str) -> None:
             got = recorded.run(x[first : first + n])
             same = (got.view(np.uint32) == want[first : first + n].view(np.uint32)).all(axis=1)
             assert same.all(), f"{n} tokens, {threads} threads: not {np.flatnonzero(~same)[:8]}"
+
+
+@pytest.mark.parametrize("fmt", [FORMATS["int4"], FORMATS["int8"]], ids=lambda fmt: fmt.name)
+def test_whole_rows_and_parts_have_the_same_bits(fmt: Format) -> None:
+    x = tokens()[:250]
+    alone = record(fmt, ROWS[0], 4, MANY)
+    want = np.vstack([alone.run(row[None]) for row in x])
+    for threads in (1, 2, 3, 4):
+        got = record(fmt, ROWS[0], threads, MANY).run(x)
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))

@@ -37,7 +37,7 @@ static int32_t dot_bias(const kt_format *f)
     return kind == CODES_INT8 ? DOT_BIAS_INT8 : kind == CODES_LINEAR4 ? f->codebook[0] : DOT_BIAS_BOOK4(f->codebook);
 }
 
-/* Columns that share an int32 sum start, and a scale. */
+/* A thread's memory for one product; streams keep the sums that wait for their scales where tiles keep lines. */
 typedef struct int8_scratch {
     int32_t *start;         /* [TOKEN_BLOCK][groups]: where the int32 sums of a token begin */
     float *scales;          /* [GEMM_PANELS][groups][16] */
