@@ -2,7 +2,7 @@
 
     python benchmarks/load.py [--json]
 
-Writes about 2.5 GB of random weights (five layers of qwen3-30b-a3b, int4 and int8) with kt's own writer,
+Writes about 2.6 GB of random weights (five layers of qwen3-30b-a3b, int4 and int8) with kt's own writer,
 reads them once, then loads them `RUNS` times with kt's own loader. The ceiling, taken before and after
 each, is a plain copy by all threads into memory that is there already. A loader also has to get its
 memory from the system, which fills it with zeros; `fresh_percent` is what the same plain copy

@@ -10,19 +10,16 @@ is written to results/DATE-CPU-CORES.json; one model is only printed.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import load
 import start_time
+from naming import result_path
 
 from ktcli import __version__
-
-RESULTS = Path(__file__).parent / "results"
 
 # What the goals of the project are set in: the same layers as the figures of other engines.
 SET = (
@@ -77,11 +74,6 @@ def kernels() -> list[dict[str, Any]]:
     return rows
 
 
-def slug(text: str) -> str:
-    """A CPU's name as part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
-
-
 def main() -> None:
     chosen = tuple(sys.argv[1:])
     results: list[dict[str, Any]] = []
@@ -101,15 +93,14 @@ def main() -> None:
     starts = start_time.rows()
     for row in starts:
         print(f"start    {row['command']:<18} {row['seconds'] * 1e3:.0f} ms")
-    today = date.today().isoformat()
-    path = RESULTS / f"{today}-{slug(machine['cpu'] or '')}-{machine['cores']}-cores.json"
+    path = result_path(machine["cpu"], machine["cores"])
     document = {
-        "date": today,
+        "date": date.today().isoformat(),
         "kt": __version__,
         "machine": machine,
         "results": [*results, *loads, *starts],
     }
-    RESULTS.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"written to {path}")
 

@@ -21,6 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.naming import result_path
 from benchmarks.peers import install, moe, report
 from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.install import ROOT, Place, Unavailable
@@ -35,7 +36,6 @@ from ktcli.models import cut
 from ktcli.store import catalog
 from ktcli.weights.formats import format_named
 
-RESULTS = ROOT / "benchmarks/results"
 _CONTEXT = 1024
 _QUICK = 3
 
@@ -286,10 +286,8 @@ def _arguments() -> argparse.Namespace:
     wanted.folder = wanted.folder.resolve()
     wanted.wheels = wanted.wheels.resolve() if wanted.wheels else None
     if wanted.output is None and not (wanted.quick or words or wanted.skip or engines):
-        machine = probe()
-        cpu = report.slug(machine.cpu.model or "")
-        name = f"{date.today().isoformat()}-{cpu}-{len(machine.cpu.cores)}-cores-peers.json"
-        wanted.output = RESULTS / name
+        cpu = probe().cpu
+        wanted.output = result_path(cpu.model, len(cpu.cores), "peers")
     return wanted
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -107,8 +106,3 @@ def moe_text(rows: Sequence[Row]) -> str:
     ]
     head = ("work", "H x I x E x K", "kt-kernel", "ms", "GB/s", "GOP/s", "")
     return table(lines, head, right=(3, 4, 5))
-
-
-def slug(words: str) -> str:
-    """A CPU's name as part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "unknown"

@@ -58,15 +58,15 @@ static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_
     kt_gqa shape = {4, 2, 16, 0.25f, 0};
     kt_router router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));
     OK(kt_program_norm(p, q, q, 16, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_rope(p, q, table, 16, 0, 0), kt_program_error(p));
     OK(kt_program_rope(p, k, table, 16, 0, 0), kt_program_error(p));
     OK(kt_program_gqa(p, out, q, k, v, &shape), kt_program_error(p));
-    OK(kt_program_linear(p, y, out, &e->o.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_linear(p, y, out, &e->o.w, NULL, KT_READ_FORMAT), kt_program_error(p));
     OK(kt_program_add(p, x, x, y), kt_program_error(p));
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, scores, normed, &e->router.w, NULL, 1), kt_program_error(p));
+    OK(kt_program_linear(p, scores, normed, &e->router.w, NULL, KT_READ_F32), kt_program_error(p));
     e->routing = kt_program_route(p, scores, &router);
     OK(e->routing, kt_program_error(p));
     OK(kt_program_experts(p, y, normed, e->routing, &e->gate_up.w, &e->down.w), kt_program_error(p));
@@ -80,8 +80,8 @@ static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_
     kt_view out = make_view(p, 64, KT_ROWS_TOKENS), y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_mla shape = {4, 16, 16, 16, EV_LORA, 0.2f, offset, e->uk_in.w, e->uk_out.w, e->uv.w};
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, q, normed, &e->q.w, NULL, 0), kt_program_error(p));
-    OK(kt_program_linear(p, latent, normed, &e->latent.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_linear(p, q, normed, &e->q.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+    OK(kt_program_linear(p, latent, normed, &e->latent.w, NULL, KT_READ_FORMAT), kt_program_error(p));
     OK(kt_program_rope(p, q, table, 32, 16, 1), kt_program_error(p));
     OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
     OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
@@ -110,7 +110,7 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     ev_mla_layer(e, x, normed, table, first);
     OK(kt_program_select(p, last, x), kt_program_error(p));
     OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, 0), kt_program_error(p));
+    OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, KT_READ_FORMAT), kt_program_error(p));
     e->best = make_view(p, 1, KT_ROWS_OUTPUTS);
     e->peaks = make_view(p, 1, KT_ROWS_OUTPUTS);
     e->sums = make_view(p, 1, KT_ROWS_OUTPUTS);

@@ -188,13 +188,8 @@ static void test_attention(const kt_kernels *kernels)
     law(kernels->name, "pack_keys makes panels", ATTENTION_CASES, packed);
 }
 
-static void test_row(const kt_kernels *kernels)
-{
-    test_attention(kernels);
-}
-
 int main(void)
 {
-    for_each_row(test_row);
+    for_each_row(test_attention);
     return failures != 0;
 }

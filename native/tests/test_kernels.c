@@ -164,7 +164,8 @@ static void test_product(const kt_kernels *kernels, enum kind kind, const char *
             problem p = make_problem(reference, f, n, k, &state);
             expect(&p, kind);
             for (int t = 0; t < N_TOKENS; t++) {
-                int64_t wrong = check_product(kernels, &p, kind, token_counts[t], (enum arrangement)((t + a) % N_ARRANGEMENTS));
+                int64_t wrong = check_product(kernels, &p, kind, token_counts[t],
+                                              (enum arrangement)((t + a) % N_ARRANGEMENTS));
                 if (wrong)
                     printf("  %s n %lld k %lld tokens %lld: %lld values differ\n", all_formats[i].name,
                            (long long)n, (long long)k, (long long)token_counts[t], (long long)wrong);

@@ -45,8 +45,8 @@ static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
     r.logits = make_view(r.program, EXPERTS, KT_ROWS_TOKENS);
     r.out = make_view(r.program, l->hidden, KT_ROWS_TOKENS);
     r.plain = make_view(r.program, 37, KT_ROWS_TOKENS);
-    OK(kt_program_linear(r.program, r.plain, r.x, &l->plain.w, l->bias, 0), kt_program_error(r.program));
-    OK(kt_program_linear(r.program, r.logits, r.x, &l->router.w, NULL, 1), kt_program_error(r.program));
+    OK(kt_program_linear(r.program, r.plain, r.x, &l->plain.w, l->bias, KT_READ_FORMAT), kt_program_error(r.program));
+    OK(kt_program_linear(r.program, r.logits, r.x, &l->router.w, NULL, KT_READ_F32), kt_program_error(r.program));
     kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
     r.routing = kt_program_route(r.program, r.logits, &router);
     OK(r.routing, kt_program_error(r.program));

@@ -62,16 +62,17 @@ static void check_weights(kt_pool *pool)
     kt_view scores = make_view(p, 4, KT_ROWS_TOKENS);
     test_weight t = make_weight(pool, &test_formats[INT8].format, 48, 64, 1, 1);
     kt_weight w = t.w;
-    REFUSED(kt_program_linear(p, a, b, &w, NULL, 0), KT_ERR_SHAPE, why(p), "[48, 64], but [64, 48]");
+    REFUSED(kt_program_linear(p, a, b, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "[48, 64], but [64, 48]");
     w.count = 2;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, 0), KT_ERR_SHAPE, why(p), "2 matrices");
+    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "2 matrices");
     w = t.w;
     w.format.bits = 5;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, 0), KT_ERR_SHAPE, why(p), "5 bits");
+    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "5 bits");
     w = t.w;
     w.data = NULL;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, 0), KT_ERR_SHAPE, why(p), "no data");
-    REFUSED(kt_program_linear(p, part(a, 0, 48), a, &t.w, NULL, 0), KT_ERR_SHAPE, why(p), "overlap");
+    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "no data");
+    REFUSED(kt_program_linear(p, part(a, 0, 48), a, &t.w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p),
+            "overlap");
     kt_router r = {.experts = 4, .top_k = 2, .scale = 1};
     int32_t routing = kt_program_route(p, scores, &r);
     kt_weight many = t.w;
@@ -87,7 +88,8 @@ static void check_weights(kt_pool *pool)
     g = (kt_gqa){3, 1, 16, 0, 0};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
             "scale of 0");
-    kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1, .uk_in = t.w, .uk_out = t.w, .uv = t.w};
+    kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,
+                .uk_in = t.w, .uk_out = t.w, .uv = t.w};
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "mla uk_in");
     m.lora = 41;
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "lora 41");
