@@ -48,7 +48,7 @@ class Pool:
         isa = isa or config.forced_isa()
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         pins = ffi.new("int32_t[]", list(cpus)) if cpus is not None else ffi.NULL
-        options = ffi.new("kt_pool_options *", (name, threads, pins, spin_us))
+        options = ffi.new("kt_pool_options *", (name, threads, pins, spin_us, 1))
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
         if handle == ffi.NULL:

@@ -32,6 +32,7 @@ extern "C" {
 #define KT_API_VERSION 1
 #define KT_PAGE_TOKENS 64   /* tokens of one KV page; also where attention partials are cut */
 #define KT_BLOCK_COLUMNS 64 /* logits that are summed up together */
+#define KT_MAX_NODES 64    /* teams of a pool */
 #define KT_PANEL_ROWS 16    /* output rows of one weight panel: one zmm of int32, one AMX tile */
 
 enum kt_result {
@@ -61,11 +62,20 @@ KT_API size_t kt_cache_bytes(int32_t level);
 
 typedef struct kt_pool kt_pool;
 
+/* What products are told apart by where a row with tiles (amx) begins to use them. */
+enum kt_tile_kind { KT_TILE_INT4 = 0, KT_TILE_INT8 = 1, KT_TILE_BF16 = 2, KT_TILE_KINDS = 3 };
+
+/* A pool is one team of threads per NUMA node: its threads, and the memory beside them. A *node* below is a
+ * team's number, 0..n_nodes-1, which need not be the system's; several may share one memory. */
 typedef struct kt_pool_options {
     const char *isa;        /* row to use, or NULL for the best usable one */
     int32_t n_threads;      /* the caller's thread is one of them; >= 1 */
     const int32_t *cpus;    /* [n_threads] OS numbers to pin to, or NULL: not pinned */
     int32_t spin_us;        /* how long an idle worker spins before it sleeps */
+    int32_t n_nodes;        /* 1..KT_MAX_NODES */
+    const int32_t *node_threads;    /* [n_nodes] threads of each team, >= 1 and n_threads in all; NULL: one team */
+    const uint64_t *node_memory;    /* [n_nodes] bit i: OS node i holds what belongs to the team; 0 or NULL: anywhere */
+    int32_t tile_min[KT_TILE_KINDS];    /* fewest rows of activations for which a product uses tiles; 0: 2 */
 } kt_pool_options;
 
 KT_API kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t error_size);

@@ -64,6 +64,7 @@ typedef struct team {
 struct kt_pool {
     team team;
     const kt_kernels *kernels;
+    int32_t tile_min[KT_TILE_KINDS];
     cpu_set_t caller_cpu;   /* where thread 0 runs tasks */
     int pinned;
     char error[256];
@@ -292,6 +293,8 @@ kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t erro
     m->idle_spin_ns = crowded ? 0 : (int64_t)options->spin_us * 1000;
     m->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)m->threads;
     pool->kernels = kernels;
+    for (int i = 0; i < KT_TILE_KINDS; i++)
+        pool->tile_min[i] = options->tile_min[i] > 0 ? options->tile_min[i] : 2;
     if (!start_team(pool, options, error, error_size)) {
         kt_pool_free(pool);
         return NULL;
@@ -317,6 +320,11 @@ void kt_pool_free(kt_pool *pool)
 const kt_kernels *pool_kernels(const kt_pool *pool)
 {
     return pool->kernels;
+}
+
+int64_t pool_tile_min(const kt_pool *pool, int32_t kind)
+{
+    return pool->tile_min[kind];
 }
 
 void pool_set_error(kt_pool *pool, const char *format, ...)

@@ -37,6 +37,8 @@ int64_t pool_take(kt_pool *pool, int thread, int64_t run);
 void pool_next_loop(kt_pool *pool, int thread);
 
 const kt_kernels *pool_kernels(const kt_pool *pool);
+/* Fewest tokens of a product that use tiles, where the row has them; kind: KT_TILE_*. */
+int64_t pool_tile_min(const kt_pool *pool, int32_t kind);
 void pool_set_error(kt_pool *pool, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #endif

@@ -195,6 +195,8 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     p->last_panel = last_panel - first_panel;
     p->scratch = w->local;
     p->next = NULL;
+    int32_t bits = m->weight.format.bits;
+    p->tile_min = pool_tile_min(w->pool, bits == 4 ? KT_TILE_INT4 : bits == 8 ? KT_TILE_INT8 : KT_TILE_BF16);
 }
 
 void product_run(const worker *w, int32_t kind, const product *p)

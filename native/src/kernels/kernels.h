@@ -41,6 +41,7 @@ typedef struct product {
     const float *y_gate;        /* [n_tokens] or NULL */
     const float *bias;          /* [n] or NULL, added last */
     void *scratch;              /* this thread's, product_scratch_bytes() */
+    int64_t tile_min;           /* rows with tiles: fewest tokens that use them */
     const uint8_t *next;        /* panels this thread will read next, or NULL: fetched while the last ones are used */
 } product;
 
