@@ -83,15 +83,22 @@ KT_API void kt_pool_free(kt_pool *pool);
 KT_API const char *kt_pool_error(const kt_pool *pool);
 KT_API const char *kt_pool_isa(const kt_pool *pool);
 KT_API int32_t kt_pool_threads(const kt_pool *pool);
+KT_API int32_t kt_pool_nodes(const kt_pool *pool);
+KT_API int32_t kt_pool_node_threads(const kt_pool *pool, int32_t node);
+/* 0, or the errno with which the system refused to pin the threads: they run unpinned then. */
+KT_API int32_t kt_pool_unpinned(const kt_pool *pool);
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
 typedef struct kt_arena kt_arena;
 
-/* `size` zeroed bytes, 64-byte aligned at least, on huge pages where the system gives them. */
-KT_API kt_arena *kt_arena_create(size_t size, char *error, size_t error_size);
+/* `size` zeroed bytes, 64-byte aligned at least, on huge pages where the system gives them. nodes: bit i is OS
+ * node i; the memory comes from there while there is some, page by page in turn from several; 0: anywhere. */
+KT_API kt_arena *kt_arena_create(size_t size, uint64_t nodes, char *error, size_t error_size);
 KT_API void kt_arena_free(kt_arena *arena);
 KT_API void *kt_arena_data(kt_arena *arena);
+/* 0, or the errno with which the system refused to bind the memory: it comes from anywhere then. */
+KT_API int32_t kt_arena_refused(const kt_arena *arena);
 
 /* dst[0..size) = the file's bytes from `offset`; parallel pread. KT_ERR_IO if the file is shorter. */
 KT_API int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void *dst);
@@ -154,6 +161,24 @@ KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k,
 /* dst[n][k] f32 = matrix `index` of w, decoded. */
 KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
 
+/* Nodes share a weight by rows or by columns. A slice is a weight of its own in the same format: rows
+ * [first, last) or columns [first, last) of each matrix, packed; empty where first = last, and then data is
+ * not used. Rows are cut at multiples of 16, columns at multiples of kt_cut_columns. */
+enum kt_cut { KT_CUT_ROWS = 0, KT_CUT_COLUMNS = 1 };
+typedef struct kt_slice {
+    int64_t first, last;
+    void *data;
+} kt_slice;
+
+/* Where columns can be cut: every 64, in bf16 every 32, in f32 every 16, and never inside a group. */
+KT_API int64_t kt_cut_columns(const kt_format *format);
+
+/* Fill slices[0..nodes of the pool), which follow one another from 0 to the end, with w's bytes: those of the
+ * file from `offset`, or w's data if fd is negative. Each byte of the file is read once; pages that nobody
+ * touched are first touched by the threads of their node. KT_ERR_IO if the file is shorter. */
+KT_API int kt_place(kt_pool *pool, int32_t fd, uint64_t offset, const kt_weight *w, int32_t cut,
+                    const kt_slice *slices);
+
 /* Random codes and scales, values of mean 0 and rms about 1/sqrt(k), for benchmarks without a checkpoint. */
 KT_API int kt_fill_random(kt_pool *pool, const kt_weight *w, uint64_t seed);
 
@@ -207,8 +232,9 @@ enum kt_reads {
     KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
 };
 
-/* out = in * W^T (+ bias);  W one matrix [out.width, in.width];  bias [out.width] f32 or NULL;
- * reads: KT_READ_*. */
+/* out = in * W^T (+ bias);  W one matrix [out.width, in.width], of which each node of the pool has some rows:
+ * w [nodes], one behind the other, n = 0 where a node has none, all but the last a multiple of 16 rows;
+ * bias [out.width] f32 or NULL; reads: KT_READ_*. The number of nodes never changes a bit. */
 KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
                              const float *bias, int32_t reads);
 
@@ -262,9 +288,12 @@ typedef struct kt_router {
 KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
 KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, const float **gate);
 
-/* out[t] = sum over k, in slot order, of gate[t][k] * down[id] * swiglu(gate_up[id] * in[t]).
+/* out[t] = sum over k, by ascending id, of gate[t][k] * down[id] * swiglu(gate_up[id] * in[t]).
  * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
- * down [H, I]. Negative ids: the slot runs elsewhere and is skipped. */
+ * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
+ * Each node of the pool has a part of the width, cut where kt_cut_columns says for down: gate_up [nodes] its
+ * rows, down [nodes] the same of its columns; n and k are 0 where a node has none. Each multiplies with the
+ * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes. */
 KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int32_t routing,
                               const kt_weight *gate_up, const kt_weight *down);
 
@@ -311,10 +340,10 @@ KT_API int32_t kt_program_profile(const kt_program *program, int64_t *nanosecond
 
 enum kt_ceiling { KT_CEILING_READ = 0, KT_CEILING_INT8 = 1, KT_CEILING_BF16 = 2 };
 
-/* The best this pool reaches in a plain loop, per second: bytes read from data[0..size) (READ; several
- * passes, all threads, disjoint parts), or operations (multiply and add count as two) from registers
- * (INT8, BF16; data unused). Runs for about `seconds`. */
-KT_API int kt_ceiling(kt_pool *pool, int32_t kind, const void *data, size_t size, double seconds,
+/* The best this pool reaches in a plain loop, per second: bytes read (READ) from data [nodes], `size` bytes of
+ * each node, which its own threads read in disjoint parts and several passes; or operations (multiply and add
+ * count as two) from registers (INT8, BF16; data unused). Runs for about `seconds`. */
+KT_API int kt_ceiling(kt_pool *pool, int32_t kind, const void *const *data, size_t size, double seconds,
                       double *rate);
 
 #ifdef __cplusplus

@@ -13,7 +13,7 @@
 typedef struct ceiling_task {
     kt_pool *pool;
     int32_t kind;
-    const uint8_t *data;
+    const void *const *data;            /* [nodes] */
     size_t size;
     double seconds;
     atomic_uint_fast64_t rate;          /* whole units per second, all threads */
@@ -31,8 +31,10 @@ static void ceiling_run(void *arg, int thread, int threads)
 {
     ceiling_task *t = arg;
     const kt_kernels *kernels = pool_kernels(t->pool);
-    size_t part = t->size / (size_t)threads / 64 * 64, at = 0;
-    const uint8_t *data = t->data + part * (size_t)thread;
+    pool_place own = pool_place_of(t->pool, thread);
+    size_t part = t->size / (size_t)own.threads / 64 * 64, at = 0;
+    const uint8_t *data = t->data ? (const uint8_t *)t->data[own.node] + part * (size_t)own.thread : NULL;
+    (void)threads;
     uint64_t operations, total = 0, used = 0;
     double start, end;
     pool_barrier(t->pool, thread);
@@ -53,7 +55,7 @@ static void ceiling_run(void *arg, int thread, int threads)
     atomic_fetch_add(&t->used, used);
 }
 
-int kt_ceiling(kt_pool *pool, int32_t kind, const void *data, size_t size, double seconds, double *rate)
+int kt_ceiling(kt_pool *pool, int32_t kind, const void *const *data, size_t size, double seconds, double *rate)
 {
     size_t least = (size_t)kt_pool_threads(pool) * 4096;
     if (kind < KT_CEILING_READ || kind > KT_CEILING_BF16 || !(seconds > 0.0) ||

@@ -1,5 +1,8 @@
 /* linear.c - out = in * W^T + bias: which thread multiplies which panels for which tokens.
  *
+ * Each node has its rows of W beside it and gives its columns of the output, so nothing is added up between
+ * nodes and their number never changes a bit.
+ *
  * One token: the weights are read once from memory, so threads take runs of panels, long enough to
  * stream. Many tokens: runs of panels as long as a fair share allows, since the products block for the
  * caches themselves and fetch ahead within a call; tokens are cut only when panels are too few for all
@@ -16,12 +19,18 @@
 #define FEWEST_TOKENS 48
 #define WIDE_TOKENS 48                  /* most of one task whose results are joined: two rows each in local scratch */
 
+/* The rows of W that one node has. */
+typedef struct part {
+    matrices weight;                    /* no panels: none */
+    int64_t column;                     /* of the output, where its rows begin */
+} part;
+
 typedef struct linear {
     kt_view out;
     source in;
-    matrices weight;
+    part *parts;                        /* [nodes] */
     const float *bias;
-    int32_t domain;
+    int32_t kind, domain;
 } linear;
 
 /* How a step is cut into tasks. */
@@ -63,23 +72,28 @@ static void join_wide(const worker *w, const product *p, int64_t tokens, int64_t
 static void linear_run(const void *arg, worker *w)
 {
     const linear *o = arg;
+    const part *own = &o->parts[w->own.node];
+    const matrices *m = &own->weight;
     int64_t rows = rows_of(w, o->domain);
-    int wide = o->weight.kind == ACT_WIDE;
-    cut c = cut_step(&o->weight, max64(1, rows), w->threads);
+    int wide = o->kind == ACT_WIDE;
+    if (rows == 0 || m->panels == 0)
+        return;
+    cut c = cut_step(m, rows, w->own.threads);
     act all, some;
     product p = {0};
     source_bind(w, &o->in, &all, &p);
-    int64_t tasks = rows > 0 ? c.panel_blocks * c.token_blocks : 0;
+    int64_t tasks = c.panel_blocks * c.token_blocks;
     /* A task ahead is taken, so that its first weights come while the one before it computes. */
-    for (int64_t i = worker_take(w, 1), ahead; i < tasks; i = ahead) {
+    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = ahead) {
         int64_t panel = i / c.token_blocks * c.panels, token = i % c.token_blocks * c.tokens;
-        ahead = worker_take(w, 1);
-        matrices_bind(w, &o->weight, 0, panel, min64(panel + c.panels, o->weight.panels), &p);
+        int64_t column = own->column + panel * KT_PANEL_ROWS;
+        ahead = worker_take_own(w, 1);
+        matrices_bind(w, m, 0, panel, min64(panel + c.panels, m->panels), &p);
         if (ahead < tasks)
-            p.next = panel_at(&o->weight, 0, ahead / c.token_blocks * c.panels);
+            p.next = panel_at(m, 0, ahead / c.token_blocks * c.panels);
         int64_t tokens = min64(c.tokens, rows - token);
-        const float *bias = o->bias ? o->bias + panel * KT_PANEL_ROWS : NULL;
-        float *out = view_row(w, o->out, token) + panel * KT_PANEL_ROWS;
+        const float *bias = o->bias ? o->bias + column : NULL;
+        float *out = view_row(w, o->out, token) + column;
         p.n_tokens = wide ? 2 * tokens : tokens;
         if (o->in.slot < 0) {
             p.xf = view_row(w, o->in.view, token);
@@ -90,16 +104,47 @@ static void linear_run(const void *arg, worker *w)
         p.y = wide ? (float *)(void *)local_scratch(w) : out;
         p.y_stride = wide ? c.panels * KT_PANEL_ROWS : view_stride(w, o->out);
         p.bias = wide ? NULL : bias;
-        product_run(w, o->weight.kind, &p);
+        product_run(w, o->kind, &p);
         if (wide)
             join_wide(w, &p, tokens, p.n, bias, out, view_stride(w, o->out));
     }
 }
 
+/* Check the nodes' parts and fill them. */
+static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, int32_t reads)
+{
+    int64_t rows = 0, column = 0;
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        if (w[i].n < 0 || w[i].n > MAX_COLUMNS || (w[i].n && w[i].k != k))
+            return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has [%lld, %lld], but [%d, %lld] is needed in all",
+                                i, (long long)w[i].n, (long long)w[i].k, o->out.width, (long long)k);
+        rows += w[i].n;
+    }
+    if (rows != o->out.width)
+        return program_fail(p, KT_ERR_SHAPE, "linear weight: [%lld, %lld], but [%d, %lld] is needed", (long long)rows,
+                            (long long)k, o->out.width, (long long)k);
+    for (int32_t i = 0; i < p->n_nodes; i++) {
+        part *own = &o->parts[i];
+        own->column = column;
+        if (w[i].n == 0)
+            continue;
+        if (column % KT_PANEL_ROWS)
+            return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d begins at row %lld; they are cut every %d", i,
+                                (long long)column, KT_PANEL_ROWS);
+        int failed = program_matrices(p, "linear weight", &w[i], (int64_t[3]){w[i].n, k, 1}, reads, &own->weight);
+        if (!failed && column && own->weight.kind != o->kind)
+            failed = program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has another format", i);
+        if (failed)
+            return failed;
+        o->kind = own->weight.kind;
+        column += w[i].n;
+    }
+    return KT_OK;
+}
+
 int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w, const float *bias,
                       int32_t reads)
 {
-    matrices m;
     int failed = program_open(p);
     if (!failed)
         failed = program_check_view(p, "linear in", in, -1);
@@ -107,16 +152,20 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w
         failed = program_check_view(p, "linear out", out, program_domain(p, in));
     if (!failed)
         failed = program_check_overlap(p, "linear", out, in, 0);
-    if (!failed)
-        failed = program_matrices(p, "linear weight", w, (int64_t[3]){out.width, in.width, 1}, reads, &m);
-    linear *o = failed ? NULL : program_new(p, sizeof *o);
-    if (!o)
-        return failed ? failed : KT_ERR_MEMORY;
+    if (failed)
+        return failed;
+    linear *o = program_new(p, sizeof *o);
+    part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
+    if (!o || !parts)
+        return KT_ERR_MEMORY;
+    *o = (linear){.out = out, .parts = parts, .bias = bias, .domain = program_domain(p, in)};
+    failed = make_parts(p, o, w, in.width, reads);
+    if (failed)
+        return failed;
     program_operation(p);
-    if (m.kind == ACT_WIDE)
+    if (o->kind == ACT_WIDE)
         program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
-    *o = (linear){.out = out, .weight = m, .bias = bias, .domain = program_domain(p, in)};
-    o->in = program_source(p, in, m.kind);
+    o->in = program_source(p, in, o->kind);
     program_phase(p, linear_run, o);
     program_touch_source(p, &o->in);
     program_touch_view(p, out, ANY_ROWS | WRITES);

@@ -83,7 +83,7 @@ static void split_run(const void *arg, worker *w)
         for (int64_t h = 0; h < o->s.heads; h++) {
             const float *x = view_row(w, o->q, t) + h * (o->s.nope + o->s.rope);
             if (a.kind != ACT_F32)
-                act_convert(w, &a, x, o->s.nope, h * tokens + t);
+                act_convert(w, &a, x, o->s.nope, -1.0f, h * tokens + t);
             memcpy(to.data + t * to.token_stride + h * to.head_stride + o->s.lora, x + o->s.nope,
                    (size_t)o->s.rope * sizeof *x);
         }
@@ -147,7 +147,7 @@ static void results_run(const void *arg, worker *w)
     head_rows from = results(o, w);
     int64_t tokens = w->step->n_tokens;
     for (int64_t i; (i = worker_take(w, 1)) < tokens * o->s.heads;)
-        act_convert(w, &a, from.data + i * from.head_stride, o->s.lora, i % o->s.heads * tokens + i / o->s.heads);
+        act_convert(w, &a, from.data + i * from.head_stride, o->s.lora, -1.0f, i % o->s.heads * tokens + i / o->s.heads);
 }
 
 static void values_run(const void *arg, worker *w)

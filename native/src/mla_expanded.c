@@ -118,7 +118,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_
     for (int64_t i = 0; i < p->n_tokens; i++) {
         w->kernels->from_bf16((const uint16_t *)(const void *)latent_row(o, w, page, i), o->s.lora, rows + i * width);
         if (m->kind != ACT_F32)
-            act_convert(w, a, rows + i * width, o->s.lora, i);
+            act_convert(w, a, rows + i * width, o->s.lora, -1.0f, i);
     }
     act_bind(a, p);
     if (m->kind == ACT_F32) {

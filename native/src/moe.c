@@ -7,9 +7,15 @@
  * takes its columns of every expert, in ascending order, and the product adds each slot's result, times its
  * gate, to the token's output. So the sum needs neither atomics nor a second pass, and its order depends
  * neither on threads nor on token counts.
+ *
+ * Nodes share the *width*: each has some of the hidden columns, with the rows of gate and up and the columns
+ * of down that belong to them, and does all of the above with its own threads, for its columns alone. Two
+ * things cross between nodes: the largest hidden value of each row, since all columns of a row have one
+ * activation scale, and the sums over each node's columns, which a last phase adds up in the nodes' order.
  */
 #include "program.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define TASKS_PER_THREAD 8
@@ -18,16 +24,33 @@
 #define SUM_BYTES ((int64_t)4 << 20)    /* outputs of a task, to which all experts add: they are fetched in time, */
 #define SUM_PANELS 4                    /* or, with very many tokens, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
+#define REDUCE_COLUMNS 512              /* of a task that adds up the nodes' sums */
+
+/* What one node has of the experts; its scratch holds, behind one another, hidden values f32, the same as down
+ * reads them, and, where there are several nodes, its sums. */
+typedef struct part {
+    matrices gate_up, down;
+    int64_t width;                      /* hidden columns; 0: none */
+    int64_t h_stride;                   /* floats of a row of hidden values */
+    size_t act_offset, sum_offset;
+} part;
 
 typedef struct moe {
     kt_view out;
     source in;
     int32_t routing, domain;
-    int64_t top_k, experts, width;      /* width: I */
-    int64_t h_stride;                   /* floats of a row of hidden values */
-    int64_t max_slots;
-    matrices gate_up, down;
+    int32_t nodes, in_kind, kind;       /* what gate and up, and what down read: ACT_* */
+    int64_t top_k, experts, max_slots;
+    int64_t sum_stride;
+    part *parts;                        /* [nodes] */
+    _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
+                                         * NULL: one node, or down does not ask for it */
 } moe;
+
+static const part *own_part(const moe *o, const worker *w)
+{
+    return &o->parts[w->own.node];
+}
 
 /* The step's slots by expert; arrays in this thread's scratch. */
 typedef struct groups {
@@ -93,16 +116,24 @@ static groups group_slots(const moe *o, const worker *w)
     return g;
 }
 
-/* Shared scratch: hidden values f32, then the same as down reads them. */
 static float *hidden(const worker *w)
 {
-    return (float *)(void *)shared_scratch(w);
+    return (float *)(void *)node_scratch(w, w->own.node);
 }
 
 static act hidden_act(const moe *o, const worker *w)
 {
-    uint8_t *at = shared_scratch(w) + (size_t)o->max_slots * (size_t)o->h_stride * sizeof(float);
-    return act_at(o->down.kind, at, o->max_slots, act_stride(o->down.kind, o->width));
+    const part *own = own_part(o, w);
+    uint8_t *at = node_scratch(w, w->own.node) + own->act_offset;
+    return act_at(o->kind, at, o->max_slots, act_stride(o->kind, own->width));
+}
+
+/* Row t of a node's sums; with one node, of the output. */
+static float *sum_row(const moe *o, const worker *w, int node, int64_t t)
+{
+    if (o->nodes == 1)
+        return view_row(w, o->out, t);
+    return (float *)(void *)(node_scratch(w, node) + o->parts[node].sum_offset) + t * o->sum_stride;
 }
 
 /* ---- gate, up and swiglu ------------------------------------------------------------------------ */
@@ -114,73 +145,98 @@ typedef struct piece {
     const uint8_t *next;                /* weights this thread will read after it */
 } piece;
 
+/* A row's largest value is at least that of x[0..n): bits of floats that are not negative compare as they do. */
+static void raise_largest(const moe *o, const worker *w, int64_t row, const float *x, int64_t n)
+{
+    float top = w->kernels->largest(x, n);
+    uint32_t bits, seen = atomic_load_explicit(&o->largest[row], memory_order_relaxed);
+    memcpy(&bits, &top, sizeof bits);
+    while (seen < bits && !atomic_compare_exchange_weak_explicit(&o->largest[row], &seen, bits, memory_order_relaxed,
+                                                                 memory_order_relaxed))
+        ;
+}
+
+static float largest_of(const moe *o, int64_t row)
+{
+    uint32_t bits = atomic_load_explicit(&o->largest[row], memory_order_relaxed);
+    float top;
+    memcpy(&top, &bits, sizeof top);
+    return top;
+}
+
 /* h, whose first row and column are those of the piece, = swiglu of gate and up. */
 static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
 {
+    const part *own = own_part(o, w);
     float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
     int64_t columns = (b->last_pair - b->pair) * 2 * KT_PANEL_ROWS;
-    int64_t width = min64(columns / 2, o->width - b->pair * KT_PANEL_ROWS);
+    int64_t width = min64(columns / 2, own->width - b->pair * KT_PANEL_ROWS);
     act a;
     product p = {.n_tokens = b->last_row - b->row, .x_rows = g->token + b->row, .y = y, .y_stride = columns};
     source_bind(w, &o->in, &a, &p);
-    matrices_bind(w, &o->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
+    matrices_bind(w, &own->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
     p.next = b->next;
-    product_run(w, o->gate_up.kind, &p);
-    for (int64_t i = 0; i < p.n_tokens; i++)
-        w->kernels->swiglu(y + i * columns, width, h + i * o->h_stride);
+    product_run(w, own->gate_up.kind, &p);
+    for (int64_t i = 0; i < p.n_tokens; i++) {
+        w->kernels->swiglu(y + i * columns, width, h + i * own->h_stride);
+        if (o->largest)
+            raise_largest(o, w, b->row + i, h + i * own->h_stride, width);
+    }
 }
 
 /* All rows of one expert: as many panels in one product as the scratch holds, since it fetches ahead. Rows that
  * are whole are converted for down while they are in the cache; else quantize_run does it later. */
 static void gate_up(const moe *o, const worker *w, const groups *g, const piece *all, int whole)
 {
-    float *own = (float *)(void *)(local_scratch(w) + groups_bytes(o)) + BLOCK_FLOATS;
+    const part *own = own_part(o, w);
+    float *rows = (float *)(void *)(local_scratch(w) + groups_bytes(o)) + BLOCK_FLOATS;
     act a = hidden_act(o, w);
     piece b = *all;
     for (b.row = all->row; b.row < all->last_row; b.row = b.last_row) {
         b.last_row = min64(b.row + BLOCK_TOKENS, all->last_row);
         int64_t most = BLOCK_FLOATS / (2 * KT_PANEL_ROWS * (b.last_row - b.row));
-        float *h = whole ? own : hidden(w) + b.row * o->h_stride;
+        float *h = whole ? rows : hidden(w) + b.row * own->h_stride;
         for (b.pair = all->pair; b.pair < all->last_pair; b.pair = b.last_pair) {
             b.last_pair = min64(b.pair + most, all->last_pair);
             int64_t then = b.last_pair < all->last_pair ? b.last_pair : all->pair;
             int ends = then == all->pair && b.last_row == all->last_row;
-            b.next = ends ? all->next : panel_at(&o->gate_up, b.expert, 2 * then);
+            b.next = ends ? all->next : panel_at(&own->gate_up, b.expert, 2 * then);
             gate_up_block(o, w, g, &b, h + b.pair * KT_PANEL_ROWS);
         }
         for (int64_t i = b.row; whole && i < b.last_row; i++)
-            act_convert(w, &a, own + (i - b.row) * o->h_stride, o->width, i);
+            act_convert(w, &a, rows + (i - b.row) * own->h_stride, own->width, -1.0f, i);
     }
 }
 
 /* Pairs of panels of one task of the first phase. */
 static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 {
-    int64_t pairs = o->gate_up.panels / 2;
-    return max64(1, min64(pairs, pairs * g->n_active / ((int64_t)w->threads * TASKS_PER_THREAD)));
+    int64_t pairs = own_part(o, w)->gate_up.panels / 2;
+    return max64(1, min64(pairs, pairs * g->n_active / ((int64_t)w->own.threads * TASKS_PER_THREAD)));
 }
 
-/* A task has all columns of an expert, so it can convert the rows itself. */
+/* A task has all that a row's conversion needs to know, so it can convert the rows itself. */
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
-    return o->down.kind != ACT_F32 && pairs_per_task(o, w, g) == o->gate_up.panels / 2;
+    return o->kind != ACT_F32 && !o->largest && pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
 }
 
 static void gate_up_run(const void *arg, worker *w)
 {
     const moe *o = arg;
+    const part *own = own_part(o, w);
     groups g = group_slots(o, w);
-    int64_t pairs = o->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
+    int64_t pairs = own->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
     int64_t tasks = blocks * g.n_active;
     int whole = has_whole_rows(o, w, &g);
     /* A task ahead is taken, so that its first weights come while the one before it computes. */
-    for (int64_t i = worker_take(w, 1), ahead; i < tasks; i = ahead) {
-        ahead = worker_take(w, 1);
+    for (int64_t i = worker_take_own(w, 1), ahead; i < tasks; i = ahead) {
+        ahead = worker_take_own(w, 1);
         int32_t expert = g.active[i / blocks];
         piece b = {.expert = expert, .row = g.first[expert], .last_row = g.first[expert + 1], .pair = i % blocks * run};
         b.last_pair = min64(b.pair + run, pairs);
         if (ahead < tasks)
-            b.next = panel_at(&o->gate_up, g.active[ahead / blocks], 2 * (ahead % blocks * run));
+            b.next = panel_at(&own->gate_up, g.active[ahead / blocks], 2 * (ahead % blocks * run));
         gate_up(o, w, &g, &b, whole);
     }
 }
@@ -188,63 +244,90 @@ static void gate_up_run(const void *arg, worker *w)
 static void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
+    const part *own = own_part(o, w);
     groups g = groups_again(o, w);
     act a = hidden_act(o, w);
-    int64_t n = has_whole_rows(o, w, &g) ? 0 : g.n_slots;
-    for (int64_t row; (row = worker_take(w, QUANTIZE_RUN)) < n;) {
+    int64_t n = own->width == 0 || has_whole_rows(o, w, &g) ? 0 : g.n_slots;
+    for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < n;) {
         for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++)
-            act_convert(w, &a, hidden(w) + i * o->h_stride, o->width, i);
+            act_convert(w, &a, hidden(w) + i * own->h_stride, own->width, o->largest ? largest_of(o, i) : -1.0f, i);
     }
 }
 
 /* ---- down and the weighted sum ------------------------------------------------------------------ */
 
 /* Output panels of one task: what stays in the cache for so many tokens, and enough tasks for all. */
-static int64_t panels_per_task(const moe *o, int64_t tokens, int threads)
+static int64_t panels_per_task(const matrices *down, int64_t tokens, int threads)
 {
     int64_t fit = max64(SUM_PANELS, SUM_BYTES / (tokens * KT_PANEL_ROWS * (int64_t)sizeof(float)));
-    int64_t fair = max64(1, o->down.panels / ((int64_t)threads * (tokens > 1 ? 4 : TASKS_PER_THREAD)));
+    int64_t fair = max64(1, down->panels / ((int64_t)threads * (tokens > 1 ? 4 : TASKS_PER_THREAD)));
     return min64(fit, fair);
 }
 
-/* out += gate * down of the slots' hidden values, for the output panels [panel, last_panel); `next`: where the
+/* sum += gate * down of the slots' hidden values, for the output panels [panel, last_panel); `next`: where the
  * thread goes on. */
 static void down(const moe *o, const worker *w, const groups *g, int64_t panel, int64_t last_panel,
                  const uint8_t *next)
 {
+    const part *own = own_part(o, w);
     act all = hidden_act(o, w), some;
-    product p = {.y = view_row(w, o->out, 0) + panel * KT_PANEL_ROWS, .y_stride = view_stride(w, o->out)};
+    product p = {.y = sum_row(o, w, w->own.node, 0) + panel * KT_PANEL_ROWS};
+    p.y_stride = o->nodes == 1 ? view_stride(w, o->out) : o->sum_stride;
     for (int32_t i = 0; i < g->n_active; i++) {
         int32_t expert = g->active[i], row = g->first[expert];
-        matrices_bind(w, &o->down, expert, panel, last_panel, &p);
+        matrices_bind(w, &own->down, expert, panel, last_panel, &p);
         p.n_tokens = g->first[expert + 1] - row;
         p.y_rows = g->token + row;
         p.y_gate = g->gate + row;
         some = act_rows(&all, row);
         act_bind(&some, &p);
-        if (o->down.kind == ACT_F32) {
-            p.xf = hidden(w) + row * o->h_stride;
-            p.x_stride = o->h_stride;
+        if (o->kind == ACT_F32) {
+            p.xf = hidden(w) + row * own->h_stride;
+            p.x_stride = own->h_stride;
         }
-        p.next = i + 1 < g->n_active ? panel_at(&o->down, g->active[i + 1], panel) : next;
-        product_run(w, o->down.kind, &p);
+        p.next = i + 1 < g->n_active ? panel_at(&own->down, g->active[i + 1], panel) : next;
+        product_run(w, o->kind, &p);
     }
 }
 
 static void down_run(const void *arg, worker *w)
 {
     const moe *o = arg;
+    const matrices *m = &own_part(o, w)->down;
     groups g = groups_again(o, w);
-    int64_t rows = rows_of(w, o->domain), run = panels_per_task(o, max64(1, rows), w->threads);
-    for (int64_t panel = worker_take(w, run), ahead; panel < o->down.panels; panel = ahead) {
-        ahead = worker_take(w, run);
-        int64_t last = min64(panel + run, o->down.panels);
+    int64_t rows = rows_of(w, o->domain), run = panels_per_task(m, max64(1, rows), w->own.threads);
+    for (int64_t panel = worker_take_own(w, run), ahead; panel < m->panels; panel = ahead) {
+        ahead = worker_take_own(w, run);
+        int64_t last = min64(panel + run, m->panels);
         int64_t width = min64((last - panel) * KT_PANEL_ROWS, o->out.width - panel * KT_PANEL_ROWS);
         for (int64_t t = 0; t < rows; t++)
-            memset(view_row(w, o->out, t) + panel * KT_PANEL_ROWS, 0, (size_t)width * sizeof(float));
-        down(o, w, &g, panel, last,
-             g.n_active > 0 && ahead < o->down.panels ? panel_at(&o->down, g.active[0], ahead) : NULL);
+            memset(sum_row(o, w, w->own.node, t) + panel * KT_PANEL_ROWS, 0, (size_t)width * sizeof(float));
+        down(o, w, &g, panel, last, g.n_active > 0 && ahead < m->panels ? panel_at(m, g.active[0], ahead) : NULL);
     }
+}
+
+/* out = the nodes' sums, added up in their order. */
+static void reduce_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    int64_t rows = rows_of(w, o->domain), blocks = (o->out.width + REDUCE_COLUMNS - 1) / REDUCE_COLUMNS, row, last;
+    for (int64_t i; (i = worker_take(w, 1)) < rows * blocks;) {
+        int64_t t = i / blocks, column = i % blocks * REDUCE_COLUMNS, n = min64(REDUCE_COLUMNS, o->out.width - column);
+        float *out = view_row(w, o->out, t) + column;
+        int added = 0;
+        for (int32_t node = 0; node < o->nodes; node++) {
+            if (o->parts[node].width == 0)
+                continue;
+            const float *sum = sum_row(o, w, node, t) + column;
+            if (added++)
+                w->kernels->add(out, sum, n, out);
+            else
+                memcpy(out, sum, (size_t)n * sizeof *out);
+        }
+    }
+    own_rows(w, o->domain, &row, &last);
+    for (int64_t i = row * o->top_k; o->largest && i < last * o->top_k; i++)
+        atomic_store_explicit(&o->largest[i], 0, memory_order_relaxed);
 }
 
 /* ---- recording ---------------------------------------------------------------------------------- */
@@ -266,52 +349,104 @@ static int check(kt_program *p, kt_view out, kt_view in, int32_t number)
     return program_check_overlap(p, "experts", out, in, 1);
 }
 
+/* Where the parts lie in their node's scratch. */
+static void reserve(kt_program *p, moe *o)
+{
+    size_t rows_bytes = size_mul((size_t)program_rows(p, o->domain), (size_t)o->sum_stride * sizeof(float));
+    int64_t widest = 0;
+    for (int32_t i = 0; i < o->nodes; i++) {
+        part *own = &o->parts[i];
+        own->act_offset = size_mul(size_mul((size_t)o->max_slots, (size_t)own->h_stride), sizeof(float));
+        size_t act_size = act_bytes(o->kind, o->max_slots, act_stride(o->kind, own->width));
+        own->sum_offset = size_add(own->act_offset, size_add(act_size, 63)) / 64 * 64;
+        program_reserve_node(p, o->nodes > 1 ? size_add(own->sum_offset, rows_bytes) : own->sum_offset);
+        widest = max64(widest, own->h_stride);
+    }
+    size_t rows = o->largest ? 0 : size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)widest);
+    program_reserve(p, 0, size_add(groups_bytes(o), size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float))));
+}
+
 static void record(kt_program *p, moe *o, kt_view in)
 {
-    size_t hidden_bytes = size_mul(size_mul((size_t)o->max_slots, (size_t)o->h_stride), sizeof(float));
-    size_t act_size = act_bytes(o->down.kind, o->max_slots, act_stride(o->down.kind, o->width));
-    size_t rows = size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)o->h_stride);
-    size_t local = size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float));
-    program_reserve(p, size_add(hidden_bytes, act_size), size_add(groups_bytes(o), local));
+    int32_t routed = p->routings.at[o->routing].resource;
     program_operation(p);
-    o->in = program_source(p, in, o->gate_up.kind);
+    o->in = program_source(p, in, o->in_kind);
     program_phase(p, gate_up_run, o);
     program_touch_source(p, &o->in);
-    program_touch(p, p->routings.at[o->routing].resource, 0, 1, ANY_ROWS);
-    program_touch_scratch(p, ANY_ROWS | WRITES);
-    if (o->down.kind != ACT_F32) {
+    program_touch(p, routed, 0, 1, ANY_ROWS);
+    program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    if (o->kind != ACT_F32) {
         program_phase(p, quantize_run, o);
-        program_touch_scratch(p, ANY_ROWS | WRITES);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
     }
     program_phase(p, down_run, o);
-    program_touch_scratch(p, ANY_ROWS);
-    program_touch(p, p->routings.at[o->routing].resource, 0, 1, ANY_ROWS);
+    program_touch_node_scratch(p, o->nodes > 1 ? ANY_ROWS | WRITES : ANY_ROWS);
+    program_touch(p, routed, 0, 1, ANY_ROWS);
+    if (o->nodes > 1) {
+        program_phase(p, reduce_run, o);
+        program_touch_node_scratch(p, ANY_ROWS);
+    }
     program_touch_view(p, o->out, ANY_ROWS | WRITES);
+}
+
+/* Check the nodes' parts and fill them. */
+static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *gate_up, const kt_weight *down)
+{
+    int64_t width = 0, unit = kt_cut_columns(&down->format);
+    for (int32_t i = 0; i < o->nodes; i++) {
+        part *own = &o->parts[i];
+        int64_t padded = (down[i].k + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
+        if (down[i].k < 0 || down[i].k > MAX_COLUMNS)
+            return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)down[i].k);
+        if (down[i].k == 0)
+            continue;
+        if (unit && width % unit)
+            return program_fail(p, KT_ERR_SHAPE, "experts: node %d begins at column %lld; they are cut every %lld", i,
+                                (long long)width, (long long)unit);
+        int failed = program_matrices(p, "experts gate_up", &gate_up[i],
+                                      (int64_t[3]){2 * padded, hidden, o->experts}, 0, &own->gate_up);
+        if (!failed)
+            failed = program_matrices(p, "experts down", &down[i], (int64_t[3]){hidden, down[i].k, o->experts}, 0,
+                                      &own->down);
+        if (failed)
+            return failed;
+        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->in_kind))
+            return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
+        own->width = down[i].k;
+        own->h_stride = padded;
+        o->in_kind = own->gate_up.kind;
+        o->kind = own->down.kind;
+        width += own->width;
+    }
+    return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
 }
 
 int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, const kt_weight *gate_up,
                        const kt_weight *down)
 {
-    matrices first, second;
     int failed = check(p, out, in, number);
     if (failed)
         return failed;
     const routing *r = &p->routings.at[number];
-    int64_t width = down->k, padded = (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
-    if (width < 1 || width > MAX_COLUMNS)
-        return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)width);
-    failed = program_matrices(p, "experts gate_up", gate_up, (int64_t[3]){2 * padded, in.width, r->experts}, 0, &first);
-    if (!failed)
-        failed = program_matrices(p, "experts down", down, (int64_t[3]){in.width, width, r->experts}, 0, &second);
-    moe *o = failed ? NULL : program_new(p, sizeof *o);
-    if (!o)
-        return failed ? failed : KT_ERR_MEMORY;
-    *o = (moe){.out = out, .routing = number, .domain = r->domain, .top_k = r->top_k, .experts = r->experts,
-               .width = width, .h_stride = padded, .max_slots = program_rows(p, r->domain) * r->top_k,
-               .gate_up = first, .down = second};
+    moe *o = program_new(p, sizeof *o);
+    part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
+    if (!o || !parts)
+        return KT_ERR_MEMORY;
+    *o = (moe){.out = out, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
+               .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .parts = parts,
+               .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
     if (o->max_slots > INT32_MAX)
         return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",
                             (long long)program_rows(p, r->domain), r->top_k);
+    failed = make_parts(p, o, in.width, gate_up, down);
+    if (failed)
+        return failed;
+    if (o->nodes > 1 && o->kind >= ACT_INT8) {
+        o->largest = program_new(p, (size_t)o->max_slots * sizeof *o->largest);
+        if (!o->largest)
+            return KT_ERR_MEMORY;
+    }
+    reserve(p, o);
     record(p, o, in);
     return KT_OK;
 }

@@ -1,9 +1,10 @@
-/* pool.c - the team of threads, and nothing of what they compute.
+/* pool.c - the teams of threads, and nothing of what they compute.
  *
- * One team of pinned threads, the caller's being number 0; a later pool holds one team per NUMA node,
- * so all a team needs is in its own struct. Everything waits on a *bell*: a number that is counted up,
- * watched by spinning for a short time and then by sleeping on it (futex), so that waiting costs well
- * under a microsecond while work is coming and no CPU while it is not.
+ * One team of pinned threads per NUMA node, the caller's thread being number 0 of the first. Threads meet at
+ * barriers in two steps, team by team and then the teams, so that a barrier costs one line between sockets
+ * per team. Everything waits on a *bell*: a number that is counted up, watched by spinning for a short time
+ * and then by sleeping on it (futex), so that waiting costs well under a microsecond while work is coming
+ * and no CPU while it is not.
  */
 #define _GNU_SOURCE
 #include "pool.h"
@@ -43,30 +44,36 @@ typedef struct counter {
 } counter;
 
 typedef struct seat {
-    _Alignas(LINE) struct team *team;
+    _Alignas(LINE) kt_pool *pool;
+    struct team *team;
     int index;
-    int loop;               /* which counter this thread takes from; the same in all seats */
+    int loop;               /* which counters this thread takes from; the same in all seats */
     pthread_t thread;       /* of seats 1.. */
 } seat;
 
 typedef struct team {
     bell start;             /* rung once per task */
-    bell together;          /* rung when the last thread has arrived at a barrier */
+    bell together;          /* rung when all threads of the pool have arrived at a barrier */
     _Alignas(LINE) _Atomic int32_t arrived;
     counter loops[POOL_LOOPS];
-    pool_task *task;        /* NULL: the workers go home */
-    void *arg;
-    int threads, started;   /* seats, and those that have a thread */
-    int64_t idle_spin_ns, barrier_spin_ns;
-    seat *seats;
+    int node, first, threads;   /* its number, its first seat */
+    uint64_t memory;        /* bit i: OS node i; 0: anywhere */
 } team;
 
 struct kt_pool {
-    team team;
+    _Alignas(LINE) _Atomic int32_t arrived;     /* teams that are complete at a barrier */
+    counter loops[POOL_LOOPS];
+    team *teams;
+    seat *seats;
+    int n_teams, threads, started;              /* started: seats that have a thread */
+    pool_task *task;        /* NULL: the workers go home */
+    void *arg;
+    int64_t idle_spin_ns, barrier_spin_ns;
     const kt_kernels *kernels;
     int32_t tile_min[KT_TILE_KINDS];
     cpu_set_t caller_cpu;   /* where thread 0 runs tasks */
     int pinned;
+    int unpinned;           /* errno: why threads are not pinned although it was asked */
     char error[256];
 };
 
@@ -115,65 +122,84 @@ static void bell_ring(bell *b)
 
 /* ---- inside a task ------------------------------------------------------------------------------ */
 
+static void reset_loops(counter *loops, int last)
+{
+    for (int i = 0; i <= last; i++)
+        atomic_store_explicit(&loops[i].next, 0, memory_order_relaxed);
+}
+
 void pool_barrier(kt_pool *pool, int thread)
 {
-    team *m = &pool->team;
-    seat *s = &m->seats[thread];
+    seat *s = &pool->seats[thread];
+    team *m = s->team;
     uint32_t seen = atomic_load_explicit(&m->together.rung, memory_order_relaxed);
     int loop = s->loop;
     s->loop = 0;
     if (atomic_fetch_add(&m->arrived, 1) + 1 < m->threads) {
-        bell_wait(&m->together, seen, m->barrier_spin_ns);
+        bell_wait(&m->together, seen, pool->barrier_spin_ns);
         return;
     }
-    /* The last one prepares the next round before it lets the others go. */
-    for (int i = 0; i <= loop; i++)
-        atomic_store_explicit(&m->loops[i].next, 0, memory_order_relaxed);
+    /* The last one of a team prepares its next round, the last one of all the common one, before anybody goes on. */
+    reset_loops(m->loops, loop);
     atomic_store_explicit(&m->arrived, 0, memory_order_relaxed);
-    if (m->threads > 1)
-        bell_ring(&m->together);
+    if (atomic_fetch_add(&pool->arrived, 1) + 1 < pool->n_teams) {
+        bell_wait(&m->together, seen, pool->barrier_spin_ns);
+        return;
+    }
+    reset_loops(pool->loops, loop);
+    atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
+    for (int i = 0; pool->threads > 1 && i < pool->n_teams; i++)
+        bell_ring(&pool->teams[i].together);
 }
 
 int64_t pool_take(kt_pool *pool, int thread, int64_t run)
 {
-    team *m = &pool->team;
-    return atomic_fetch_add_explicit(&m->loops[m->seats[thread].loop].next, run, memory_order_relaxed);
+    return atomic_fetch_add_explicit(&pool->loops[pool->seats[thread].loop].next, run, memory_order_relaxed);
+}
+
+int64_t pool_take_own(kt_pool *pool, int thread, int64_t run)
+{
+    const seat *s = &pool->seats[thread];
+    return atomic_fetch_add_explicit(&s->team->loops[s->loop].next, run, memory_order_relaxed);
 }
 
 void pool_next_loop(kt_pool *pool, int thread)
 {
-    pool->team.seats[thread].loop++;
+    pool->seats[thread].loop++;
 }
 
 static void *work(void *arg)
 {
     seat *s = arg;
-    team *m = s->team;
-    /* team is the first member of its pool */
-    kt_pool *pool = (kt_pool *)m;
+    kt_pool *pool = s->pool;
     for (uint32_t seen = 0;; seen++) {
-        bell_wait(&m->start, seen, m->idle_spin_ns);
-        if (m->task == NULL)
+        bell_wait(&s->team->start, seen, pool->idle_spin_ns);
+        if (pool->task == NULL)
             return NULL;
-        m->task(m->arg, s->index, m->threads);
+        pool->task(pool->arg, s->index, pool->threads);
         pool_barrier(pool, s->index);
     }
 }
 
+static void ring_all(kt_pool *pool)
+{
+    for (int i = 0; i < pool->n_teams; i++)
+        bell_ring(&pool->teams[i].start);
+}
+
 void pool_run(kt_pool *pool, pool_task *task, void *arg)
 {
-    team *m = &pool->team;
     cpu_set_t before;
     /* The caller is pinned only while it works here: what it starts elsewhere must not inherit that. */
     int pinned = pool->pinned && sched_getaffinity(0, sizeof before, &before) == 0;
     if (pinned)
         sched_setaffinity(0, sizeof pool->caller_cpu, &pool->caller_cpu);
-    if (m->threads > 1) {
-        m->task = task;
-        m->arg = arg;
-        bell_ring(&m->start);
+    if (pool->threads > 1) {
+        pool->task = task;
+        pool->arg = arg;
+        ring_all(pool);
     }
-    task(arg, 0, m->threads);
+    task(arg, 0, pool->threads);
     pool_barrier(pool, 0);
     if (pinned)
         sched_setaffinity(0, sizeof before, &before);
@@ -195,6 +221,26 @@ static int usable_cpus(const kt_pool_options *o)
     return CPU_COUNT(&set);
 }
 
+static int check_nodes(const kt_pool_options *o, char *error, size_t size)
+{
+    int64_t threads = 0;
+    if (o->n_nodes < 0 || o->n_nodes > KT_MAX_NODES || (o->n_nodes > 1 && !o->node_threads)) {
+        snprintf(error, size, "n_nodes is %d, outside 1..%d, or says not how many threads each has", o->n_nodes,
+                 KT_MAX_NODES);
+        return 0;
+    }
+    for (int i = 0; o->node_threads && i < o->n_nodes; i++) {
+        if (o->node_threads[i] < 1) {
+            snprintf(error, size, "node %d has %d threads; it needs one at least", i, o->node_threads[i]);
+            return 0;
+        }
+        threads += o->node_threads[i];
+    }
+    if (o->node_threads && o->n_nodes && threads != o->n_threads)
+        snprintf(error, size, "the nodes have %lld threads together, n_threads is %d", (long long)threads, o->n_threads);
+    return !o->node_threads || !o->n_nodes || threads == o->n_threads;
+}
+
 static int check_options(const kt_pool_options *o, char *error, size_t size)
 {
     if (o->n_threads < 1 || o->n_threads > MAX_THREADS) {
@@ -207,11 +253,11 @@ static int check_options(const kt_pool_options *o, char *error, size_t size)
             return 0;
         }
     }
-    return 1;
+    return check_nodes(o, error, size);
 }
 
 /* Start thread i, with all signals blocked: those are the caller's business. 0 or an errno. */
-static int start_worker(team *m, int i, const int32_t *cpus)
+static int start_worker(kt_pool *pool, int i, const int32_t *cpus)
 {
     pthread_attr_t attributes;
     sigset_t all, before;
@@ -227,7 +273,7 @@ static int start_worker(team *m, int i, const int32_t *cpus)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     if (!failed)
-        failed = pthread_create(&m->seats[i].thread, &attributes, work, &m->seats[i]);
+        failed = pthread_create(&pool->seats[i].thread, &attributes, work, &pool->seats[i]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return failed;
@@ -247,21 +293,61 @@ static int try_caller_cpu(kt_pool *pool, int32_t cpu)
     return 0;
 }
 
-static int start_team(kt_pool *pool, const kt_pool_options *o, char *error, size_t size)
+/* Start all threads that are not there yet; *at: which one failed. 0 or an errno. */
+static int start_workers(kt_pool *pool, const int32_t *cpus, int *at)
 {
-    team *m = &pool->team;
-    int failed = o->cpus ? try_caller_cpu(pool, o->cpus[0]) : 0;
-    for (m->started = 1; !failed && m->started < m->threads; m->started++) {
-        failed = start_worker(m, m->started, o->cpus);
-        if (failed)
-            break;
+    *at = 0;
+    int failed = cpus ? try_caller_cpu(pool, cpus[0]) : 0;
+    while (!failed && pool->started < pool->threads) {
+        *at = pool->started;
+        failed = start_worker(pool, *at, cpus);
+        pool->started += !failed;
     }
-    if (failed) {
-        int i = pool->pinned || !o->cpus ? m->started : 0;
-        snprintf(error, size, "cannot start thread %d of %d on CPU %d: %s", i, m->threads,
-                 o->cpus ? o->cpus[i] : -1, strerror(failed));
+    return failed;
+}
+
+/* Where the system forbids pinning, as a container may, threads run unpinned; a CPU that is not there is an error. */
+static int start_threads(kt_pool *pool, const kt_pool_options *o, char *error, size_t size)
+{
+    const int32_t *cpus = o->cpus;
+    int at, failed = start_workers(pool, cpus, &at);
+    if (cpus && (failed == EPERM || failed == EACCES || failed == ENOSYS)) {
+        pool->unpinned = failed;
+        pool->pinned = 0;
+        cpus = NULL;
+        failed = start_workers(pool, NULL, &at);
     }
+    if (failed)
+        snprintf(error, size, "cannot start thread %d of %d on CPU %d: %s", at, pool->threads, cpus ? cpus[at] : -1,
+                 strerror(failed));
     return failed == 0;
+}
+
+/* Teams and seats, in the order of the options. */
+static void seat_teams(kt_pool *pool, const kt_pool_options *o)
+{
+    for (int i = 0, first = 0; i < pool->n_teams; i++) {
+        team *m = &pool->teams[i];
+        m->node = i;
+        m->first = first;
+        m->threads = pool->n_teams > 1 ? o->node_threads[i] : pool->threads;
+        m->memory = o->node_memory ? o->node_memory[i] : 0;
+        for (int j = first; j < first + m->threads; j++) {
+            pool->seats[j].pool = pool;
+            pool->seats[j].team = m;
+            pool->seats[j].index = j;
+        }
+        first += m->threads;
+    }
+    pool->started = 1;
+}
+
+static void *zeroed(size_t size)
+{
+    void *memory = aligned_alloc(LINE, size);
+    if (memory)
+        memset(memory, 0, size);
+    return memory;
 }
 
 kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t error_size)
@@ -271,31 +357,28 @@ kt_pool *kt_pool_create(const kt_pool_options *options, char *error, size_t erro
     const kt_kernels *kernels = cpu_choose_row(options->isa, error, error_size);
     if (!kernels)
         return NULL;
-    kt_pool *pool = aligned_alloc(LINE, sizeof *pool);
-    seat *seats = aligned_alloc(LINE, sizeof *seats * (size_t)options->n_threads);
-    if (!pool || !seats) {
+    kt_pool *pool = zeroed(sizeof *pool);
+    int n_teams = options->n_nodes > 1 ? options->n_nodes : 1;
+    if (pool) {
+        pool->teams = zeroed(sizeof *pool->teams * (size_t)n_teams);
+        pool->seats = zeroed(sizeof *pool->seats * (size_t)options->n_threads);
+    }
+    if (!pool || !pool->teams || !pool->seats) {
         snprintf(error, error_size, "no memory for a team of %d threads", options->n_threads);
-        free(pool);
-        free(seats);
+        kt_pool_free(pool);
         return NULL;
     }
-    memset(pool, 0, sizeof *pool);
-    memset(seats, 0, sizeof *seats * (size_t)options->n_threads);
-    team *m = &pool->team;
-    m->threads = options->n_threads;
-    m->seats = seats;
-    for (int i = 0; i < m->threads; i++) {
-        seats[i].team = m;
-        seats[i].index = i;
-    }
+    pool->n_teams = n_teams;
+    pool->threads = options->n_threads;
+    seat_teams(pool, options);
     /* More threads than CPUs: whoever spins takes the core from the one it waits for. */
-    int crowded = m->threads > usable_cpus(options);
-    m->idle_spin_ns = crowded ? 0 : (int64_t)options->spin_us * 1000;
-    m->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)m->threads;
+    int crowded = pool->threads > usable_cpus(options);
+    pool->idle_spin_ns = crowded ? 0 : (int64_t)options->spin_us * 1000;
+    pool->barrier_spin_ns = crowded ? 0 : BARRIER_SPIN_NS + BARRIER_SPIN_NS_PER_THREAD * (int64_t)pool->threads;
     pool->kernels = kernels;
     for (int i = 0; i < KT_TILE_KINDS; i++)
         pool->tile_min[i] = options->tile_min[i] > 0 ? options->tile_min[i] : 2;
-    if (!start_team(pool, options, error, error_size)) {
+    if (!start_threads(pool, options, error, error_size)) {
         kt_pool_free(pool);
         return NULL;
     }
@@ -306,12 +389,13 @@ void kt_pool_free(kt_pool *pool)
 {
     if (!pool)
         return;
-    team *m = &pool->team;
-    m->task = NULL;
-    bell_ring(&m->start);
-    for (int i = 1; i < m->started; i++)
-        pthread_join(m->seats[i].thread, NULL);
-    free(m->seats);
+    pool->task = NULL;
+    if (pool->started > 1)
+        ring_all(pool);
+    for (int i = 1; i < pool->started; i++)
+        pthread_join(pool->seats[i].thread, NULL);
+    free(pool->seats);
+    free(pool->teams);
     free(pool);
 }
 
@@ -320,6 +404,25 @@ void kt_pool_free(kt_pool *pool)
 const kt_kernels *pool_kernels(const kt_pool *pool)
 {
     return pool->kernels;
+}
+
+pool_place pool_place_of(const kt_pool *pool, int thread)
+{
+    const team *m = pool->seats[thread].team;
+    return (pool_place){.node = m->node, .thread = thread - m->first, .threads = m->threads};
+}
+
+uint64_t pool_memory(const kt_pool *pool, int node)
+{
+    return pool->teams[node].memory;
+}
+
+uint64_t pool_all_memory(const kt_pool *pool)
+{
+    uint64_t all = 0;
+    for (int i = 0; i < pool->n_teams; i++)
+        all |= pool->teams[i].memory;
+    return all;
 }
 
 int64_t pool_tile_min(const kt_pool *pool, int32_t kind)
@@ -347,5 +450,20 @@ const char *kt_pool_isa(const kt_pool *pool)
 
 int32_t kt_pool_threads(const kt_pool *pool)
 {
-    return pool->team.threads;
+    return pool->threads;
+}
+
+int32_t kt_pool_nodes(const kt_pool *pool)
+{
+    return pool->n_teams;
+}
+
+int32_t kt_pool_node_threads(const kt_pool *pool, int32_t node)
+{
+    return pool->teams[node].threads;
+}
+
+int32_t kt_pool_unpinned(const kt_pool *pool)
+{
+    return pool->unpinned;
 }

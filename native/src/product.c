@@ -42,12 +42,12 @@ act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
     return a;
 }
 
-void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row)
+void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row)
 {
     if (a->kind == ACT_WIDE)
         w->kernels->quantize_wide(x, k, &a->x8, 2 * row);
     else if (a->kind == ACT_INT8)
-        w->kernels->quantize(x, k, &a->x8, row);
+        w->kernels->quantize(x, k, amax, &a->x8, row);
     else
         w->kernels->to_bf16(x, k, a->stride, a->xh + row * a->stride);
 }
@@ -102,7 +102,7 @@ static void convert_run(const void *arg, worker *w)
     source_bind(w, s, &a, &unused);
     int64_t row, last;
     for (own_rows(w, c->domain, &row, &last); row < last; row++)
-        act_convert(w, &a, view_row(w, s->view, row), s->view.width, row);
+        act_convert(w, &a, view_row(w, s->view, row), s->view.width, -1.0f, row);
 }
 
 /* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */

@@ -77,7 +77,14 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     p->pool = pool;
     p->options = *options;
     p->vocab = INT64_MAX;
-    p->resources = 2;       /* 0: scratch, 1: the cache */
+    p->resources = 3;       /* 0: scratch, 1: the cache, 2: the nodes' scratch */
+    p->n_nodes = kt_pool_nodes(pool);
+    p->nodes = program_new(p, (size_t)p->n_nodes * sizeof *p->nodes);
+    if (!p->nodes) {
+        snprintf(error, error_size, "no memory for a program");
+        kt_program_free(p);
+        return NULL;
+    }
     return p;
 }
 
@@ -85,6 +92,8 @@ void kt_program_free(kt_program *p)
 {
     if (!p)
         return;
+    for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
+        kt_arena_free(p->nodes[i].arena);
     for (int32_t i = 0; i < p->owned.n; i++)
         free(p->owned.at[i]);
     free(p->owned.at);
@@ -271,6 +280,11 @@ void program_touch_scratch(kt_program *p, int32_t how)
     program_touch(p, 0, 0, 1, how);
 }
 
+void program_touch_node_scratch(kt_program *p, int32_t how)
+{
+    program_touch(p, 2, 0, 1, how);
+}
+
 void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
 {
     program_touch(p, 1, (int64_t)offset, (int64_t)(offset + size), how);
@@ -282,6 +296,12 @@ void program_reserve(kt_program *p, size_t scratch, size_t local)
         p->scratch_bytes = scratch;
     if (local > p->local_bytes)
         p->local_bytes = local;
+}
+
+void program_reserve_node(kt_program *p, size_t scratch)
+{
+    if (scratch > p->node_bytes)
+        p->node_bytes = scratch;
 }
 
 /* ---- finish ------------------------------------------------------------------------------------- */
@@ -315,11 +335,26 @@ static size_t lay_out(kt_program *p, uint8_t *base)
         PLACE(r->gate, float, size);
     }
     PLACE(p->scratch, uint8_t, p->scratch_bytes);
-    /* One page between two threads' scratch, less than a multiple of 4 kB apart. */
-    p->local_stride = size_add(align_up(size_add(p->product_bytes, p->local_bytes)), 4096 + ALIGN);
-    PLACE(p->local, uint8_t, size_mul(p->local_stride, (size_t)kt_pool_threads(p->pool)));
 #undef PLACE
     return at;
+}
+
+static size_t node_size(const kt_program *p, int32_t node)
+{
+    size_t locals = size_mul(p->local_stride, (size_t)kt_pool_node_threads(p->pool, node));
+    return size_add(align_up(p->node_bytes), locals);
+}
+
+/* The memory of a node's own threads; 0 if there is none. */
+static int create_node(kt_program *p, int32_t node)
+{
+    node_memory *m = &p->nodes[node];
+    m->arena = kt_arena_create(node_size(p, node), pool_memory(p->pool, node), p->error, sizeof p->error);
+    if (!m->arena)
+        return 0;
+    m->scratch = kt_arena_data(m->arena);
+    m->local = m->scratch + align_up(p->node_bytes);
+    return 1;
 }
 
 int kt_program_finish(kt_program *p, size_t *size)
@@ -327,14 +362,23 @@ int kt_program_finish(kt_program *p, size_t *size)
     int failed = program_open(p);
     if (failed)
         return failed;
-    size_t bytes = lay_out(p, NULL);
+    /* One page between two threads' scratch, less than a multiple of 4 kB apart. */
+    p->local_stride = size_add(align_up(size_add(p->product_bytes, p->local_bytes)), 4096 + ALIGN);
+    size_t bytes = lay_out(p, NULL), all = bytes;
     p->profile = calloc((size_t)p->operations + 1, sizeof *p->profile);
-    p->arena = p->profile ? kt_arena_create(bytes, p->error, sizeof p->error) : NULL;
-    if (!p->arena)
-        return p->profile ? KT_ERR_MEMORY : program_fail(p, KT_ERR_MEMORY, "no memory for the profile");
+    if (!p->profile)
+        return program_fail(p, KT_ERR_MEMORY, "no memory for the profile");
+    p->arena = kt_arena_create(bytes, pool_all_memory(p->pool), p->error, sizeof p->error);
+    int good = p->arena != NULL;
+    for (int32_t i = 0; good && i < p->n_nodes; i++) {
+        good = create_node(p, i);
+        all = size_add(all, node_size(p, i));
+    }
+    if (!good)
+        return KT_ERR_MEMORY;
     lay_out(p, kt_arena_data(p->arena));
     p->finished = 1;
     if (size)
-        *size = bytes;
+        *size = all;
     return KT_OK;
 }

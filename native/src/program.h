@@ -71,12 +71,20 @@ typedef struct routing {
     float *gate;
 } routing;
 
+/* Memory of one node, for its own threads. */
+typedef struct node_memory {
+    kt_arena *arena;
+    uint8_t *scratch;               /* of all its threads */
+    uint8_t *local;                 /* [threads][local_stride] */
+} node_memory;
+
 typedef struct worker {
     const struct kt_program *program;
     kt_pool *pool;
     const kt_kernels *kernels;
     const kt_step *step;
     int thread, threads;
+    pool_place own;                 /* its node, and its place in that node's team */
     uint8_t *local;                 /* this thread's scratch: product scratch, then what phases asked for */
 } worker;
 
@@ -112,11 +120,13 @@ struct kt_program {
     int32_t loops;                  /* phases since the last barrier */
     int32_t resources, operations;
     int32_t finished, failed;       /* failed: memory ran out while recording */
-    size_t scratch_bytes, product_bytes, local_bytes;
+    size_t scratch_bytes, node_bytes, product_bytes, local_bytes;
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
     kt_arena *arena;
-    uint8_t *scratch, *local;
+    uint8_t *scratch;
+    int32_t n_nodes;
+    node_memory *nodes;
     size_t local_stride;
     int64_t *profile;               /* [operations] ns */
 };
@@ -151,9 +161,11 @@ void program_touch(kt_program *p, int32_t resource, int64_t first, int64_t last,
 void program_touch_view(kt_program *p, kt_view v, int32_t how);
 void program_touch_source(kt_program *p, const source *s);
 void program_touch_scratch(kt_program *p, int32_t how);
+void program_touch_node_scratch(kt_program *p, int32_t how);
 void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how);
 /* Most that any operation needs: shared scratch, and local scratch of each thread. */
 void program_reserve(kt_program *p, size_t scratch, size_t local);
+void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */
 /* v as `kind`; records the conversion if it is not there already. */
 source program_source(kt_program *p, kt_view v, int32_t kind);
 int64_t act_stride(int32_t kind, int64_t k);
@@ -189,10 +201,15 @@ static inline int64_t view_stride(const worker *w, kt_view v)
     return w->program->buffers.at[v.buffer].stride;
 }
 
-/* What program_reserve asked for: memory of all threads, and of this one. */
+/* What program_reserve asked for: memory of all threads, of a node, and of this thread. */
 static inline uint8_t *shared_scratch(const worker *w)
 {
     return w->program->scratch;
+}
+
+static inline uint8_t *node_scratch(const worker *w, int node)
+{
+    return w->program->nodes[node].scratch;
 }
 
 static inline uint8_t *local_scratch(const worker *w)
@@ -215,6 +232,12 @@ static inline int64_t worker_take(const worker *w, int64_t run)
     return pool_take(w->pool, w->thread, run);
 }
 
+/* Among the threads of the node. */
+static inline int64_t worker_take_own(const worker *w, int64_t run)
+{
+    return pool_take_own(w->pool, w->thread, run);
+}
+
 static inline void worker_barrier(const worker *w)
 {
     pool_barrier(w->pool, w->thread);
@@ -228,8 +251,8 @@ typedef struct act {
     uint16_t *xh;
 } act;
 act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride);
-/* Row `row` of a = x[0..k) */
-void act_convert(const worker *w, const act *a, const float *x, int64_t k, int64_t row);
+/* Row `row` of a = x[0..k); amax: as kt_kernels.quantize has it. */
+void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row);
 /* The rows of a from `row` on. */
 act act_rows(const act *a, int64_t row);
 /* Let p read its activations from a, which must live as long as p. */

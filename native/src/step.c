@@ -81,7 +81,8 @@ static void step_task(void *arg, int thread, int threads)
     const run *r = arg;
     kt_program *p = r->program;
     worker w = {.program = p, .pool = p->pool, .kernels = pool_kernels(p->pool), .step = r->step,
-                .thread = thread, .threads = threads, .local = p->local + (size_t)thread * p->local_stride};
+                .thread = thread, .threads = threads, .own = pool_place_of(p->pool, thread)};
+    w.local = p->nodes[w.own.node].local + (size_t)w.own.thread * p->local_stride;
     int64_t last = thread == 0 ? now_ns() : 0;
     for (int32_t i = 0; i < p->phases.n; i++) {
         const phase *f = &p->phases.at[i];

@@ -152,7 +152,7 @@ static product_bench make_bench(const bench *b, const kt_format *f, int64_t n, i
                  allocate((size_t)(tokens * stride / 32) * 4), stride};
     float *x = random_floats_of((size_t)k, &state);
     for (int64_t i = 0; i < tokens; i++) {
-        b->kernels->quantize(x, k, x8, i);
+        b->kernels->quantize(x, k, -1.0f, x8, i);
         b->kernels->to_bf16(x, k, stride, xh + i * stride);
     }
     free(x);
@@ -447,7 +447,7 @@ int main(int argc, char **argv)
     kt_pool_options options = {isa, threads, cpus, 1000};
     bench b = {.size = (size_t)1 << 30, .pairs = argc > 4 ? atoi(argv[4]) : 9, .format = argc > 5 ? argv[5] : ""};
     b.pool = kt_pool_create(&options, error, sizeof error);
-    b.arena = b.pool ? kt_arena_create(b.size, error, sizeof error) : NULL;
+    b.arena = b.pool ? kt_arena_create(b.size, 0, error, sizeof error) : NULL;
     if (!b.arena || b.pairs < 1 || b.pairs > 64) {
         fprintf(stderr, "%s\n", error);
         return 1;

@@ -36,7 +36,7 @@ static problem make_problem(const kt_kernels *reference, const kt_format *f, int
                   allocate((size_t)(MAX_TOKENS * stride / 32) * 4), stride};
     p.xh = allocate((size_t)(MAX_TOKENS * stride) * 2);
     for (int64_t t = 0; t < MAX_TOKENS; t++) {
-        reference->quantize(p.x + t * k, k, &p.x8, t);
+        reference->quantize(p.x + t * k, k, -1.0f, &p.x8, t);
         reference->to_bf16(p.x + t * k, k, stride, p.xh + t * stride);
     }
     p.expected = allocate((size_t)(MAX_TOKENS * n) * sizeof(float));

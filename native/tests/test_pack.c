@@ -183,13 +183,14 @@ static void test_ceiling(kt_pool *pool, const char *isa)
 {
     enum { SIZE = 1 << 20 };
     uint8_t *data = allocate(SIZE);
+    const void *nodes[] = {data};
     double rate;
     int64_t broken = 0;
     for (int32_t kind = KT_CEILING_READ; kind <= KT_CEILING_BF16; kind++) {
         rate = 0;
-        broken += kt_ceiling(pool, kind, data, SIZE, 1e-3, &rate) != KT_OK || !(rate > 0);
+        broken += kt_ceiling(pool, kind, nodes, SIZE, 1e-3, &rate) != KT_OK || !(rate > 0);
     }
-    broken += kt_ceiling(pool, 9, data, SIZE, 1e-3, &rate) != KT_ERR_RANGE;
+    broken += kt_ceiling(pool, 9, nodes, SIZE, 1e-3, &rate) != KT_ERR_RANGE;
     broken += kt_ceiling(pool, KT_CEILING_READ, NULL, 0, 1e-3, &rate) != KT_ERR_RANGE;
     free(data);
     law(isa, "kt_ceiling gives rates", 3, broken);

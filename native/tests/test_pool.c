@@ -1,12 +1,20 @@
-/* test_pool.c - the team: every thread takes part, barriers hold, counters give each index once, idle
- * workers sleep, wrong options are refused; and arenas and parallel reads. */
+/* test_pool.c - the teams: every thread takes part, barriers hold, counters give each index once, idle
+ * workers sleep, wrong options are refused, a system that forbids pinning and binding is lived with; and
+ * arenas and parallel reads. */
 #define _GNU_SOURCE
 #include "check.h"
 #include "pool.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,7 +22,8 @@ enum { ITEMS = 1000, ROUNDS = 20 };
 
 typedef struct work {
     kt_pool *pool;
-    int32_t first[ITEMS], second[ITEMS];    /* how often each index was taken */
+    int32_t first[ITEMS], second[ITEMS];    /* how often each index was taken, */
+    int32_t own[4][ITEMS];                  /* and by each node */
     int32_t present[16];
     int32_t wrong;                          /* thread 0: something was not there after a barrier */
 } work;
@@ -32,28 +41,50 @@ static void take_all(void *arg, int thread, int threads)
         pool_next_loop(w->pool, thread);
         for (int64_t i; (i = pool_take(w->pool, thread, 1)) < ITEMS;)
             w->second[i]++;
+        pool_next_loop(w->pool, thread);
+        int node = pool_place_of(w->pool, thread).node;
+        for (int64_t i; (i = pool_take_own(w->pool, thread, 1)) < ITEMS;)
+            w->own[node][i]++;
         pool_barrier(w->pool, thread);
-        for (int i = 0; i < ITEMS && thread == 0; i++)
+        for (int i = 0; i < ITEMS && thread == 0; i++) {
             w->wrong += w->first[i] != round + 1 || w->second[i] != round + 1;
+            for (int j = 0; j < kt_pool_nodes(w->pool); j++)
+                w->wrong += w->own[j][i] != round + 1;
+        }
         pool_barrier(w->pool, thread);
     }
 }
 
-static void check_team(int32_t threads)
+static void check_team(int32_t threads, int32_t nodes, const int32_t *of_node)
 {
+    char error[256] = "";
+    kt_pool_options o = {.isa = "portable", .n_threads = threads, .spin_us = 20, .n_nodes = nodes, .node_threads = of_node};
     work *w = need(sizeof *w);
-    w->pool = make_pool("portable", threads);
+    w->pool = kt_pool_create(&o, error, sizeof error);
+    CHECK(w->pool != NULL, "%s", error);
     CHECK(kt_pool_threads(w->pool) == threads && !strcmp(kt_pool_isa(w->pool), "portable"), "not as asked for");
+    CHECK(kt_pool_nodes(w->pool) == nodes && kt_pool_unpinned(w->pool) == 0, "not as asked for");
     for (int run = 1; run <= 10; run++) {
         memset(w->first, 0, sizeof w->first);
         memset(w->second, 0, sizeof w->second);
+        memset(w->own, 0, sizeof w->own);
         pool_run(w->pool, take_all, w);
-        CHECK(w->wrong == 0, "%d threads: %d indices missing or taken twice", threads, w->wrong);
+        CHECK(w->wrong == 0, "%d threads, %d nodes: %d indices missing or taken twice", threads, nodes, w->wrong);
         for (int i = 0; i < threads; i++)
             CHECK(w->present[i] == run * threads, "thread %d of %d took part %d times", i, threads, w->present[i]);
     }
     kt_pool_free(w->pool);
     free(w);
+}
+
+static void check_teams(void)
+{
+    for (int32_t threads = 1; threads <= 5; threads++)
+        check_team(threads, 1, NULL);
+    static const int32_t of_node[][4] = {{1, 1}, {3, 1}, {1, 2, 1}, {1, 1, 1, 1}, {2, 1, 1, 2}};
+    static const int32_t nodes[] = {2, 2, 3, 4, 4}, threads[] = {2, 4, 4, 4, 6};
+    for (int i = 0; i < 5; i++)
+        check_team(threads[i], nodes[i], of_node[i]);
 }
 
 /* After the spinning time an idle team uses no processor time. */
@@ -121,13 +152,68 @@ static void check_options(void)
     o = (kt_pool_options){.n_threads = 2, .cpus = absent};
     if (sysconf(_SC_NPROCESSORS_CONF) < 1023)
         CHECK(!kt_pool_create(&o, error, sizeof error) && strstr(error, "1023"), "%s", error);
+    static const int32_t none[] = {2, 0}, few[] = {1, 1};
+    o = (kt_pool_options){.n_threads = 2, .n_nodes = 2, .node_threads = none};
+    CHECK(!kt_pool_create(&o, error, sizeof error) && strstr(error, "node 1 has 0"), "%s", error);
+    o = (kt_pool_options){.n_threads = 3, .n_nodes = 2, .node_threads = few};
+    CHECK(!kt_pool_create(&o, error, sizeof error) && strstr(error, "n_threads is 3"), "%s", error);
+    o = (kt_pool_options){.n_threads = 3, .n_nodes = 2};
+    CHECK(!kt_pool_create(&o, error, sizeof error) && strstr(error, "n_nodes is 2"), "%s", error);
+    o = (kt_pool_options){.n_threads = 80, .n_nodes = KT_MAX_NODES + 1, .node_threads = few};
+    CHECK(!kt_pool_create(&o, error, sizeof error) && strstr(error, "n_nodes is 65"), "%s", error);
     kt_pool_free(NULL);
+}
+
+/* From here on this process may neither pin threads nor bind memory, as in some containers. */
+static void forbid(void)
+{
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mbind, 1, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_setaffinity, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+        exit(77);
+}
+
+static void check_forbidden(void)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        char error[256] = "";
+        int32_t cpus[2] = {0, 1}, of_node[2] = {1, 1};
+        uint64_t memory[2] = {1, 2};
+        failures = 0;
+        forbid();
+        kt_pool_options o = {.isa = "portable", .n_threads = 2, .cpus = cpus, .n_nodes = 2, .node_threads = of_node,
+                             .node_memory = memory};
+        kt_pool *pool = kt_pool_create(&o, error, sizeof error);
+        CHECK(pool && kt_pool_unpinned(pool) == EPERM, "not unpinned: %s", error);
+        kt_arena *arena = kt_arena_create(100, 3, error, sizeof error);
+        CHECK(arena && kt_arena_refused(arena) == EPERM, "not refused: %s", error);
+        int32_t seen[2] = {-1, -1};
+        pool_run(pool, where, seen);
+        CHECK(seen[0] >= 0 && seen[1] >= 0, "the team did not work");
+        kt_arena_free(arena);
+        kt_pool_free(pool);
+        _exit(report("test_pool, in a container"));
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        printf("skipped: this system allows no seccomp filter\n");
+    else
+        CHECK(status == 0, "the child ended with %#x", (unsigned)status);
 }
 
 static void check_arena(void)
 {
     char error[256] = "";
-    kt_arena *arena = kt_arena_create(5000001, error, sizeof error);
+    kt_arena *arena = kt_arena_create(5000001, 0, error, sizeof error);
     CHECK(arena != NULL, "%s", error);
     uint8_t *data = kt_arena_data(arena), any = 0;
     CHECK((uintptr_t)data % 64 == 0, "not aligned: %p", (void *)data);
@@ -135,10 +221,17 @@ static void check_arena(void)
         any |= data[i];
     CHECK(any == 0, "not zeroed");
     memset(data, 1, 5000001);
+    CHECK(kt_arena_refused(arena) == 0, "an arena that is bound nowhere was refused");
     kt_arena_free(arena);
+    for (uint64_t nodes = 1; nodes <= 3; nodes += 2) {      /* one node; two, where there may be only one */
+        arena = kt_arena_create(5000001, nodes, error, sizeof error);
+        CHECK(arena != NULL, "%s", error);
+        memset(kt_arena_data(arena), 1, 5000001);
+        kt_arena_free(arena);
+    }
     kt_arena_free(NULL);
-    CHECK(!kt_arena_create(SIZE_MAX - 5, error, sizeof error) && error[0], "an arena of all addresses");
-    CHECK(!kt_arena_create(SIZE_MAX / 4, error, sizeof error) && strstr(error, "GiB"), "%s", error);
+    CHECK(!kt_arena_create(SIZE_MAX - 5, 0, error, sizeof error) && error[0], "an arena of all addresses");
+    CHECK(!kt_arena_create(SIZE_MAX / 4, 0, error, sizeof error) && strstr(error, "GiB"), "%s", error);
 }
 
 static void check_read(void)
@@ -169,8 +262,8 @@ static void check_read(void)
 
 int main(void)
 {
-    for (int32_t threads = 1; threads <= 5; threads++)
-        check_team(threads);
+    check_forbidden();
+    check_teams();
     check_idle();
     check_pinning();
     check_options();

@@ -20,7 +20,7 @@ static void test_quantize(const kt_kernels *kernels)
         for (int64_t c = 0; c < k; c++)
             amax = fmaxf(amax, fabsf(x[c]));
         memset(q, 99, (size_t)stride);
-        kernels->quantize(x, k, &out, 0);
+        kernels->quantize(x, k, -1.0f, &out, 0);
         broken += scale != amax / 127.0f;
         for (int64_t b = 0; b < stride; b += 32) {
             int32_t total = 0;
@@ -32,7 +32,7 @@ static void test_quantize(const kt_kernels *kernels)
             broken += sum[b / 32] != total;
         }
         memset(x, 0, (size_t)k * sizeof *x);
-        kernels->quantize(x, k, &out, 0);
+        kernels->quantize(x, k, -1.0f, &out, 0);
         broken += scale != 0.0f || q[0] != 0;
         free(x);
         free(q);
@@ -52,7 +52,7 @@ static void test_quantize_wide(const kt_kernels *kernels)
         int8_t *q = allocate((size_t)(2 * stride)), *plain = allocate((size_t)stride);
         int32_t *sum = allocate((size_t)(2 * stride / 32) * 4);
         act8 wide = {q, scale, sum, stride}, first = {plain, &once, sum, stride};
-        kernels->quantize(x, k, &first, 0);
+        kernels->quantize(x, k, -1.0f, &first, 0);
         kernels->quantize_wide(x, k, &wide, 0);
         broken += scale[0] != once || memcmp(q, plain, (size_t)stride) != 0;
         for (int64_t c = 0; c < stride; c++) {

@@ -36,15 +36,25 @@ INLINE vf value_at(const values *v, int64_t c)
     return v->rest ? vf_sub(x, vf_mul(to_codes(x, v->inv), v->scale)) : x;
 }
 
-/* A row under 2^-100 counts as zero: 127 / amax must be finite. Returns 127 / amax, or 0. */
-INLINE float quantize_values(const values *v, const act8 *out, int64_t row)
+INLINE float largest_value(const values *v)
 {
-    int8_t *q = out->q + row * out->stride;
-    int32_t *sum = out->sum + row * (out->stride / 32);
     vf top = vf_set1(0.0f);
     for (int64_t c = 0; c < v->k; c += LANES)
         top = vf_max(top, vf_abs(value_at(v, c)));
-    float amax = vf_top(top);
+    return vf_top(top);
+}
+
+static float largest(const float *x, int64_t n)
+{
+    values v = {.x = x, .k = n};
+    return largest_value(&v);
+}
+
+/* A row under 2^-100 counts as zero: 127 / amax must be finite. Returns 127 / amax, or 0. */
+INLINE float quantize_values(const values *v, float amax, const act8 *out, int64_t row)
+{
+    int8_t *q = out->q + row * out->stride;
+    int32_t *sum = out->sum + row * (out->stride / 32);
     if (amax < 0x1p-100f)
         amax = 0.0f;
     out->scale[row] = amax / 127.0f;
@@ -60,18 +70,18 @@ INLINE float quantize_values(const values *v, const act8 *out, int64_t row)
     return inv;
 }
 
-static void quantize(const float *x, int64_t k, const act8 *out, int64_t row)
+static void quantize(const float *x, int64_t k, float amax, const act8 *out, int64_t row)
 {
     values v = {.x = x, .k = k};
-    quantize_values(&v, out, row);
+    quantize_values(&v, amax < 0.0f ? largest_value(&v) : amax, out, row);
 }
 
 static void quantize_wide(const float *x, int64_t k, const act8 *out, int64_t row)
 {
     values first = {.x = x, .k = k}, second = {.x = x, .k = k, .rest = 1};
-    second.inv = vf_set1(quantize_values(&first, out, row));
+    second.inv = vf_set1(quantize_values(&first, largest_value(&first), out, row));
     second.scale = vf_set1(out->scale[row]);
-    quantize_values(&second, out, row + 1);
+    quantize_values(&second, largest_value(&second), out, row + 1);
 }
 
 static void to_bf16(const float *x, int64_t k, int64_t k_padded, uint16_t *out)
@@ -200,6 +210,7 @@ const kt_kernels NAME(KT_ISA) = {
     .product_int8 = product_int8,
     .product_bf16 = product_bf16,
     .product_f32 = product_f32,
+    .largest = largest,
     .quantize = quantize,
     .quantize_wide = quantize_wide,
     .to_bf16 = to_bf16,

@@ -74,8 +74,10 @@ typedef struct kt_kernels {
     void (*product_int8)(const product *p);     /* 4- and 8-bit weights, int8 activations */
     void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */
     void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router */
-    /* q, scale and sum of row `row` from x[0..k) */
-    void (*quantize)(const float *x, int64_t k, const act8 *out, int64_t row);
+    float (*largest)(const float *x, int64_t n);    /* magnitude */
+    /* q, scale and sum of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row, else
+     * negative */
+    void (*quantize)(const float *x, int64_t k, float amax, const act8 *out, int64_t row);
     /* the same, and to row + 1 what that leaves over */
     void (*quantize_wide)(const float *x, int64_t k, const act8 *out, int64_t row);
     void (*to_bf16)(const float *x, int64_t k, int64_t k_padded, uint16_t *out);   /* round to nearest even */

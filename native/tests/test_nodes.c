@@ -1,0 +1,285 @@
+/* test_nodes.c - one pool of several nodes, all pretended: weights cut by rows and columns, dense products with the
+ * same bits, experts within the rounding of one more order of the final sum.
+ *
+ * The bound: a node's sum over its columns is a chain of the same products as the one node's, so both lie within
+ * (groups + experts + nodes + 4) * 2^-23 * sum |gate * down * h| of the exact sum of the same 8-bit values: two units
+ * of rounding for each operation. It holds only if every node uses the activation scale of the whole row: a scale of
+ * its own would be off by about 2^-8. */
+#define _GNU_SOURCE
+#include "check.h"
+
+#include <unistd.h>
+
+enum { EXPERTS = 3, TOP_K = 2, HIDDEN = 72, MOST = 37 };
+static const int32_t node_counts[] = {1, 2, 3, 4, 8};
+enum { NODE_COUNTS = sizeof node_counts / sizeof *node_counts };
+
+static kt_pool *make_nodes(const char *isa, int32_t nodes, int32_t threads_of_first)
+{
+    char error[256] = "";
+    int32_t threads[8] = {threads_of_first, 1, 1, 1, 1, 1, 1, 1};
+    kt_pool_options o = {.isa = isa, .n_threads = threads_of_first + nodes - 1, .spin_us = 20, .n_nodes = nodes,
+                         .node_threads = threads};
+    kt_pool *pool = kt_pool_create(&o, error, sizeof error);
+    if (!pool) {
+        fprintf(stderr, "no pool: %s\n", error);
+        exit(1);
+    }
+    CHECK(kt_pool_nodes(pool) == nodes && kt_pool_node_threads(pool, 0) == threads_of_first, "%d nodes", nodes);
+    return pool;
+}
+
+/* ---- cutting ------------------------------------------------------------------------------------ */
+
+/* A weight cut between the nodes of a pool. */
+typedef struct sliced {
+    kt_weight w[8];
+    kt_slice slices[8];
+    int32_t nodes;
+} sliced;
+
+/* Where node i ends of `units`: shares grow with i, and the first ones may get nothing. */
+static int64_t cut_at(int64_t units, int32_t i, int32_t nodes)
+{
+    return units * (i + 1) * (i + 2) / ((int64_t)nodes * (nodes + 1));
+}
+
+static sliced cut(kt_pool *pool, const kt_weight *whole, int32_t axis, int64_t unit, int fd)
+{
+    sliced s = {.nodes = kt_pool_nodes(pool)};
+    int64_t end = axis == KT_CUT_ROWS ? whole->n : whole->k, units = (end + unit - 1) / unit, at = 0;
+    for (int32_t i = 0; i < s.nodes; i++) {
+        int64_t last = i + 1 == s.nodes ? end : cut_at(units, i, s.nodes) * unit;
+        last = last < end ? last : end;
+        kt_weight *w = &s.w[i];
+        *w = *whole;
+        *(axis == KT_CUT_ROWS ? &w->n : &w->k) = last - at;
+        size_t bytes = last > at ? kt_packed_bytes(&w->format, w->n, w->k) * (size_t)w->count : 0;
+        s.slices[i] = (kt_slice){at, last, bytes ? need(bytes) : NULL};
+        w->data = s.slices[i].data;
+        at = last;
+    }
+    OK(kt_place(pool, fd, 0, whole, axis, s.slices), kt_pool_error(pool));
+    return s;
+}
+
+static void free_sliced(sliced *s)
+{
+    for (int32_t i = 0; i < s->nodes; i++)
+        free(s->slices[i].data);
+}
+
+/* Decoded slices are the decoded whole, whether they come from memory or from a file. */
+static void check_cut(kt_pool *pool, const test_weight *t, int32_t axis, int64_t unit)
+{
+    const kt_weight *whole = &t->w;
+    char name[] = "/tmp/kt_test_XXXXXX";
+    int fd = mkstemp(name);
+    size_t size = kt_packed_bytes(&whole->format, whole->n, whole->k) * (size_t)whole->count;
+    CHECK(fd >= 0 && write(fd, whole->data, size) == (ssize_t)size, "cannot write a file");
+    unlink(name);
+    float *part = need((size_t)(whole->n * whole->k) * sizeof *part);
+    sliced memory = cut(pool, whole, axis, unit, -1), file = cut(pool, whole, axis, unit, fd);
+    for (int32_t i = 0; i < memory.nodes; i++) {
+        const kt_weight *w = &memory.w[i];
+        kt_slice s = memory.slices[i];
+        if (s.first == s.last)
+            continue;
+        size_t bytes = kt_packed_bytes(&w->format, w->n, w->k) * (size_t)w->count;
+        CHECK(memcmp(s.data, file.slices[i].data, bytes) == 0, "node %d has other bytes from a file", i);
+        for (int64_t e = 0; e < w->count; e++) {
+            const float *all = t->values + e * whole->n * whole->k;
+            OK(kt_unpack(pool, w, e, part), kt_pool_error(pool));
+            int64_t row = axis == KT_CUT_ROWS ? s.first : 0, column = axis == KT_CUT_ROWS ? 0 : s.first, wrong = 0;
+            for (int64_t r = 0; r < w->n; r++)
+                wrong += memcmp(part + r * w->k, all + (row + r) * whole->k + column, (size_t)w->k * sizeof *part) != 0;
+            CHECK(wrong == 0, "node %d, matrix %lld: %lld rows differ", i, (long long)e, (long long)wrong);
+        }
+    }
+    free_sliced(&memory);
+    free_sliced(&file);
+    free(part);
+    close(fd);
+}
+
+static void check_refusals(void)
+{
+    kt_pool *pool = make_nodes("portable", 2, 1);
+    test_weight t = make_weight(pool, &test_formats[INT4_G64].format, 32, 200, 1, 9);
+    uint8_t *room = need(100000);
+    kt_slice gap[] = {{0, 64, room}, {128, 200, room}}, within[] = {{0, 100, room}, {100, 200, room}};
+    kt_slice shorter[] = {{0, 64, room}, {64, 128, room}}, nowhere[] = {{0, 64, room}, {64, 200, NULL}};
+    kt_slice rows[] = {{0, 8, room}, {8, 32, room}}, good[] = {{0, 64, room}, {64, 200, room + 50000}};
+    REFUSED(kt_place(pool, -1, 0, &t.w, KT_CUT_COLUMNS, gap), KT_ERR_SHAPE, kt_pool_error(pool), "begin at 64");
+    REFUSED(kt_place(pool, -1, 0, &t.w, KT_CUT_COLUMNS, within), KT_ERR_SHAPE, kt_pool_error(pool), "every 64");
+    REFUSED(kt_place(pool, -1, 0, &t.w, KT_CUT_COLUMNS, shorter), KT_ERR_SHAPE, kt_pool_error(pool), "128 of 200");
+    REFUSED(kt_place(pool, -1, 0, &t.w, KT_CUT_COLUMNS, nowhere), KT_ERR_SHAPE, kt_pool_error(pool), "slice 1");
+    REFUSED(kt_place(pool, -1, 0, &t.w, KT_CUT_ROWS, rows), KT_ERR_SHAPE, kt_pool_error(pool), "every 16");
+    REFUSED(kt_place(pool, -1, 0, &t.w, 2, good), KT_ERR_SHAPE, kt_pool_error(pool), "axis 2");
+    char name[] = "/tmp/kt_test_XXXXXX";
+    int fd = mkstemp(name);
+    unlink(name);
+    REFUSED(kt_place(pool, fd, 0, &t.w, KT_CUT_COLUMNS, good), KT_ERR_IO, kt_pool_error(pool), "the file ends");
+    REFUSED(kt_place(pool, fd, UINT64_MAX - 5, &t.w, KT_CUT_COLUMNS, good), KT_ERR_RANGE, kt_pool_error(pool), "no file");
+    close(fd);
+    kt_format odd = {.bits = 5};
+    CHECK(kt_cut_columns(&odd) == 0 && kt_cut_columns(&test_formats[BF16].format) == 32 &&
+              kt_cut_columns(&test_formats[INT8].format) == 64,
+          "where columns are cut");
+    free(room);
+    free_weight(&t);
+    kt_pool_free(pool);
+}
+
+/* ---- programs ----------------------------------------------------------------------------------- */
+
+typedef struct layer {
+    int32_t width;
+    test_weight router, gate_up, down, plain;
+} layer;
+
+typedef struct run {
+    kt_program *program;
+    kt_view x, logits, out, plain;
+    int32_t routing;
+    sliced parts[4];
+} run;
+
+static run record(kt_pool *pool, const layer *l, const float *bias, int32_t exact, int32_t reads)
+{
+    run r = {.program = make_program(pool, MOST, 1, exact)};
+    kt_program *p = r.program;
+    r.x = make_view(p, HIDDEN, KT_ROWS_TOKENS);
+    r.logits = make_view(p, EXPERTS, KT_ROWS_TOKENS);
+    r.out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
+    r.plain = make_view(p, (int32_t)l->plain.w.n, KT_ROWS_TOKENS);
+    const kt_weight *whole[] = {&l->plain.w, &l->router.w, &l->gate_up.w, &l->down.w};
+    int64_t unit = kt_cut_columns(&l->down.w.format), units[] = {16, 16, 2 * unit, unit};
+    for (int i = 0; i < 4; i++)
+        r.parts[i] = cut(pool, whole[i], i == 3 ? KT_CUT_COLUMNS : KT_CUT_ROWS, units[i], -1);
+    OK(kt_program_linear(p, r.plain, r.x, r.parts[0].w, bias, reads), kt_program_error(p));
+    OK(kt_program_linear(p, r.logits, r.x, r.parts[1].w, NULL, KT_READ_F32), kt_program_error(p));
+    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
+    r.routing = kt_program_route(p, r.logits, &router);
+    OK(r.routing, kt_program_error(p));
+    OK(kt_program_experts(p, r.out, r.x, r.routing, r.parts[2].w, r.parts[3].w), kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    return r;
+}
+
+static void step(run *r, int64_t n)
+{
+    for (int64_t t = 0; t < n; t++)
+        fill(row_of(r->program, r->x, t), HIDDEN, 777 + (uint64_t)t);
+    kt_step s = {.n_tokens = n, .first_output = n};
+    OK(kt_program_run(r->program, &s), kt_program_error(r->program));
+}
+
+static void free_run(run *r)
+{
+    kt_program_free(r->program);
+    for (int i = 0; i < 4; i++)
+        free_sliced(&r->parts[i]);
+}
+
+/* size[i] = sum |gate * down[i][j] * h[j]| over the token's experts. */
+REFERENCE static void term_sizes(const layer *l, const float *x, const int32_t *ids, const float *gate, double *size)
+{
+    int64_t padded = ((int64_t)l->width + 15) / 16 * 16;
+    double in[HIDDEN], *y = need(sizeof *y * (size_t)(2 * padded));
+    for (int i = 0; i < HIDDEN; i++) {
+        in[i] = (double)x[i];
+        size[i] = 0;
+    }
+    for (int k = 0; k < TOP_K; k++) {
+        multiply(l->gate_up.values + ids[k] * 2 * padded * HIDDEN, 2 * padded, HIDDEN, in, y);
+        for (int32_t j = 0; j < l->width; j++) {
+            double g = y[j / 16 * 32 + j % 16], u = y[j / 16 * 32 + 16 + j % 16], h = fabs(g / (1 + exp(-g)) * u);
+            for (int i = 0; i < HIDDEN; i++)
+                size[i] += (double)gate[k] * h *
+                           fabs((double)l->down.values[((int64_t)ids[k] * HIDDEN + i) * l->width + j]);
+        }
+    }
+    free(y);
+}
+
+static void compare(run *one, run *many, const layer *l, int64_t n, const char *what)
+{
+    const float *gate;
+    const int32_t *ids = kt_program_routing(one->program, one->routing, &gate);
+    const kt_format *f = &l->down.w.format;
+    int64_t chain = f->bits > 8 ? l->width : f->group ? l->width / f->group + 1 : 1;
+    double most = (double)(chain + TOP_K + 8 + 4) * 0x1p-23;
+    for (int64_t t = 0; t < n; t++) {
+        const float *a = row_of(one->program, one->out, t), *b = row_of(many->program, many->out, t);
+        double size[HIDDEN], worst = 0;
+        term_sizes(l, row_of(one->program, one->x, t), ids + t * TOP_K, gate + t * TOP_K, size);
+        for (int i = 0; i < HIDDEN; i++)
+            worst = fmax(worst, fabs((double)a[i] - (double)b[i]) / (size[i] + 1e-30));
+        CHECK(worst <= most, "%s, %lld tokens: row %lld is off by %g, %g is allowed", what, (long long)n, (long long)t,
+              worst, most);
+        CHECK(memcmp(row_of(one->program, one->plain, t), row_of(many->program, many->plain, t),
+                     sizeof(float) * (size_t)one->plain.width) == 0,
+              "%s, %lld tokens: row %lld of a dense product differs", what, (long long)n, (long long)t);
+    }
+}
+
+static void check_layer(const char *isa, int format, int32_t width, int32_t exact)
+{
+    static const int64_t counts[] = {1, 2, MOST};
+    const kt_format *f = &test_formats[format].format;
+    int64_t padded = (width + 15) / 16 * 16;
+    float bias[83];
+    fill(bias, 83, 5);
+    kt_pool *single = make_pool(isa, 1);
+    layer l = {.width = width};
+    l.router = make_weight(single, &test_formats[F32].format, EXPERTS, HIDDEN, 1, 1);
+    l.gate_up = make_weight(single, f, 2 * padded, HIDDEN, EXPERTS, 2);
+    l.down = make_weight(single, f, HIDDEN, width, EXPERTS, 3);
+    l.plain = make_weight(single, f, 83, HIDDEN, 1, 4);
+    int32_t reads = width % 128 ? KT_READ_FORMAT : KT_READ_WIDE;
+    run one = record(single, &l, bias, exact, reads);
+    for (int i = 1; i < NODE_COUNTS; i++) {
+        kt_pool *pool = make_nodes(isa, node_counts[i], 1 + i % 3);
+        if (width <= 100) {
+            check_cut(pool, &l.down, KT_CUT_COLUMNS, kt_cut_columns(f));
+            check_cut(pool, &l.gate_up, KT_CUT_ROWS, 32);
+        }
+        run many = record(pool, &l, bias, exact, reads);
+        char what[80];
+        snprintf(what, sizeof what, "%s, %s, width %d, %d nodes%s", isa, test_formats[format].name, width,
+                 node_counts[i], exact ? ", exact" : "");
+        for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+            step(&one, counts[c]);
+            for (int again = 0; again < 2; again++)     /* the second time finds what the first left behind */
+                step(&many, counts[c]);
+            compare(&one, &many, &l, counts[c], what);
+        }
+        free_run(&many);
+        kt_pool_free(pool);
+    }
+    free_run(&one);
+    free_weight(&l.router);
+    free_weight(&l.gate_up);
+    free_weight(&l.down);
+    free_weight(&l.plain);
+    kt_pool_free(single);
+}
+
+int main(void)
+{
+    static const int32_t widths[] = {64, 100, 768, 1408, 2880};
+    const char *rows[8];
+    int n = usable_rows(rows);
+    for (int i = 0; i < n; i++) {
+        for (int format = 0; format < TEST_FORMATS; format++) {
+            for (int w = 0; w < 5; w++) {
+                if (w < 2 || i == 0)        /* the wide ones once, on the best row */
+                    check_layer(rows[i], format, widths[w], 0);
+            }
+        }
+        check_layer(rows[i], INT4_G64, 768, 1);
+    }
+    check_refusals();
+    return report("test_nodes");
+}
