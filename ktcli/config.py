@@ -1,4 +1,4 @@
-"""What the environment says (library folder, forced ISA row, thread count), and the file lock.
+"""What the environment says (library folder, forced ISA row, thread count, use of tiles), and the file lock.
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -6,6 +6,7 @@ makes no sense is an error that names the variable, never a silent default.
     KT_HOME      folder of the library; default: $XDG_DATA_HOME/kt, else ~/.local/share/kt
     KT_ISA       row of kernels to use instead of the best one
     KT_THREADS   threads to use instead of one per physical core
+    KT_TILE_MIN  tokens per expert from which AMX tiles are used, instead of what was measured
 """
 
 from __future__ import annotations
@@ -73,15 +74,28 @@ def forced_threads() -> int | None:
     """The thread count of KT_THREADS, None if unset.
 
     Raises:
-        UsageError: not a whole number above zero.
+        UsageError: not a whole number from 1 to 4096.
     """
-    text = os.environ.get("KT_THREADS", "").strip()
+    return _whole_number("KT_THREADS", "unset KT_THREADS to use one thread per physical core")
+
+
+def forced_tile_min() -> int | None:
+    """The tokens per expert of KT_TILE_MIN, None if unset.
+
+    Raises:
+        UsageError: not a whole number from 1 to 4096.
+    """
+    return _whole_number("KT_TILE_MIN", "unset KT_TILE_MIN to use what this machine measures")
+
+
+def _whole_number(name: str, hint: str) -> int | None:
+    text = os.environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()) or not 0 < int(text) <= 4096:
+    # int() itself also takes other digits, and refuses thousands of them with an error of its own.
+    if not (text.isascii() and text.isdigit() and len(text) < 20) or not 0 < int(text) <= 4096:
         raise UsageError(
-            f"KT_THREADS is {text!r}, which is not a whole number from 1 to 4096",
-            hint="unset KT_THREADS to use one thread per physical core",
+            f"{name} is {text[:60]!r}, which is not a whole number from 1 to 4096", hint=hint
         )
     return int(text)
 

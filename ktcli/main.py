@@ -38,6 +38,7 @@ Environment:
   KT_HOME      library folder, where models lie (default: ~/.local/share/kt)
   KT_THREADS   CPU threads (default: one per physical core)
   KT_ISA       row of kernels, as kt doctor lists them (default: the best)
+  KT_TILE_MIN  tokens per expert from which AMX tiles are used (default: measured)
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,24 @@ def test_the_home_of_nobody(variable: str, monkeypatch: pytest.MonkeyPatch) -> N
         config.home()
 
 
-@pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "²", "99999", "1 2"])
-def test_a_wrong_thread_count(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KT_THREADS", text)
-    with pytest.raises(UsageError, match="KT_THREADS"):
-        config.forced_threads()
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [("KT_THREADS", config.forced_threads), ("KT_TILE_MIN", config.forced_tile_min)],
+)
+@pytest.mark.parametrize("text", ["many", "0", "-1", "1.5", "²", "99999", "1 2", "1" * 5000])
+def test_a_wrong_whole_number(
+    name: str, read: Callable[[], int | None], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=f"{name} is .* from 1 to 4096"):
+        read()
 
 
 def test_threads_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_TILE_MIN", "4096")
+    assert config.forced_tile_min() == 4096
+    monkeypatch.delenv("KT_TILE_MIN")
+    assert config.forced_tile_min() is None
     monkeypatch.setenv("KT_THREADS", " 8 ")
     monkeypatch.setenv("KT_ISA", "avx2")
     assert (config.forced_threads(), config.forced_isa()) == (8, "avx2")

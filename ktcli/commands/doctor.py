@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +12,12 @@ import typer
 
 from ktcli import __version__, config
 from ktcli.commands.options import JsonOpt
-from ktcli.errors import KtError, NativeError, gib
-from ktcli.hardware import gpu, measured, profile
+from ktcli.errors import KtError, NativeError, UsageError, gib
+from ktcli.hardware import amx, crossover, gpu, measured, profile
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Machine
-from ktcli.hardware.probe import probe
-from ktcli.hardware.team import pinned_to
+from ktcli.hardware.probe import amx_facts, probe
+from ktcli.hardware.team import pinned_to, team_size
 from ktcli.hardware.text import cpu_text
 from ktcli.output import out, safe, table
 
@@ -47,14 +47,18 @@ def doctor(
     machine = probe()
     if measure and not native_error:
         machine = _measure(machine)
-    problems = sorted([*problems, *diagnose(machine, kernels, setting)], key=lambda p: -p.level)
+    tiles = None if native_error else _tiles(machine, kernels, setting, problems)
+    verdict = tiles.verdict if tiles else None
+    problems = sorted(
+        [*problems, *diagnose(machine, kernels, setting, verdict)], key=lambda p: -p.level
+    )
     code = max((problem.level for problem in problems), default=Level.NOTE)
     document = {
         "version": __version__,
         "machine": profile.document(machine),
         "threads": setting.forced_threads or machine.cpu.threads,
         "kernels": [asdict(kernel) for kernel in kernels],
-        "amx": _amx(machine, kernels),
+        "amx": tiles.document() if tiles else None,
         "torch": setting.torch,
         "home": setting.home,
         "problems": [
@@ -63,7 +67,7 @@ def doctor(
         ],
         "exit_code": int(code),
     }
-    out.result(document, lambda: _render(machine, kernels, setting, problems))
+    out.result(document, lambda: _render(machine, kernels, setting, tiles, problems))
     if code:
         raise typer.Exit(int(code))
 
@@ -120,6 +124,11 @@ def _unwritable(folder: Path) -> str:
 
 def _measure(machine: Machine) -> Machine:
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
+    cpu, threads = machine.cpu, team_size(machine.cpu)
+    # First, as making the team for the rates would measure it too.
+    if crossover.look(cpu, threads).measurable:
+        out.note("  tiles against vectors …")
+        crossover.save(cpu, threads, amx.ROW, crossover.measure(cpu, threads, amx.ROW))
     rates = measured.measure(
         machine.cpu, machine.memory.free_bytes, lambda what: out.note(f"  {what} …")
     )
@@ -127,28 +136,78 @@ def _measure(machine: Machine) -> Machine:
     return replace(machine, measured=rates)
 
 
-def _amx(machine: Machine, kernels: tuple[Kernel, ...]) -> dict[str, Any]:
-    flags = machine.cpu.flags
-    row = next((kernel for kernel in kernels if kernel.name == "amx"), None)
-    if "amx_tile" in flags:
-        reason = row.reason if row else "this build has no AMX kernels"
-    else:
-        virtual = ", or the hypervisor hides them" if "hypervisor" in flags else ""
-        reason = f"the CPU has no tiles{virtual}"
-    return {
-        "tile": "amx_tile" in flags,
-        "int8": "amx_int8" in flags,
-        "bf16": "amx_bf16" in flags,
-        "used": bool(row and row.used),
-        "reason": reason,
-    }
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """What is said about AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
+
+    verdict: amx.Verdict
+    choice: crossover.Choice | None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        found, choice = self.verdict, self.choice
+        least = choice.tile_min if choice else None
+        return {
+            "cpuid": asdict(found.cpuid),
+            "os": asdict(found.os),
+            "permission": asdict(found.permission),
+            "used": found.used,
+            "reason": found.reason,
+            "tile_min": least._asdict() if least else None,
+            "tile_min_from": choice.source.value if choice else None,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: the verdict, and below it what it rests on."""
+        found = self.verdict
+        checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
+        words = {True: "yes", False: "no", None: "–"}
+        rows = [
+            ("AMX", f"{'used' if found.used else 'not used'}: {found.reason}"),
+            *(("", f"{n:<12}{words[check.ok]:<6}{check.detail}") for n, check in checks.items()),
+        ]
+        if found.used and self.choice:
+            rows.append(("", f"{'tiles':<12}{_begin_words(self.choice)}"))
+        return rows
+
+
+def _tiles(
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, problems: list[Problem]
+) -> _Tiles:
+    used = next((kernel.name for kernel in kernels if kernel.used), "")
+    choice = None
+    try:
+        choice = crossover.look(machine.cpu, setting.forced_threads or machine.cpu.threads, used)
+    except UsageError as error:
+        problems.append(Problem(Level.ERROR, str(error), "unset KT_TILE_MIN"))
+    return _Tiles(amx.explain(amx_facts(machine, used)), choice)
+
+
+def _begin_words(choice: crossover.Choice) -> str:
+    least, source = choice.tile_min, choice.source
+    if least is None:
+        return "from how many tokens on is not measured yet; the first model that is loaded does it"
+    if source is crossover.Source.MEASURED:
+        each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
+        return f"from {each} tokens per expert, measured {choice.date}"
+    reason = (
+        "as KT_TILE_MIN says"
+        if source is crossover.Source.FORCED
+        else "not measured under KT_ISA or an emulator"
+    )
+    return f"from {least.int4} tokens per expert, {reason}"
 
 
 def _render(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, problems: list[Problem]
+    machine: Machine,
+    kernels: tuple[Kernel, ...],
+    setting: Setting,
+    tiles: _Tiles | None,
+    problems: list[Problem],
 ) -> str:
     rows = [
         *_processor_rows(machine, kernels, setting),
+        *(tiles.rows() if tiles else []),
         *_memory_rows(machine),
         *_device_rows(machine, setting),
     ]
@@ -190,9 +249,6 @@ def _processor_rows(
     for i, kernel in enumerate(kernels):
         state = "USED" if kernel.used else "yes" if kernel.usable else "no"
         rows.append(("Kernels" if i == 0 else "", f"{kernel.name:<12}{state:<6}{kernel.reason}"))
-    amx = _amx(machine, kernels)
-    if not any(kernel.name == "amx" for kernel in kernels) or not amx["tile"]:
-        rows.append(("AMX", f"no: {amx['reason']}"))
     return rows
 
 

@@ -40,6 +40,13 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
     )
 
 
+def read_signature(root: Path) -> tuple[int, int] | None:
+    """Family and model number of the CPU; None where the system does not say."""
+    info = read(root / "proc/cpuinfo") or ""
+    family, model = _field(info, "cpu family"), _field(info, "model")
+    return (int(family), int(model)) if family.isdecimal() and model.isdecimal() else None
+
+
 def allowed_cpus(root: Path) -> tuple[int, ...]:
     """CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
     return cpu_list(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))

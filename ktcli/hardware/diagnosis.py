@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ktcli.errors import gib
+from ktcli.hardware.amx import Verdict
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.text import cpu_text
 
@@ -89,12 +90,12 @@ def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) ->
 
 
 def diagnose(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, tiles: Verdict | None = None
 ) -> tuple[Problem, ...]:
-    """Everything worth saying, worst first."""
+    """Everything worth saying, worst first; `tiles`: what is known of AMX."""
     found = [
         *_installation(kernels, setting),
-        *_processor(machine, kernels, setting),
+        *_processor(machine, kernels, setting, tiles),
         *_memory(machine),
         *_devices(machine, setting),
     ]
@@ -122,7 +123,7 @@ def _installation(kernels: tuple[Kernel, ...], setting: Setting) -> Iterator[Pro
 
 
 def _processor(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, tiles: Verdict | None
 ) -> Iterator[Problem]:
     cpu = machine.cpu
     used = next((kernel.name for kernel in kernels if kernel.used), "")
@@ -132,13 +133,8 @@ def _processor(
             "the CPU has no AVX2: everything works, but slowly",
             "use a CPU from 2013 or later",
         )
-    amx = next((kernel for kernel in kernels if kernel.name == "amx"), None)
-    if "amx_tile" in cpu.flags and amx is not None and not amx.usable:
-        yield Problem(
-            Level.WARNING,
-            f"the CPU has AMX but it cannot be used ({amx.reason})",
-            "use Linux 5.16 or later, and let the hypervisor pass AMX through",
-        )
+    if tiles is not None and tiles.fix and not tiles.used:
+        yield Problem(Level.WARNING, f"AMX is not used: {tiles.reason}", tiles.fix)
     threads = setting.forced_threads
     if threads is not None and threads > len(cpu.cores):
         yield Problem(

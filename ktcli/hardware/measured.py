@@ -1,18 +1,21 @@
 """Measured rates of this machine, kept with their date in `measured.json` of the library folder.
 
 A measurement belongs to one CPU model, thread count and kernel row; another combination does not
-use it. A damaged file counts as no measurement: it can always be made again.
+use it. What is measured apart (see `crossover`) lies in the same entry. A damaged file counts as no
+measurement: it can always be made again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from ktcli import config
 from ktcli.errors import KtError
@@ -34,9 +37,7 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
     """
     isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
     threads = team_size(cpu, threads)
-    found = _read().get(_key(cpu.model, threads, isa))
-    if not isinstance(found, dict):
-        return None
+    found = entry(cpu, threads, isa)
     try:
         rates = Measured(
             isa=isa,
@@ -84,16 +85,32 @@ def save(cpu: Cpu, rates: Measured) -> None:
     Raises:
         KtError: the library folder cannot be written.
     """
+    keep(cpu, rates.threads, rates.isa, asdict(rates))
+
+
+def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
+    """All that is kept of this CPU with these threads and this row, unchecked; empty: nothing."""
+    found = _read().get(_key(cpu.model, threads, isa))
+    return found if isinstance(found, dict) else {}
+
+
+def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
+    """Write `values` into that entry, beside what it holds under other names.
+
+    Raises:
+        KtError: the library folder cannot be written.
+    """
     path = _path()
     config.make_folder(path.parent)
     known = _read()
-    known[_key(cpu.model, rates.threads, rates.isa)] = asdict(rates)
+    known[_key(cpu.model, threads, isa)] = {**entry(cpu, threads, isa), **values}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 

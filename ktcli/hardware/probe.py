@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import NativeError, UsageError
 from ktcli.hardware import measured
-from ktcli.hardware.cpu import read_cpu
+from ktcli.hardware.amx import ROW, Facts
+from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import read_gpus
 from ktcli.hardware.machine import Cpu, Disk, Machine, Measured
@@ -67,6 +68,30 @@ def _rates(cpu: Cpu) -> Measured | None:
         return measured.load(cpu)
     except UsageError:
         return None
+
+
+def amx_facts(machine: Machine, used_row: str) -> Facts:
+    """What decides about tiles on the running system.
+
+    Args:
+        used_row: the row of kernels in use; empty: none.
+    Raises:
+        NativeError: the native library is missing.
+    """
+    from ktcli import native
+
+    info = native.amx_info()
+    rows = {row.name: row.missing for row in native.isa_rows()}
+    return Facts(
+        **asdict(info),
+        lacking=rows.get(ROW),
+        used_row=used_row,
+        forced_isa=config.forced_isa(),
+        model=machine.cpu.model,
+        signature=read_signature(SYSTEM_ROOT),
+        hypervisor="hypervisor" in machine.cpu.flags,
+        release=machine.system.removeprefix("Linux").strip(),
+    )
 
 
 def usable_isa() -> tuple[str, ...]:

@@ -39,7 +39,9 @@ def make_team(cpu: Cpu, threads: int | None = None, *, isa: str | None = None) -
         UsageError: KT_THREADS makes no sense.
         NativeError: the native library is missing or refuses the row.
     """
+    from ktcli.hardware import crossover
     from ktcli.native import Pool
 
     size = team_size(cpu, threads)
-    return Pool(size, isa=isa, cpus=pinned_to(cpu, size))
+    tile_min = crossover.tile_min(cpu, size, isa)
+    return Pool(size, isa=isa, cpus=pinned_to(cpu, size), tile_min=tile_min)

@@ -117,6 +117,39 @@ def isa_rows() -> tuple[IsaRow, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AmxInfo:
+    """The conditions of the row with tiles; see kt_amx_info of kt.h.
+
+    Attributes:
+        permission: 0 granted; else the errno of asking; None: not asked, as something else is missing.
+    """
+
+    tile: bool
+    int8: bool
+    bf16: bool
+    shape: bool
+    os_state: bool
+    permission: int | None
+    emulated: bool
+
+
+def amx_info() -> AmxInfo:
+    """What CPU and system say about tiles. Asks for the permission, which then holds for the process."""
+    ffi, lib = library()
+    info = ffi.new("kt_amx_info *")
+    lib.kt_amx(info)
+    return AmxInfo(
+        tile=bool(info.tile),
+        int8=bool(info.int8),
+        bf16=bool(info.bf16),
+        shape=bool(info.shape),
+        os_state=bool(info.os_state),
+        permission=None if info.permission < 0 else int(info.permission),
+        emulated=bool(info.emulated),
+    )
+
+
 def cache_bytes(level: int) -> int:
     """Size of the data cache of a level, as the CPU reports it; 0: unknown."""
     return int(library()[1].kt_cache_bytes(level))

@@ -32,6 +32,8 @@ class Pool:
         isa: row name; None takes KT_ISA from the environment, else the best usable row.
         cpus: OS numbers to pin to, one per thread; None: not pinned.
         spin_us: how long an idle worker spins before it sleeps.
+        tile_min: fewest tokens for which a product of int4, int8 and bf16 weights uses tiles, on a row
+            that has some; None: 2.
     Raises:
         NativeError: unknown row (the sentence lists them) or a CPU without it.
     """
@@ -43,12 +45,14 @@ class Pool:
         isa: str | None = None,
         cpus: Sequence[int] | None = None,
         spin_us: int = 200,
+        tile_min: tuple[int, int, int] | None = None,
     ) -> None:
         ffi, lib = library()
         isa = isa or config.forced_isa()
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         pins = ffi.new("int32_t[]", list(cpus)) if cpus is not None else ffi.NULL
         options = ffi.new("kt_pool_options *", (name, threads, pins, spin_us, 1))
+        options.tile_min = tile_min or (0, 0, 0)
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
         if handle == ffi.NULL:
@@ -59,6 +63,7 @@ class Pool:
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()
         self.threads: int = lib.kt_pool_threads(handle)
+        self.tile_min = tile_min
 
     def check(self, result: int) -> None:
         """Raise what a negative result of a pool function means."""

@@ -47,13 +47,26 @@ enum kt_result {
 /* ---- ISA rows ------------------------------------------------------------------------------- */
 
 typedef struct kt_isa_info {
-    const char *name;       /* "avx512bf16", "avx512", "avx2", "portable" */
+    const char *name;       /* "amx", "avx512bf16", "avx512", "avx2", "portable" */
     int32_t usable;         /* 1: this CPU has all it needs and the OS saves its registers */
-    char missing[80];       /* what is missing, space separated CPU feature names; "" if usable */
+    char missing[160];      /* what is missing, space separated CPU feature names; "" if usable */
 } kt_isa_info;
 
 /* Fill out[0..min(capacity, n)) with the rows built into this library, best first; return n. */
 KT_API int32_t kt_isa_rows(kt_isa_info *out, int32_t capacity);
+
+/* Why the row amx does or does not run here, in the order in which it is decided. */
+typedef struct kt_amx_info {
+    int32_t tile, int8, bf16;   /* 1: the CPU has these instructions */
+    int32_t shape;              /* 1: its tiles and its multiplier are large enough: 8 tiles of 16 rows of 64 bytes */
+    int32_t os_state;           /* 1: the operating system saves tiles (XCR0) */
+    int32_t permission;         /* 0: granted to this process; else the errno of asking; -1: not asked, as something
+                                   above is missing */
+    int32_t emulated;           /* 1: a test's emulator stands in for the CPU */
+} kt_amx_info;
+
+/* Asks for the permission, if there is something to ask for: it holds for the process from then on. */
+KT_API void kt_amx(kt_amx_info *out);
 
 /* Cache sizes as CPUID reports them, bytes; 0 = unknown. level 1 (data), 2 or 3. */
 KT_API size_t kt_cache_bytes(int32_t level);

@@ -1,13 +1,27 @@
 /* cpu.c - CPUID and XCR0 to feature bits, feature bits to a row of kernels, cache sizes.
  *
+ * Tiles need two things more: an operating system that saves them (XCR0 bits 17 and 18), and Linux' permission
+ * for this process, since they make signal frames 8 kB larger. In tests an emulator may stand in for the CPU
+ * (native/tests/amxtrap); what CPUID and XCR0 say about tiles is then taken as said.
+ *
  * Bit numbers: Intel SDM volume 2A (CPUID) and volume 1, 13.3 (XCR0); AMD APM volume 3, appendix E.
  */
+#define _GNU_SOURCE         /* syscall */
 #include "cpu.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define REQUEST_PERMISSION 0x1023   /* ARCH_REQ_XCOMP_PERM of <asm/prctl.h>, which older systems lack */
+#define TILE_DATA 18                /* the state component that holds tiles */
+
+/* Only the emulator defines this. */
+__attribute__((weak)) int amxtrap_active(void);
 
 #define KT_ROW(isa, needs) extern const kt_kernels kernels_##isa;
 #include "kernels/kernels.def"
@@ -35,6 +49,12 @@ static const struct {
     {KT_CPU_AVX512_BF16, "avx512_bf16"},
     {KT_CPU_YMM_STATE, "os-ymm"},
     {KT_CPU_ZMM_STATE, "os-zmm"},
+    {KT_CPU_AMX_TILE, "amx_tile"},
+    {KT_CPU_AMX_INT8, "amx_int8"},
+    {KT_CPU_AMX_BF16, "amx_bf16"},
+    {KT_CPU_AMX_SHAPE, "amx-shape"},
+    {KT_CPU_TILE_STATE, "os-tiles"},
+    {KT_CPU_AMX_PERMISSION, "amx-permission"},
 };
 
 typedef struct registers {
@@ -59,7 +79,8 @@ static uint32_t saved_state(registers one)
     return low;
 }
 
-uint64_t cpu_features(void)
+/* All but the tiles. */
+static uint64_t vector_features(void)
 {
     registers one = leaf(1, 0), seven = leaf(7, 0);
     registers seven_one = seven.a >= 1 ? leaf(7, 1) : (registers){0, 0, 0, 0};
@@ -77,6 +98,57 @@ uint64_t cpu_features(void)
     have |= (saved & 0x06) == 0x06 ? KT_CPU_YMM_STATE : 0;     /* xmm, upper ymm */
     have |= (saved & 0xe6) == 0xe6 ? KT_CPU_ZMM_STATE : 0;     /* and mask registers, zmm 0-15, 16-31 */
     return have;
+}
+
+static int is_emulated(void)
+{
+    return amxtrap_active && amxtrap_active() == 1;
+}
+
+/* Palette 1 and the multiplier are as large as the kernels want them; both may be larger on a later CPU. */
+static int has_shape(void)
+{
+    registers palette = leaf(0x1d, 1), multiplier = leaf(0x1e, 0);
+    uint32_t names = palette.b >> 16, row_bytes = palette.b & 0xffff, rows = palette.c & 0xffff;
+    uint32_t max_k = multiplier.b & 0xff, max_n = multiplier.b >> 8 & 0xffff;
+    return names >= 8 && row_bytes >= 64 && rows >= 16 && max_k >= 16 && max_n >= 64;
+}
+
+static uint64_t tile_features(void)
+{
+    registers seven = leaf(7, 0);
+    uint64_t have = is_emulated() ? KT_CPU_AMX : 0;
+    have |= seven.d >> 24 & 1 ? KT_CPU_AMX_TILE : 0;
+    have |= seven.d >> 25 & 1 ? KT_CPU_AMX_INT8 : 0;
+    have |= seven.d >> 22 & 1 ? KT_CPU_AMX_BF16 : 0;
+    have |= (saved_state(leaf(1, 0)) >> 17 & 3) == 3 ? KT_CPU_TILE_STATE : 0;      /* configuration, data */
+    if (have & KT_CPU_AMX_TILE)
+        have |= has_shape() ? KT_CPU_AMX_SHAPE : 0;
+    return have;
+}
+
+/* 0, or the errno of the refusal. Granted for good; asking again changes nothing. */
+static int ask_permission(void)
+{
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 ? 0 : errno;
+}
+
+uint64_t cpu_features(void)
+{
+    uint64_t have = vector_features() | tile_features();
+    if ((have & KT_CPU_AMX) == KT_CPU_AMX && ask_permission() == 0)
+        have |= KT_CPU_AMX_PERMISSION;
+    return have;
+}
+
+void kt_amx(kt_amx_info *out)
+{
+    uint64_t have = tile_features();
+    *out = (kt_amx_info){.tile = (have & KT_CPU_AMX_TILE) != 0, .int8 = (have & KT_CPU_AMX_INT8) != 0,
+                         .bf16 = (have & KT_CPU_AMX_BF16) != 0, .shape = (have & KT_CPU_AMX_SHAPE) != 0,
+                         .os_state = (have & KT_CPU_TILE_STATE) != 0, .permission = -1, .emulated = is_emulated()};
+    if ((have & KT_CPU_AMX) == KT_CPU_AMX)
+        out->permission = ask_permission();
 }
 
 /* Names of the features in `bits`, space separated, as many as fit. */
@@ -109,7 +181,7 @@ static void name_rows(char *out, size_t size)
 const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size)
 {
     uint64_t have = cpu_features();
-    char missing[80] = "", rows[128] = "";
+    char missing[sizeof((kt_isa_info *)0)->missing] = "", rows[128] = "";
     int found = 0;
     for (const kt_row *row = kt_rows; row->kernels; row++) {
         int named = isa && *isa;

@@ -16,6 +16,12 @@
 #define KT_CPU_AVX512_BF16 ((uint64_t)1 << 8)
 #define KT_CPU_YMM_STATE   ((uint64_t)1 << 9)
 #define KT_CPU_ZMM_STATE   ((uint64_t)1 << 10)
+#define KT_CPU_AMX_TILE    ((uint64_t)1 << 11)
+#define KT_CPU_AMX_INT8    ((uint64_t)1 << 12)
+#define KT_CPU_AMX_BF16    ((uint64_t)1 << 13)
+#define KT_CPU_TILE_STATE  ((uint64_t)1 << 14)
+#define KT_CPU_AMX_SHAPE   ((uint64_t)1 << 15)     /* 8 tiles of 16 x 64 bytes, multiplied whole */
+#define KT_CPU_AMX_PERMISSION ((uint64_t)1 << 16)  /* Linux lets this process use them */
 
 /* The rows' needs. An AVX-512 without VNNI runs the row avx2: its multiplications would be no wider. */
 #define KT_CPU_ROW_AVX2 (KT_CPU_AVX2 | KT_CPU_FMA | KT_CPU_F16C | KT_CPU_YMM_STATE)
@@ -23,8 +29,10 @@
     (KT_CPU_ROW_AVX2 | KT_CPU_AVX512F | KT_CPU_AVX512DQ | KT_CPU_AVX512BW | KT_CPU_AVX512VL |   \
      KT_CPU_AVX512_VNNI | KT_CPU_ZMM_STATE)
 #define KT_CPU_ROW_AVX512BF16 (KT_CPU_ROW_AVX512 | KT_CPU_AVX512_BF16)
+#define KT_CPU_AMX (KT_CPU_AMX_TILE | KT_CPU_AMX_INT8 | KT_CPU_AMX_BF16 | KT_CPU_TILE_STATE | KT_CPU_AMX_SHAPE)
+#define KT_CPU_ROW_AMX (KT_CPU_ROW_AVX512BF16 | KT_CPU_AMX | KT_CPU_AMX_PERMISSION)
 
-/* KT_CPU_* bits of the machine this runs on. */
+/* KT_CPU_* bits of the machine this runs on. Asks Linux for the use of tiles where all else is there. */
 uint64_t cpu_features(void);
 
 /* The row called `isa`, or the best one that runs here if it is NULL or "". NULL if there is no such

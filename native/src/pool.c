@@ -93,18 +93,26 @@ static void relax(void)
 #endif
 }
 
-static void bell_wait(bell *b, uint32_t seen, int64_t spin_ns)
+/* 1 if it rang within spin_ns. */
+static int bell_spin(bell *b, uint32_t seen, int64_t spin_ns)
 {
     if (spin_ns > 0) {
         int64_t end = now_ns() + spin_ns;
         do {
             for (int i = 0; i < 64; i++) {
                 if (atomic_load_explicit(&b->rung, memory_order_acquire) != seen)
-                    return;
+                    return 1;
                 relax();
             }
         } while (now_ns() < end);
     }
+    return 0;
+}
+
+static void bell_wait(bell *b, uint32_t seen, int64_t spin_ns)
+{
+    if (bell_spin(b, seen, spin_ns))
+        return;
     /* Announce, then sleep: the kernel looks at the number again, so a ring in between is not lost. */
     while (atomic_load(&b->rung) == seen) {
         atomic_fetch_add(&b->sleepers, 1);
@@ -168,12 +176,32 @@ void pool_next_loop(kt_pool *pool, int thread)
     pool->seats[thread].loop++;
 }
 
+/* Where the row has tiles: this thread is about to use them, or will not for a while. */
+static void use_tiles(const kt_pool *pool, int begin)
+{
+    void (*change)(void) = begin ? pool->kernels->enter : pool->kernels->leave;
+    if (change)
+        change();
+}
+
+/* A worker that sleeps has no tiles; one that spins keeps them. */
+static void wait_for_work(const seat *s, uint32_t seen)
+{
+    bell *start = &s->team->start;
+    if (bell_spin(start, seen, s->pool->idle_spin_ns))
+        return;
+    use_tiles(s->pool, 0);
+    bell_wait(start, seen, 0);
+    use_tiles(s->pool, 1);
+}
+
 static void *work(void *arg)
 {
     seat *s = arg;
     kt_pool *pool = s->pool;
+    use_tiles(pool, 1);
     for (uint32_t seen = 0;; seen++) {
-        bell_wait(&s->team->start, seen, pool->idle_spin_ns);
+        wait_for_work(s, seen);
         if (pool->task == NULL)
             return NULL;
         pool->task(pool->arg, s->index, pool->threads);
@@ -199,8 +227,10 @@ void pool_run(kt_pool *pool, pool_task *task, void *arg)
         pool->arg = arg;
         ring_all(pool);
     }
+    use_tiles(pool, 1);
     task(arg, 0, pool->threads);
     pool_barrier(pool, 0);
+    use_tiles(pool, 0);
     if (pinned)
         sched_setaffinity(0, sizeof before, &before);
 }

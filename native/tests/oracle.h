@@ -259,8 +259,13 @@ static inline void for_each_row(void (*test)(const kt_kernels *kernels))
     for (const kt_row *row = kt_rows; row->kernels; row++) {
         if (row->needs & ~have)
             printf("skip %-12s this CPU lacks what it needs\n", row->kernels->name);
-        else
+        else {
+            if (row->kernels->enter)
+                row->kernels->enter();
             test(row->kernels);
+            if (row->kernels->leave)
+                row->kernels->leave();
+        }
     }
 }
 

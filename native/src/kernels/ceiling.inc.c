@@ -1,5 +1,5 @@
 /* ceiling.inc.c - plain loops that show what the machine can do at best; the figures of the kernels are
- * given as parts of these. */
+ * given as parts of these. A row with tiles has its own of arithmetic, in amx_tiles.inc.c. */
 
 static uint64_t read_bytes(const void *data, size_t size)
 {
@@ -17,6 +17,7 @@ static uint64_t read_bytes(const void *data, size_t size)
     return (uint64_t)(uint32_t)vi_sum(sum[0]);
 }
 
+#ifndef KT_TILES
 enum { CHAINS = 14 };       /* independent sums: more than latency times issue width of a dot product */
 
 /* The operands are loaded from volatile memory before the loop, so that nothing is known about them and
@@ -59,3 +60,4 @@ static uint64_t bf16_ops(uint64_t rounds, uint64_t *operations)
     *operations = rounds * CHAINS * 32 * 2;
     return (uint64_t)bits_of_float(vf_sum(sum[0]));
 }
+#endif

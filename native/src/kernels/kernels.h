@@ -70,6 +70,10 @@ typedef struct page_attention {
 
 typedef struct kt_kernels {
     const char *name;
+    /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
+     * ready for this thread, leave gives their state back. NULL in a row without tiles. */
+    void (*enter)(void);
+    void (*leave)(void);
     size_t (*product_scratch_bytes)(const kt_format *format, int64_t k);
     void (*product_int8)(const product *p);     /* 4- and 8-bit weights, int8 activations */
     void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */

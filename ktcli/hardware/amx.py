@@ -1,0 +1,225 @@
+"""Whether AMX tiles are used, and if not, which of their conditions fails: a pure function of facts.
+
+Tiles need three things, in this order: a CPU that has them (CPUID), an operating system that saves their
+registers (XCR0), and its permission for this process (ARCH_REQ_XCOMP_PERM). CPU and system may also be
+fine and the row still not be used, because KT_ISA asks for another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from errno import EINVAL, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM
+
+ROW = "amx"  # of kernels
+FIRST_LINUX = (5, 16)  # that saves tile registers and gives permissions
+
+# (family, model) of CPUs with AMX, as /proc/cpuinfo shows them.
+_MODELS = {
+    (6, 0x8F): "Sapphire Rapids",
+    (6, 0xCF): "Emerald Rapids",
+    (6, 0xAD): "Granite Rapids",
+    (6, 0xAE): "Granite Rapids",
+}
+# The same CPUs by name, for hypervisors that report another model: Xeon Scalable of the generations 4 and
+# 5 are numbered x4xx and x5xx; Max, W-2400 to W-3500 and Xeon 6 with P cores have numbers of their own.
+_NAMES = re.compile(
+    r"(?:Sapphire|Emerald|Granite) ?Rapids"
+    r"|Xeon.*\b(?:Platinum 8|Gold [56]|Silver 4|Bronze 3)[45]\d\d"
+    r"|Xeon.*\bMax 94\d\d"
+    r"|Xeon.*\bw[3579]-[23][45]\d\d"
+    r"|Xeon.*\b6[3579]\d\dP",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decides about tiles.
+
+    Attributes:
+        tile, int8, bf16: CPUID lists these instructions. shape: tiles of 16 rows of 64 bytes, at least.
+        os_state: XCR0 holds bits 17 and 18.
+        permission: 0 granted; else the errno of asking; None: not asked.
+        emulated: a test's emulator stands in for the CPU.
+        lacking: what the row misses, as the native library says it; None: this build has no such row.
+        used_row: the row in use; empty: none. forced_isa: KT_ISA.
+        model: the CPU's marketing name. signature: its family and model number; None: unknown.
+        hypervisor: this is a virtual machine.
+        release: of the Linux kernel, "6.8.0-45-generic"; empty: unknown.
+    """
+
+    tile: bool = False
+    int8: bool = False
+    bf16: bool = False
+    shape: bool = False
+    os_state: bool = False
+    permission: int | None = None
+    emulated: bool = False
+    lacking: str | None = ""
+    used_row: str = ""
+    forced_isa: str | None = None
+    model: str | None = None
+    signature: tuple[int, int] | None = None
+    hypervisor: bool = False
+    release: str = ""
+
+    @property
+    def in_cpu(self) -> bool:
+        """CPUID lists all that the kernels use."""
+        return self.tile and self.int8 and self.bf16 and self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One condition: whether it holds (None: not asked), and what was seen."""
+
+    ok: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The three conditions, whether tiles are used, and why.
+
+    Attributes:
+        fix: what brings tiles back where something stands in their way; empty if nothing does.
+    """
+
+    cpuid: Check
+    os: Check
+    permission: Check
+    used: bool
+    reason: str
+    fix: str = ""
+
+
+def explain(facts: Facts) -> Verdict:
+    """The three conditions and what follows from them."""
+    reason, fix = _reason(facts)
+    return Verdict(
+        cpuid=_cpuid(facts),
+        os=_os(facts),
+        permission=_permission(facts),
+        used=facts.used_row == ROW,
+        reason=reason,
+        fix=fix,
+    )
+
+
+def known_for_tiles(model: str | None, signature: tuple[int, int] | None) -> str:
+    """The kind of CPU, if it is one that is made with AMX; else empty."""
+    if signature in _MODELS:
+        return _MODELS[signature]
+    found = _NAMES.search(model or "")
+    return found[0] if found else ""
+
+
+# --- the three conditions ---------------------------------------------------------------------------
+
+
+def _cpuid(facts: Facts) -> Check:
+    parts = {"tile": facts.tile, "INT8": facts.int8, "BF16": facts.bf16}
+    missing = [name for name, there in parts.items() if not there]
+    if missing:
+        return Check(False, f"CPUID lacks {', '.join(missing)}")
+    if not facts.shape:
+        return Check(False, "its tiles are smaller than 16 rows of 64 bytes")
+    return Check(True, "CPUID lists tile, INT8, BF16")
+
+
+def _os(facts: Facts) -> Check:
+    saves = "saves" if facts.os_state else "does not save"
+    return Check(facts.os_state, f"the system {saves} tile registers (XCR0, bits 17 and 18)")
+
+
+def _permission(facts: Facts) -> Check:
+    if facts.permission is None:
+        return Check(None, "not asked for: a condition above fails")
+    if facts.permission == 0:
+        return Check(True, "the kernel permits tiles to this process")
+    said = os.strerror(facts.permission)
+    return Check(False, f"the kernel refuses ARCH_REQ_XCOMP_PERM: {said}")
+
+
+# --- why --------------------------------------------------------------------------------------------
+
+
+def _reason(facts: Facts) -> tuple[str, str]:
+    """(why tiles are or are not used, what to do about it)."""
+    if facts.lacking is None:
+        return "this build has no AMX kernels: its compiler did not know AMX", ""
+    if not facts.in_cpu:
+        return _no_cpu(facts)
+    if not facts.os_state:
+        return _no_state(facts)
+    if facts.permission != 0:
+        return _no_permission(facts)
+    if facts.used_row == ROW:
+        if facts.emulated:
+            return "an emulator stands in for the CPU: for tests, and slow", ""
+        return "KT_ISA asks for it" if facts.forced_isa else "all three conditions hold", ""
+    if facts.lacking:
+        return f"the kernels with tiles also need {facts.lacking}", ""
+    if facts.forced_isa:
+        return f"it runs here, but KT_ISA asks for {facts.forced_isa}", ""
+    return "it runs here, but another row is used", ""
+
+
+def _no_cpu(facts: Facts) -> tuple[str, str]:
+    kind = known_for_tiles(facts.model, facts.signature)
+    if facts.tile:
+        return "the CPU has tiles, but not all that the kernels use", ""
+    if kind and facts.hypervisor:
+        return (
+            f"the hypervisor hides it: the CPU is known to have AMX ({kind})",
+            "let the hypervisor pass AMX through (QEMU: -cpu host), or choose a machine type with AMX",
+        )
+    if kind:
+        return (
+            f"it is switched off: the CPU is known to have AMX ({kind})",
+            "switch AMX on in the firmware's settings",
+        )
+    if facts.hypervisor and "intel" in (facts.model or "").lower():
+        return "this CPU has no AMX, or the hypervisor hides it", ""
+    return "this CPU has no AMX", ""
+
+
+def _no_state(facts: Facts) -> tuple[str, str]:
+    if not _old(facts.release):
+        return (
+            f"Linux {facts.release} does not save tile registers although it could",
+            "remove clearcpuid and noxsave from the kernel's command line, and let the hypervisor"
+            " pass AMX through",
+        )
+    return _too_old(facts, "save tile registers")
+
+
+def _no_permission(facts: Facts) -> tuple[str, str]:
+    code = facts.permission
+    if code in (EINVAL, EOPNOTSUPP) and _old(facts.release):
+        return _too_old(facts, "know permissions for tiles")
+    if code == ENOSPC:
+        return (
+            "permission refused: the signal stack of a thread is too small for tile registers",
+            "start kt by itself, not inside a program that sets small signal stacks",
+        )
+    if code in (EPERM, ENOSYS):
+        return (
+            "permission refused: a filter on system calls forbids arch_prctl",
+            "allow arch_prctl in the container's seccomp profile",
+        )
+    words = os.strerror(code) if code else "not asked for"
+    return f"permission refused: {words}", "use a Linux kernel that permits AMX"
+
+
+def _too_old(facts: Facts, what: str) -> tuple[str, str]:
+    release = f"Linux {facts.release}" if facts.release else "Linux"
+    return f"the kernel is too old: {release} does not {what}", "use Linux 5.16 or later"
+
+
+def _old(release: str) -> bool:
+    """Whether a release is older than tiles; so is one that is not known, as it is the likely cause."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return not found or (int(found[1]), int(found[2])) < FIRST_LINUX

@@ -1,0 +1,337 @@
+"""From how many tokens per expert AMX tiles beat vectors, per kind of weights: measured on each host.
+
+A tile multiplies 16 tokens at once, however many there are. With few tokens the vector kernels are
+faster, which read the weights as they come; where that turns depends on the CPU, its memory and the
+number of threads. So the first load on a host measures it, in about a second, and keeps the result beside
+the other rates. Every choice gives the same bits for integer weights, so it never changes an answer.
+
+    KT_TILE_MIN=N            says it for all kinds, and nothing is measured
+    KT_ISA, the emulator     tests: tiles from 2 tokens on, nothing is measured or kept
+
+`choose` and `crossover` are pure; `measure` takes the times, and may be told smaller sizes and another
+clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from math import log
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ktcli import config
+from ktcli.errors import KtError, UsageError
+from ktcli.hardware import measured
+from ktcli.hardware.amx import ROW
+from ktcli.hardware.machine import Cpu
+from ktcli.hardware.memory import read_memory
+from ktcli.hardware.team import pinned_to
+
+if TYPE_CHECKING:
+    from ktcli.native import Arena, Format, Pool, Program, Step
+
+# Tokens of an expert that are compared. Up to 16 share one tile; beyond 32 the vectors' arithmetic is
+# the limit, of which tiles have eight times as much.
+COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Where tiles lose all the same, something disturbed: they are used from twice as many on.
+BEYOND = 2 * COUNTS[-1]
+_NEVER = 1 << 20  # tokens: more than any step has
+_LARGEST = 4096
+_KEY = "tile_min"  # in measured.json
+
+
+class TileMin(NamedTuple):
+    """Fewest tokens per expert for which tiles are used, in the order of kt_tile_kind."""
+
+    int4: int
+    int8: int
+    bf16: int
+
+
+class Source(Enum):
+    """Where a choice comes from."""
+
+    NO_TILES = "no tiles"  # the row has none
+    FORCED = "KT_TILE_MIN"
+    FIXED = "fixed"  # under KT_ISA or the emulator
+    MEASURED = "measured"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is to be used, None: the row has no tiles or nobody has measured yet."""
+
+    source: Source
+    tile_min: TileMin | None = None
+    date: str = ""  # of the measurement, YYYY-MM-DD
+
+    @property
+    def measurable(self) -> bool:
+        """A measurement would be used."""
+        return self.source in (Source.MEASURED, Source.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        stack_bytes: of all matrices of one kind, larger than the caches; one matrix at least.
+        n, k: of one matrix.
+        rounds: how often each time is taken, at most; fewer, but five, after budget_s of a kind.
+    """
+
+    stack_bytes: int
+    n: int = 4096
+    k: int = 2048
+    rounds: int = 9
+    budget_s: float = 0.25
+
+
+_MOST_STACK_BYTES = 256 << 20
+_STACK_CACHES = 4
+_MOST_PARTS = 8
+_FEWEST_ROUNDS = 5
+_SPIN_US = 100
+_SEED = 20_260_105
+
+
+# --- deciding: pure ---------------------------------------------------------------------------------
+
+
+def choose(
+    isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
+) -> Choice:
+    """What the row `isa` uses.
+
+    Args:
+        forced: KT_TILE_MIN.
+        fixed: nothing is to be measured here.
+        kept: an earlier measurement and its date.
+    """
+    if isa != ROW:
+        return Choice(Source.NO_TILES)
+    if forced is not None:
+        return Choice(Source.FORCED, TileMin(forced, forced, forced))
+    if fixed:
+        return Choice(Source.FIXED, TileMin(2, 2, 2))
+    if kept is not None:
+        return Choice(Source.MEASURED, *kept)
+    return Choice(Source.UNKNOWN)
+
+
+def crossover(times: Mapping[int, tuple[float, float]]) -> int:
+    """The number of tokens from which using tiles saves most, over all numbers measured.
+
+    Where tiles win from one number on, that is this number. Where they win here and lose there (17
+    tokens take two tiles), or a time is wrong, a single loss does not outweigh the rest.
+
+    Args:
+        times: tokens → seconds (with tiles, with vectors).
+    """
+    found, best, total = BEYOND, 0.0, 0.0
+    for tokens in sorted(times, reverse=True):
+        tiles, vectors = times[tokens]
+        total += log(tiles / vectors)
+        if total < best:
+            found, best = tokens, total
+    return found
+
+
+# --- what is kept -----------------------------------------------------------------------------------
+
+
+def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
+    """What a team of so many threads would use; nothing is measured.
+
+    Raises:
+        UsageError: KT_TILE_MIN makes no sense.
+        NativeError: the native library is missing.
+    """
+    from ktcli import native
+
+    forced = config.forced_isa()
+    isa = isa or forced or next((row.name for row in native.isa_rows() if row.usable), "")
+    return choose(
+        isa,
+        forced=config.forced_tile_min(),
+        fixed=forced is not None or native.amx_info().emulated,
+        kept=_kept(cpu, threads, isa),
+    )
+
+
+def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
+    """What a team is to use, measured now if nobody has; None: the library's own default.
+
+    Raises:
+        UsageError: KT_TILE_MIN makes no sense.
+        NativeError: the native library is missing.
+    """
+    choice = look(cpu, threads, isa)
+    if choice.source is not Source.UNKNOWN:
+        return choice.tile_min
+    try:
+        found = measure(cpu, threads, ROW)
+    except KtError:  # no memory, no threads: whatever needs them now says so itself
+        return None
+    with contextlib.suppress(
+        KtError
+    ):  # a library folder that cannot be written: measured every time
+        save(cpu, threads, ROW, found)
+    return found
+
+
+def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
+    """Keep a measurement for the next load.
+
+    Raises:
+        KtError: the library folder cannot be written.
+    """
+    values = found._asdict() | {"date": date.today().isoformat()}
+    measured.keep(cpu, threads, isa, {_KEY: values})
+
+
+def _kept(cpu: Cpu, threads: int, isa: str) -> tuple[TileMin, str] | None:
+    try:
+        found = measured.entry(cpu, threads, isa).get(_KEY)
+    except UsageError:  # KT_HOME is wrong: the command that needs it says so
+        return None
+    if not isinstance(found, dict):
+        return None
+    day, values = found.get("date"), [found.get(kind) for kind in TileMin._fields]
+    least = [v for v in values if type(v) is int and 2 <= v <= _LARGEST]
+    if not isinstance(day, str) or len(least) < len(values):
+        return None
+    return TileMin(*least), day
+
+
+# --- measuring --------------------------------------------------------------------------------------
+
+
+def measure(
+    cpu: Cpu,
+    threads: int,
+    isa: str,
+    effort: Effort | None = None,
+    timed: Callable[[Program, Step], float] | None = None,
+) -> TileMin:
+    """Compare both kernels with all threads; nothing is stored.
+
+    Args:
+        isa: any row; without tiles both kernels are one.
+        effort: None: as much as a host needs.
+        timed: runs a program and returns its seconds; None: by the clock.
+    Raises:
+        NativeError: the row does not run here.
+        NotEnoughMemory: not even a small stack of weights.
+    """
+    from ktcli.native import Arena, Pool, packed_bytes
+
+    effort = effort or _usual_effort()
+    pins = pinned_to(cpu, threads)
+    pools = [
+        Pool(threads, isa=isa, cpus=pins, spin_us=_SPIN_US, tile_min=(least, least, least))
+        for least in (2, _NEVER)
+    ]
+    formats = _formats()
+    one = max(packed_bytes(fmt, effort.n, effort.k) for fmt in formats)
+    arena = Arena(max(one, effort.stack_bytes))
+    return TileMin(
+        *(crossover(_times(pools, arena, fmt, effort, timed or _timed)) for fmt in formats)
+    )
+
+
+def _times(
+    pools: list[Pool],
+    arena: Arena,
+    fmt: Format,
+    effort: Effort,
+    timed: Callable[[Program, Step], float],
+) -> dict[int, tuple[float, float]]:
+    """Least seconds (with tiles, with vectors) by tokens: whatever disturbs makes a run longer.
+
+    The stack is cut into parts. Each run takes the next one, so that no part is still in a cache when
+    its turn comes again; the run before it, untimed, wakes the team.
+    """
+    parts = _programs(pools, arena, fmt, effort)
+    taken: dict[tuple[int, int], list[float]] = {(n, i): [] for n in COUNTS for i in (0, 1)}
+    turn, end = 0, time.perf_counter() + effort.budget_s
+    for done in range(effort.rounds):
+        if done >= _FEWEST_ROUNDS and time.perf_counter() > end:
+            break
+        for tokens in COUNTS:
+            step = _step(tokens)
+            for i in (0, 1) if done % 2 else (1, 0):
+                time.sleep(2e-6 * _SPIN_US)  # the other team must have gone to sleep
+                parts[turn % len(parts)][i].run(step)
+                taken[tokens, i].append(timed(parts[(turn + 1) % len(parts)][i], step))
+                turn += 2
+    return {n: (min(taken[n, 0]), min(taken[n, 1])) for n in COUNTS}
+
+
+def _programs(
+    pools: list[Pool], arena: Arena, fmt: Format, effort: Effort
+) -> list[tuple[Program, ...]]:
+    """For each part of the stack, the products with its matrices, for each pool."""
+    from ktcli.native import Program, Weight, packed_bytes
+
+    size = packed_bytes(fmt, effort.n, effort.k)
+    room = max(1, effort.stack_bytes // size)
+    parts = min(_MOST_PARTS, room)
+    count = room // parts * parts  # all parts of one size
+    weights = [
+        Weight(fmt, effort.n, effort.k, 1, arena.address + i * size, arena) for i in range(count)
+    ]
+    for i, weight in enumerate(weights):
+        pools[0].fill_random(weight, _SEED + i)
+
+    def program(pool: Pool, part: int) -> Program:
+        made = Program(pool, max_tokens=COUNTS[-1], max_outputs=1, exact=False)
+        x, out = made.buffer(effort.k), made.buffer(effort.n)
+        for weight in weights[part::parts]:
+            made.linear(out, x, weight, None, 0)  # 0: KT_READ_FORMAT
+        made.finish()
+        made.rows(x, COUNTS[-1])[:] = 1.0
+        return made
+
+    return [tuple(program(pool, part) for pool in pools) for part in range(parts)]
+
+
+def _formats() -> tuple[Format, Format, Format]:
+    """One format of each kind, in the order of `TileMin`."""
+    from ktcli.native import Format, Scale
+
+    return (
+        Format("int4", 4, 64, Scale.BF16, tuple(range(-8, 8))),
+        Format("int8", 8, 0, Scale.F32),
+        Format("bf16", 16),
+    )
+
+
+def _usual_effort() -> Effort:
+    """Weights several times as large as the last cache, in no more than an eighth of the free memory."""
+    from ktcli.native import cache_bytes
+
+    size = min(_MOST_STACK_BYTES, _STACK_CACHES * cache_bytes(3) or _MOST_STACK_BYTES)
+    free = read_memory(Path("/")).free_bytes
+    return Effort(min(size, free // 8))
+
+
+def _step(tokens: int) -> Step:
+    import numpy as np
+
+    from ktcli.native import Step
+
+    return Step(np.zeros(tokens, np.int32), 0, np.zeros(1, np.int32), tokens)
+
+
+def _timed(program: Program, step: Step) -> float:
+    start = time.perf_counter()
+    program.run(step)
+    return time.perf_counter() - start

@@ -1,0 +1,280 @@
+/* amx_products.inc.c - the products of the row amx, in two shapes of work, from tile_min tokens on; fewer take the
+ * vector kernels, over the same bytes.
+ *
+ * PAIRS, for formats with one scale per row and for bf16: 2 x 2 output tiles, 32 tokens times two panels. A block of
+ * columns (16 kB of weights) stays in the first cache while all tokens of the block run over it; partial sums are
+ * kept in the scratch from one block of columns to the next, which is exact for int32, and for bf16 the same chain.
+ * Per step: 4 tile loads (32 cycles of the load ports) for 4 products (64 cycles of the tile unit); and per
+ * BLOCK_STEPS steps 4 loads (32) and 4 stores (64) of sums for 512 cycles of products. The tile unit is the bound.
+ *
+ * GROUPS, for formats with a scale per 32, 64 or 128 columns: int32 sums must become floats after every group. With
+ * 2 x 2 tiles their 64 rows of floats would have to be read and written in memory: 128 cycles of stores, sums and
+ * floats, for 64 cycles of products at group 64. So one output tile at a time, its floats in 16 registers: per group
+ * of 64, 2 tile loads and 16 vector loads (24 cycles), one store (16), 32 vector operations (16) and one product
+ * (16): loads are the bound, 67 % of the tile unit's peak; group 128: 40 cycles for two products, 80 %; group 32: a
+ * product of half depth takes the same 16 cycles, 20 for loads: 40 %. The sums of four groups rotate over four tiles,
+ * so that a sum is stored while later groups are multiplied, and made a float one group later.
+ *
+ * Integer formats do the operations of product_int8.inc.c in its order. A bf16 output is a chain over ascending steps
+ * of 32 columns, each added at once: fma chains of its even and of its odd columns, then their sum; so tile_min,
+ * unlike the token count above it, changes its last bits. The bound of product_float.inc.c holds.
+ */
+
+/* ---- pairs --------------------------------------------------------------------------------------- */
+
+typedef struct pair {
+    int64_t panel, tile;        /* the first of each */
+    int64_t step, n;            /* the block of columns */
+    const uint8_t *lines[2];
+} pair;
+
+INLINE uint8_t *sums_at(const amx_work *w, int64_t tile, int q)
+{
+    return w->sums + (2 * tile + q) * TILE_BYTES;
+}
+
+/* `tiles` times `panels` output tiles: sum (i, q) is tile 2 i + q. */
+INLINE void load_sums(const amx_work *w, const pair *a, int tiles, int panels)
+{
+    if (a->step == 0) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+        return;
+    }
+    TILE_LOAD(0, sums_at(w, a->tile, 0), 64);
+    if (panels > 1)
+        TILE_LOAD(1, sums_at(w, a->tile, 1), 64);
+    if (tiles > 1)
+        TILE_LOAD(2, sums_at(w, a->tile + 1, 0), 64);
+    if (tiles > 1 && panels > 1)
+        TILE_LOAD(3, sums_at(w, a->tile + 1, 1), 64);
+}
+
+INLINE void store_sums(const amx_work *w, const pair *a, int tiles, int panels)
+{
+    TILE_STORE(0, sums_at(w, a->tile, 0), 64);
+    if (panels > 1)
+        TILE_STORE(1, sums_at(w, a->tile, 1), 64);
+    if (tiles > 1)
+        TILE_STORE(2, sums_at(w, a->tile + 1, 0), 64);
+    if (tiles > 1 && panels > 1)
+        TILE_STORE(3, sums_at(w, a->tile + 1, 1), 64);
+}
+
+INLINE void multiply_pair(amx_work *w, const pair *a, int is_bf16, int tiles, int panels)
+{
+    const tile_of_x *x = &w->rows[a->tile];
+    load_sums(w, a, tiles, panels);
+    for (int64_t s = 0; s < a->n; s++) {
+        int64_t column = 64 * (a->step + s), line = TILE_BYTES * s;
+        fetch_ahead(w);
+        TILE_LOAD(4, x[0].at + column, x[0].stride);
+        TILE_LOAD(6, a->lines[0] + line, 64);
+        TILE_DOT(is_bf16, 0, 4, 6);
+        if (panels > 1) {
+            TILE_LOAD(7, a->lines[1] + line, 64);
+            TILE_DOT(is_bf16, 1, 4, 7);
+        }
+        if (tiles > 1) {
+            TILE_LOAD(5, x[1].at + column, x[1].stride);
+            TILE_DOT(is_bf16, 2, 5, 6);
+        }
+        if (tiles > 1 && panels > 1)
+            TILE_DOT(is_bf16, 3, 5, 7);
+    }
+    store_sums(w, a, tiles, panels);
+}
+
+/* All columns are summed up: rows of y. */
+static void finish_tile(const amx_work *w, int64_t panel, int q, int64_t tile)
+{
+    const product *p = w->p;
+    const uint8_t *sums = sums_at(w, tile, q);
+    int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
+    for (int i = 0; i < TILE_ROWS && i < left; i++)
+        if (w->is_bf16)
+            store_values(p, panel + q, t + i, vf_load((const float *)(const void *)(sums + 64 * i)));
+        else
+            store_int8(p, panel + q, t + i,
+                       vf_fma(vf_of_vi(vi_load(sums + 64 * i)), vf_load(w->scales + LANES * q), vf_set1(0.0f)));
+}
+
+INLINE void pair_of(amx_work *w, const pair *a, int is_bf16, int tiles, int panels)
+{
+    if (tiles > 1)
+        panels > 1 ? multiply_pair(w, a, is_bf16, 2, 2) : multiply_pair(w, a, is_bf16, 2, 1);
+    else
+        panels > 1 ? multiply_pair(w, a, is_bf16, 1, 2) : multiply_pair(w, a, is_bf16, 1, 1);
+}
+
+/* All tokens of the block times one or two panels. */
+static void multiply_panels(amx_work *w, int64_t panel, int panels)
+{
+    int64_t tiles = (w->n + TILE_ROWS - 1) / TILE_ROWS;
+    pair a = {.panel = panel};
+    plan_ahead(w, panel, panels, (tiles + 1) / 2 * w->steps);
+    for (int q = 0; q < panels && !w->is_bf16; q++)
+        vf_store(w->scales + LANES * q,
+                 load_scales(w->p->format->scale, w->p->w + (size_t)(panel + q) * w->p->panel_bytes + w->l.scale_offset, 0));
+    for (; a.step < w->steps; a.step += a.n) {
+        a.n = w->steps - a.step < BLOCK_STEPS ? w->steps - a.step : BLOCK_STEPS;
+        for (int q = 0; q < panels; q++)
+            a.lines[q] = lines_of(w, panel + q, q, a.step, a.n);
+        for (a.tile = 0; a.tile < tiles; a.tile += 2) {
+            int both = tiles - a.tile > 1 ? 2 : 1;
+            w->is_bf16 ? pair_of(w, &a, 1, both, panels) : pair_of(w, &a, 0, both, panels);
+            for (int i = 0; i < both && a.step + a.n == w->steps; i++)
+                for (int q = 0; q < panels; q++)
+                    finish_tile(w, panel, q, a.tile + i);
+        }
+    }
+}
+
+/* ---- groups -------------------------------------------------------------------------------------- */
+
+enum {
+    SUMS = 4,               /* tiles over which the groups rotate */
+    STORE_LATER = 3,        /* groups between the product and the store of a sum: 48 of the 52 cycles it takes */
+};
+
+/* Sum number `q` = a group at x and lines, `depth` columns wide. */
+INLINE void multiply_group(int q, const uint8_t *x, int64_t stride, const uint8_t *lines, int64_t depth)
+{
+#define GROUP(q, a, b)                                              \
+    TILE_ZERO(q);                                                   \
+    for (int64_t c = 0; c < depth; c += 64) {                       \
+        TILE_LOAD(a, x + c, stride);                                \
+        TILE_LOAD(b, lines + 16 * c, 64);                           \
+        TILE_DOT(0, q, a, b);                                       \
+    }
+    if (q == 0) {
+        GROUP(0, 4, 6)
+    } else if (q == 1) {
+        GROUP(1, 5, 7)
+    } else if (q == 2) {
+        GROUP(2, 4, 6)
+    } else {
+        GROUP(3, 5, 7)
+    }
+#undef GROUP
+}
+
+INLINE void store_group(int q, int32_t *sum)
+{
+    if (q == 0)
+        TILE_STORE(0, sum, 64);
+    else if (q == 1)
+        TILE_STORE(1, sum, 64);
+    else if (q == 2)
+        TILE_STORE(2, sum, 64);
+    else
+        TILE_STORE(3, sum, 64);
+}
+
+/* acc[i] = fma(sum of row i, scale, acc[i]) over `n` groups of `depth` columns from column `column` on. */
+INLINE void multiply_groups(amx_work *w, const tile_of_x *rows, const uint8_t *lines, int64_t column, int64_t n,
+                            int64_t depth, vf *acc)
+{
+    ALIGNED int32_t sums[SUMS][TILE_BYTES / 4];
+    const uint8_t *x = rows->at + column;
+    for (int64_t first = 0; first < n + SUMS; first += SUMS)
+#pragma GCC unroll 4
+        for (int q = 0; q < SUMS; q++) {
+            int64_t g = first + q;
+            if (g < n) {
+                fetch_ahead(w);
+                multiply_group(q, x + g * depth, rows->stride, lines + 16 * g * depth, depth);
+            }
+            if (g >= STORE_LATER && g - STORE_LATER < n)
+                store_group((q + SUMS - STORE_LATER) % SUMS, sums[(q + SUMS - STORE_LATER) % SUMS]);
+            if (g < SUMS || g - SUMS >= n)
+                continue;
+            vf scale = vf_load(w->scales + LANES * (g - SUMS));
+#pragma GCC unroll 16
+            for (int i = 0; i < TILE_ROWS; i++)
+                acc[i] = vf_fma(vf_of_vi(vi_load(sums[q] + LANES * i)), scale, acc[i]);
+        }
+}
+
+/* One output tile, columns [column, column + n * depth): added to its floats, or finished. */
+INLINE void group_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *lines, int64_t column, int64_t n,
+                       int64_t depth)
+{
+    float *kept = (float *)(void *)sums_at(w, tile, 0);
+    int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
+    int is_last = column + n * depth == w->l.k_padded;
+    vf acc[TILE_ROWS];
+    for (int i = 0; i < TILE_ROWS && i < left && is_last && w->p->y_gate; i++)
+        prefetch(y_at(w->p, panel, t + i));     /* far apart; they come while the tile computes */
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_ROWS; i++)
+        acc[i] = column ? vf_load(kept + LANES * i) : vf_set1(0.0f);
+    multiply_groups(w, &w->rows[tile], lines, column, n, depth, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_ROWS; i++)
+        if (!is_last)
+            vf_store(kept + LANES * i, acc[i]);
+        else if (i < left)
+            store_int8(w->p, panel, t + i, acc[i]);
+}
+
+/* All tokens of the block times one panel, its groups `depth` columns wide. */
+INLINE void panel_groups(amx_work *w, int64_t panel, int64_t depth)
+{
+    const uint8_t *scales = w->p->w + (size_t)panel * w->p->panel_bytes + w->l.scale_offset;
+    int64_t tiles = (w->n + TILE_ROWS - 1) / TILE_ROWS;
+    plan_ahead(w, panel, 1, tiles * w->l.groups);
+    for (int64_t step = 0; step < w->steps; step += BLOCK_STEPS) {
+        int64_t steps = w->steps - step < BLOCK_STEPS ? w->steps - step : BLOCK_STEPS;
+        int64_t first = 64 * step / depth, n = 64 * steps / depth;
+        const uint8_t *lines = lines_of(w, panel, 0, step, steps);
+        for (int64_t g = 0; g < n; g++)
+            vf_store(w->scales + LANES * g, load_scales(w->p->format->scale, scales, first + g));
+        for (int64_t tile = 0; tile < tiles; tile++)
+            group_tile(w, panel, tile, lines, 64 * step, n, depth);
+    }
+}
+
+static void multiply_panel(amx_work *w, int64_t panel)
+{
+    if (w->l.group == 32)
+        panel_groups(w, panel, 32);
+    else if (w->l.group == 64)
+        panel_groups(w, panel, 64);
+    else
+        panel_groups(w, panel, 128);
+}
+
+/* ---- both ---------------------------------------------------------------------------------------- */
+
+/* The two shapes of work for every token block and all panels. */
+static void amx_product(const product *p)
+{
+    amx_work w = amx_work_of(p);
+    int64_t most = block_tokens(w.steps);
+    int is_grouped = p->format->group != 0;
+    if (p->format->group == 32)
+        configure(&half_tiles);
+    for (int64_t t = 0; t < p->n_tokens; t += most) {
+        take_tokens(&w, t, p->n_tokens - t < most ? p->n_tokens - t : most);
+        for (int64_t panel = p->first_panel; panel < p->last_panel;) {
+            int panels = !is_grouped && p->last_panel - panel > 1 ? 2 : 1;
+            is_grouped ? multiply_panel(&w, panel) : multiply_panels(&w, panel, panels);
+            panel += panels;
+        }
+    }
+    if (p->format->group == 32)
+        configure(&whole_tiles);
+}
+
+static void amx_product_int8(const product *p)
+{
+    p->n_tokens < p->tile_min ? product_int8(p) : amx_product(p);
+}
+
+static void amx_product_bf16(const product *p)
+{
+    p->n_tokens < p->tile_min ? product_bf16(p) : amx_product(p);
+}
