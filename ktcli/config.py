@@ -1,4 +1,4 @@
-"""What the environment says (library folder, forced ISA row, thread count), and the file lock.
+"""What the environment says (library folder, forced ISA row, threads, NUMA teams), and the file lock.
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -6,6 +6,7 @@ makes no sense is an error that names the variable, never a silent default.
     KT_HOME      folder of the library; default: $XDG_DATA_HOME/kt, else ~/.local/share/kt
     KT_ISA       row of kernels to use instead of the best one
     KT_THREADS   threads to use instead of one per physical core
+    KT_NUMA      teams of threads, as --numa: auto (one per NUMA node), off, N or nodes=LIST
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ def forced_threads() -> int | None:
             hint="unset KT_THREADS to use one thread per physical core",
         )
     return int(text)
+
+
+def forced_numa() -> str | None:
+    """What KT_NUMA says, None if unset; `hardware.numa` reads it."""
+    return os.environ.get("KT_NUMA", "").strip() or None
 
 
 @contextlib.contextmanager
