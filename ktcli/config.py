@@ -1,4 +1,4 @@
-"""What the environment says (library folder, forced ISA row, thread count, use of tiles), and the file lock.
+"""What the environment says (library folder, ISA row, threads, NUMA teams, tiles), and the file lock.
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -7,6 +7,7 @@ makes no sense is an error that names the variable, never a silent default.
     KT_ISA       row of kernels to use instead of the best one
     KT_THREADS   threads to use instead of one per physical core
     KT_TILE_MIN  tokens per expert from which AMX tiles are used, instead of what was measured
+    KT_NUMA      teams of threads, as --numa: auto (one per NUMA node), off, N or nodes=LIST
 """
 
 from __future__ import annotations
@@ -98,6 +99,11 @@ def _whole_number(name: str, hint: str) -> int | None:
             f"{name} is {text[:60]!r}, which is not a whole number from 1 to 4096", hint=hint
         )
     return int(text)
+
+
+def forced_numa() -> str | None:
+    """What KT_NUMA says, None if unset; `hardware.numa` reads it."""
+    return os.environ.get("KT_NUMA", "").strip() or None
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from ktcli.hardware import amx, crossover, gpu, measured, profile
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.probe import amx_facts, probe
-from ktcli.hardware.team import pinned_to, team_size
+from ktcli.hardware.team import team_size
 from ktcli.hardware.text import cpu_text
 from ktcli.output import out, safe, table
 
@@ -234,7 +234,7 @@ def _processor_rows(
             "",
             f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
         ),
-        ("Threads", f"{threads}, pinned to CPUs {cpu_text(pinned_to(cpu, threads) or ())}"),
+        ("Threads", f"{threads}, pinned to CPUs {cpu_text(cpu.cores[:threads])}"),
     ]
     if cpu.logical_cpus == cpu.physical_cores:
         rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")

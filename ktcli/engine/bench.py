@@ -97,18 +97,20 @@ class Ceilings:
     """
 
     pool: Pool
-    arena: Arena
+    arenas: tuple[Arena, ...]
     samples: dict[Ceiling, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pool: Pool) -> Ceilings:
-        arena = Arena(CEILING_BYTES)
-        arena.bytes.fill(1)  # untouched pages would all be one zero page, which caches hold
-        return cls(pool, arena)
+        nodes = range(len(pool.node_threads))
+        arenas = tuple(pool.arena(CEILING_BYTES // len(nodes), node) for node in nodes)
+        for arena in arenas:  # untouched pages would all be one zero page, which caches hold
+            arena.bytes.fill(1)
+        return cls(pool, arenas)
 
     def measure(self, kind: Ceiling) -> float:
         """This ceiling now."""
-        data = self.arena.bytes if kind is Ceiling.READ else None
+        data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, _CEILING_S, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate

@@ -6,6 +6,7 @@ knows nothing of text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from ktcli.engine.loader import (
 from ktcli.engine.session import Outputs, Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
-from ktcli.hardware.memory import read_memory
+from ktcli.hardware.memory import read_memory, read_nodes
+from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program
-from ktcli.planner.memory import PREFILL_CHUNK, default_context, margin_bytes
+from ktcli.planner.memory import PREFILL_CHUNK, default_context, drops_cached, margin_bytes
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -44,13 +46,15 @@ class Options:
         context: positions a session can hold; None: as a plan without --context.
         threads: of the team; None: KT_THREADS, else one per physical core.
         isa: row of kernels; None: KT_ISA, else the best.
-        exact: f32 activations and cache on the portable row, to compare with a reference.
+        numa: teams of threads; None: KT_NUMA, else one per NUMA node.
+        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
         all_logits: steps can give logits of every position.
     """
 
     context: int | None = None
     threads: int | None = None
     isa: str | None = None
+    numa: Numa | None = None
     exact: bool = False
     all_logits: bool = False
 
@@ -63,6 +67,7 @@ class Engine:
         context: positions a session can hold.
         pool: the team that runs it.
         weights_bytes: memory of the weights.
+        warnings: what the system refused, and what that costs; a sentence each.
     """
 
     def __init__(
@@ -79,7 +84,8 @@ class Engine:
         self.context = _context(model, recipe, options.context)
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, self.layout.cache_bytes(self.context))
-        self._tensors: Tensors = load(model, recipe, source, progress)
+        self._tensors: Tensors = load(model, recipe, source, pool, progress)
+        self.warnings = tuple(_refusals(pool, self._tensors))
         self.program, self._outputs, self.routings = self._record(options)
 
     @classmethod
@@ -90,6 +96,7 @@ class Engine:
         context: int | None = None,
         threads: int | None = None,
         isa: str | None = None,
+        numa: Numa | None = None,
         exact: bool = False,
         all_logits: bool = False,
         progress: Progress | None = None,
@@ -100,10 +107,13 @@ class Engine:
             BadPack: the files are damaged.
             NotEnoughMemory: weights and cache do not fit.
         """
-        options = Options(context, threads, isa, exact, all_logits)
+        options = Options(context, threads, isa, numa, exact, all_logits)
         pack = Pack.open(path)
-        pool = make_pool(options)
-        return cls(build(pack.config), pack.recipe, PackSource(pack, pool), pool, options, progress)
+        model, pool = build(pack.config), make_pool(options)
+        have = read_memory(SYSTEM_ROOT).free_bytes
+        drop = drops_cached(pack.size_bytes, memory_bytes(model, pack.recipe), have)
+        source = PackSource(pack, pool, drop=drop)
+        return cls(model, pack.recipe, source, pool, options, progress)
 
     @classmethod
     def random(
@@ -141,8 +151,25 @@ class Engine:
 
 def make_pool(options: Options) -> Pool:
     """The team that the options ask for."""
-    isa = "portable" if options.exact else options.isa
-    return make_team(read_cpu(SYSTEM_ROOT, ()), options.threads, isa=isa)
+    cpu, isa = read_cpu(SYSTEM_ROOT, ()), "portable" if options.exact else options.isa
+    nodes = read_nodes(SYSTEM_ROOT, cpu.cores, read_memory(SYSTEM_ROOT))
+    numa = OFF if options.exact else options.numa or asked_numa(None)
+    return make_team(cpu, options.threads, isa=isa, nodes=nodes, numa=numa)
+
+
+def _refusals(pool: Pool, tensors: Tensors) -> Iterator[str]:
+    if pool.unpinned and tensors.unbound:
+        yield (
+            f"the system lets kt neither pin threads nor bind memory to NUMA nodes ({pool.unpinned}):"
+            " both lie where the system puts them, which is slower"
+        )
+    elif pool.unpinned:
+        yield f"the system does not let kt pin threads ({pool.unpinned}): they may wander, which is slower"
+    elif tensors.unbound:
+        yield (
+            f"the system does not let kt bind memory to NUMA nodes ({tensors.unbound}):"
+            " it lies where it was touched first"
+        )
 
 
 def _context(model: Model, recipe: Recipe, asked: int | None) -> int:

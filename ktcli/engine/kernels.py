@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from ktcli.engine.bench import Ceilings
 from ktcli.engine.measure import PAIRS, Measurement, alternate
+from ktcli.engine.memory import NodeMemory, aligned
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.layers.backend import Reads
-from ktcli.layers.tensors import ceil_to
+from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.native import (
     PAGE_TOKENS,
     PANEL_ROWS,
-    Arena,
     Ceiling,
     Format,
     Pool,
@@ -36,6 +36,7 @@ from ktcli.native import (
     cache_bytes,
     packed_bytes,
 )
+from ktcli.planner.slices import Part, parts_of
 
 # A stack of layers: far larger than a usual last cache, or 8 times this machine's, within reason.
 _STACK_BYTES = 512 << 20
@@ -165,16 +166,16 @@ class Stack:
         name: str,
         pool: Pool,
         fmt: Format,
-        matrices: Sequence[tuple[int, int, int]],
+        matrices: Sequence[Tensor],
         max_tokens: int,
         free_bytes: int,
     ) -> None:
-        """`matrices`: (n, k, count) of the weights of one layer."""
-        layer_bytes = sum(packed_bytes(fmt, n, k) * count for n, k, count in matrices)
+        """`matrices`: the weights of one layer."""
+        layer_bytes = sum(packed_bytes(fmt, t.n, t.k) * t.count for t in matrices)
         self.layers = min(_MOST_LAYERS, ceil(_stack_bytes() / layer_bytes))
         self.size_bytes = self.layers * layer_bytes
         # Beside the weights: each layer's input, a copy of it as products read it, what comes out.
-        width = max(max(n, k) for n, k, _ in matrices)
+        width = max(max(tensor.n, tensor.k) for tensor in matrices)
         need = self.size_bytes + (self.layers + 4) * max_tokens * width * 4
         if need > free_bytes:
             raise NotEnoughMemory("the layers to be measured", need, free_bytes)
@@ -182,8 +183,16 @@ class Stack:
         self.draw = np.random.default_rng(_SEED)
         self.program = Program(pool, max_tokens=max_tokens, max_outputs=1, exact=False)
         self._matrices = matrices
-        self._arena = Arena(self.size_bytes)
-        self._offset = 0
+        self._parts = [_parts(tensor, fmt, pool.node_threads) for tensor in matrices]
+        self._memory = NodeMemory(
+            pool,
+            [
+                self.layers * sum(aligned(parts[node].size_bytes) for parts in self._parts)
+                for node in range(len(pool.node_threads))
+            ],
+            0,
+        )
+        self._seed = 0
         self._first = 0
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
@@ -203,17 +212,20 @@ class Stack:
             self.program.run(Step(ids, 0, self._pages, n_tokens))
         return self._seconds() - before
 
-    def _weights(self) -> list[Weight]:
-        """The matrices of the next layer, filled."""
-        weights = []
-        for n, k, count in self._matrices:
-            weight = Weight(
-                self.format, n, k, count, self._arena.address + self._offset, self._arena
-            )
-            self._offset += weight.size_bytes
-            self.pool.fill_random(weight, seed=self._offset)
-            weights.append(weight)
-        return weights
+    def _weights(self) -> list[tuple[Weight, ...]]:
+        """The matrices of the next layer, filled: of each the parts of the nodes."""
+        return [
+            tuple(self._weight(part, tensor.count, node) for node, part in enumerate(parts))
+            for tensor, parts in zip(self._matrices, self._parts, strict=True)
+        ]
+
+    def _weight(self, part: Part, count: int, node: int) -> Weight:
+        piece = self._memory.take(part.size_bytes, node)
+        weight = Weight(self.format, part.n, part.k, count, piece.address, piece.owner)
+        self._seed += 1
+        if weight.size_bytes:
+            self.pool.fill_random(weight, self._seed)
+        return weight
 
     def _record(self, width: int, layer: Callable[[View], View]) -> None:
         """Record all layers. Each reads inputs of its own, else they would be quantised only once."""
@@ -241,7 +253,10 @@ class ExpertStack(Stack):
     ) -> None:
         inner = 2 * ceil_to(shape.width, PANEL_ROWS)
         e = shape.experts
-        matrices = ((inner, shape.hidden, e), (shape.hidden, shape.width, e))
+        matrices = (
+            Tensor("gate_up", inner, shape.hidden, Role.EXPERTS, (), count=e, cut=Cut.ROWS),
+            Tensor("down", shape.hidden, shape.width, Role.EXPERTS, (), count=e, cut=Cut.COLUMNS),
+        )
         super().__init__(shape.name, pool, fmt, matrices, max_tokens, free_bytes)
         self._shape = shape
         self._deal, table = _deals(shape, max_tokens, self.draw)
@@ -291,13 +306,14 @@ class LinearStack(Stack):
     N, K = 4096, 2048
 
     def __init__(self, pool: Pool, fmt: Format, free_bytes: int) -> None:
-        name, matrices = f"{self.N}x{self.K}", ((self.N, self.K, 1),)
+        name = f"{self.N}x{self.K}"
+        matrices = (Tensor(name, self.N, self.K, Role.DENSE, (), cut=Cut.ROWS),)
         super().__init__(name, pool, fmt, matrices, max(_LINEAR_TOKENS), free_bytes)
         out = self.program.buffer(self.N)
 
         def layer(x: View) -> View:
-            (weight,) = self._weights()
-            self.program.linear(out, x, weight, None, Reads.FORMAT)
+            (parts,) = self._weights()
+            self.program.linear(out, x, parts, None, Reads.FORMAT)
             return out
 
         self._record(self.K, layer)
@@ -364,6 +380,12 @@ def _ceiling(stack: Stack, case: Case) -> Ceiling:
     if case.n_tokens == 1:
         return Ceiling.READ
     return Ceiling.INT8 if stack.format.bits <= 8 else Ceiling.BF16
+
+
+def _parts(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Part, ...]:
+    """Of each node; all of it where there is one."""
+    size = packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
+    return parts_of(tensor, fmt, shares) or (Part(0, tensor.n, tensor.n, tensor.k, size),)
 
 
 def _stack_bytes() -> int:

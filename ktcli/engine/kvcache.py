@@ -50,11 +50,11 @@ class KvCache:
     """The pages of one session.
 
     Attributes:
-        memory: [pages][page_bytes], untouched pages cost nothing.
+        memory: [pages][page_bytes], `cache_bytes` of the layout; untouched pages cost nothing.
         table: int32 cache page of each run of 64 positions.
     """
 
-    def __init__(self, layout: PageLayout, context: int) -> None:
+    def __init__(self, layout: PageLayout, context: int, memory: Arena) -> None:
         self.layout = layout
-        self.memory = Arena(layout.cache_bytes(context))
+        self.memory = memory
         self.table: NDArray[np.int32] = np.arange(pages_for(context), dtype=np.int32)

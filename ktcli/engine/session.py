@@ -46,7 +46,7 @@ class Session:
         self._program, self._outputs, self._vocab = program, outputs, outputs.logits.width
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         self._row = tuple(program.rows(view, 1)[0] for view in views)
-        self._cache = KvCache(layout, context)
+        self._cache = KvCache(layout, context, program.pool.arena(layout.cache_bytes(context)))
         self._ids = np.zeros(context, dtype=np.int32)
         self.context = context
         self.length = 0

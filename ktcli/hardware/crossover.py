@@ -30,7 +30,6 @@ from ktcli.hardware import measured
 from ktcli.hardware.amx import ROW
 from ktcli.hardware.machine import Cpu
 from ktcli.hardware.memory import read_memory
-from ktcli.hardware.team import pinned_to
 
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
@@ -234,7 +233,7 @@ def measure(
     from ktcli.native import Arena, Pool, packed_bytes
 
     effort = effort or _usual_effort()
-    pins = pinned_to(cpu, threads)
+    pins = cpu.cores[:threads] if threads <= len(cpu.cores) else None
     pools = [
         Pool(threads, isa=isa, cpus=pins, spin_us=_SPIN_US, tile_min=(least, least, least))
         for least in (2, _NEVER)
@@ -295,7 +294,7 @@ def _programs(
         made = Program(pool, max_tokens=COUNTS[-1], max_outputs=1, exact=False)
         x, out = made.buffer(effort.k), made.buffer(effort.n)
         for weight in weights[part::parts]:
-            made.linear(out, x, weight, None, 0)  # 0: KT_READ_FORMAT
+            made.linear(out, x, (weight,), None, 0)  # 0: KT_READ_FORMAT
         made.finish()
         made.rows(x, COUNTS[-1])[:] = 1.0
         return made

@@ -87,12 +87,19 @@ class Node:
     Attributes:
         cores: physical cores of this process's cpuset; empty for a memory without CPUs.
         free_bytes: unused or easily given up.
+        allowed: this process may have its memory (a cpuset can forbid it).
     """
 
     id: int
     cores: tuple[int, ...]
     size_bytes: int
     free_bytes: int
+    allowed: bool = True
+
+    @property
+    def has_memory(self) -> bool:
+        """There is memory in it that we may use."""
+        return self.allowed and self.size_bytes > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,15 +62,18 @@ def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
     Raises:
         NativeError: the native library is missing or refuses KT_ISA.
     """
-    from ktcli.native import Arena, Ceiling
+    from ktcli.native import Ceiling
 
     pool = make_team(cpu)
     size = max(SMALLEST_BUFFER_BYTES, min(BUFFER_BYTES, free_bytes // 4))
     step("memory bandwidth")
-    arena = Arena(size)
-    arena.bytes.fill(1)  # pages that were never written are all one zero page, which caches hold
-    read_bps = max(pool.ceiling(Ceiling.READ, 0.5, arena.bytes) for _ in range(3))
-    del arena
+    arenas = [pool.arena(size // len(pool.node_threads), i) for i in range(len(pool.node_threads))]
+    for arena in arenas:  # pages that were never written are all one zero page, which caches hold
+        arena.bytes.fill(1)
+    read_bps = max(
+        pool.ceiling(Ceiling.READ, 0.5, [arena.bytes for arena in arenas]) for _ in range(3)
+    )
+    del arenas, arena
     step("int8 arithmetic")
     int8_ops = pool.ceiling(Ceiling.INT8, 0.5)
     step("bf16 arithmetic")

@@ -32,6 +32,12 @@ def read_memory(root: Path) -> Memory:
     )
 
 
+def allowed_nodes(root: Path) -> tuple[int, ...] | None:
+    """Nodes whose memory this process may use, which a cpuset may limit; None: the system does not say."""
+    listed = table(read(root / "proc/self/status")).get("Mems_allowed_list")
+    return None if listed is None else cpu_list(listed)
+
+
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
     """NUMA nodes in ascending order; one node of everything where the system shows none.
 
@@ -39,7 +45,7 @@ def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node
         cores: the physical cores this process may use.
     """
     base = root / "sys/devices/system/node"
-    allowed, nodes = set(cores), []
+    usable, allowed, nodes = set(cores), allowed_nodes(root), []
     for number in sorted(int(p.name[4:]) for p in base.glob("node[0-9]*") if p.name[4:].isdigit()):
         folder = base / f"node{number}"
         prefix = f"Node {number} "
@@ -49,9 +55,10 @@ def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node
         nodes.append(
             Node(
                 id=number,
-                cores=tuple(c for c in cpu_list(read(folder / "cpulist")) if c in allowed),
+                cores=tuple(c for c in cpu_list(read(folder / "cpulist")) if c in usable),
                 size_bytes=kib(info.get("MemTotal")) or 0,
                 free_bytes=sum(kib(info.get(key)) or 0 for key in easy),
+                allowed=allowed is None or number in allowed,
             )
         )
     nodes = [node for node in nodes if node.cores or node.size_bytes]

@@ -1,47 +1,247 @@
-"""The team of threads that runs the kernels: how many, on which cores.
+"""The teams of threads that run the kernels: how many threads, on which cores, beside which memory.
 
-One thread per physical core of this process's cpuset, less where a container allows less time. Whatever
-starts threads for the kernels asks here, so that what is planned, measured and run is one team.
+One thread per physical core of this process's cpuset, less where a container allows less time; one team
+per NUMA node. Whatever starts threads for the kernels asks here, so that what is planned, measured and
+run is the same. The decisions are pure functions of a probed or described machine.
+
+Cores whose node has no memory for us (no module in its slots, or a cpuset without it) join the team of
+the last node before theirs that has some, else of the first: reading far is better than not working.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING
 
 from ktcli import config
-from ktcli.hardware.machine import Cpu
+from ktcli.errors import UsageError
+from ktcli.hardware.machine import Cpu, Node
+from ktcli.hardware.numa import AUTO, OFF, Numa
+from ktcli.hardware.text import cpu_text
 
 if TYPE_CHECKING:
     from ktcli.native import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTeam:
+    """The threads of one team and the memory beside them.
+
+    Attributes:
+        threads: how many, >= 1.
+        cpus: CPUs they are pinned to, one each; () = not pinned.
+        memory: OS numbers of the NUMA nodes that hold what belongs to it, ascending; () = anywhere.
+    """
+
+    threads: int
+    cpus: tuple[int, ...] = ()
+    memory: tuple[int, ...] = ()
+
+
+# --- how many threads -----------------------------------------------------------------------------
 
 
 def team_size(cpu: Cpu, asked: int | None = None) -> int:
     """Threads: as many as asked for, else as KT_THREADS says, else as are worth starting.
 
     Raises:
-        UsageError: KT_THREADS makes no sense.
+        UsageError: KT_THREADS makes no sense, or either is more than there are cores.
     """
-    return asked or config.forced_threads() or cpu.threads
+    if asked is not None:
+        return _within(cpu, asked, f"--threads asks for {asked} threads")
+    forced = config.forced_threads()
+    return cpu.threads if forced is None else _within(cpu, forced, f"KT_THREADS is {forced}")
 
 
-def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...] | None:
-    """The CPUs that a team is pinned to, one per thread; None: more threads than cores, not pinned."""
-    return cpu.cores[:threads] if threads <= len(cpu.cores) else None
+def planned_size(cpu: Cpu, asked: int | None = None) -> int:
+    """Threads on a machine that is not this one: KT_THREADS does not speak of it.
+
+    Raises:
+        UsageError: more are asked for than there are cores.
+    """
+    return cpu.threads if asked is None else team_size(cpu, asked)
 
 
-def make_team(cpu: Cpu, threads: int | None = None, *, isa: str | None = None) -> Pool:
-    """Start a team.
+def _within(cpu: Cpu, threads: int, saying: str) -> int:
+    """`threads`, if each has a core: a team waits for its slowest thread, and two on a core are slow."""
+    cores = max(1, len(cpu.cores))
+    if threads <= cores:
+        return threads
+    there = f"{cores} physical core{'s' if cores > 1 else ''}"
+    raise UsageError(
+        f"{saying}, but there {'are' if cores > 1 else 'is'} {there} to run them on",
+        hint=f"kt doctor shows the cores; 1 to {cores} threads are possible, {cpu.threads} by default",
+    )
+
+
+def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
+    """The processor as far as `numa` lets it be used: `nodes=LIST` leaves only their cores.
+
+    Raises:
+        UsageError: a node of the list does not exist or cannot be used.
+    """
+    if not numa.nodes:
+        return cpu
+    usable = {node.id: node for node in nodes if node.cores and node.has_memory}
+    wrong = [number for number in numa.nodes if number not in usable]
+    if wrong:
+        known = {node.id for node in nodes}
+        named = f"node{'s' if len(wrong) > 1 else ''} {cpu_text(wrong)[:60]}"
+        why = "no cores or no memory that may be used" if set(wrong) <= known else "not there"
+        raise UsageError(
+            f"--numa asks for {named}: {why}",
+            hint=f"nodes with both: {cpu_text(usable) or 'none'}; kt doctor shows them",
+        )
+    cores = sorted(core for number in numa.nodes for core in usable[number].cores)
+    return replace(cpu, cores=tuple(cores))
+
+
+# --- which teams ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Cores and the memory beside them."""
+
+    cores: tuple[int, ...]
+    memory: tuple[int, ...]
+
+
+def node_teams(
+    machine_nodes: Sequence[Node], cpu: Cpu, threads: int, numa: Numa
+) -> tuple[NodeTeam, ...]:
+    """`threads` threads as teams, in the order of their nodes.
+
+    - Threads go to the teams in proportion to their cores, at least one to each.
+    - With `auto` and fewer threads than nodes there are as many teams as threads; neighbouring nodes
+      share one, so that all memory is still used.
+    - A count above the nodes splits nodes in proportion to their cores, one below puts neighbours
+      together. Every team has a thread, so N teams have at least N threads; where that is more than
+      there are cores, nothing is pinned.
+    - One team where there is one node is not bound: there is nothing to choose from.
+
+    Args:
+        threads: at most as many as cores (`team_size`); with `nodes=LIST`, of those nodes (`on_nodes`).
+    Raises:
+        UsageError: a node of `nodes=LIST` does not exist or cannot be used.
+    """
+    places = _places(machine_nodes, cpu, numa)
+    if not numa.bound or not places:
+        return (NodeTeam(threads, cpu.cores[:threads] if threads <= len(cpu.cores) else ()),)
+    threads = min(threads, sum(len(place.cores) for place in places))
+    count = numa.teams or min(len(places), threads)
+    slots = _merged(places, count) if count <= len(places) else _split(places, count)
+    sizes = proportional(max(threads, count), [max(1, len(slot.cores)) for slot in slots])
+    pinned = all(size <= len(slot.cores) for size, slot in zip(sizes, slots, strict=True))
+    alone = count == 1 and (len(machine_nodes) == 1 or not (numa.nodes or len(places) > 1))
+    # `auto` has one team on several nodes only if it has one thread.
+    bound = not alone and not (count == 1 and numa == AUTO)
+    return tuple(
+        NodeTeam(
+            threads=size,
+            cpus=tuple(sorted(slot.cores[:size])) if pinned else (),
+            memory=slot.memory if bound else (),
+        )
+        for size, slot in zip(sizes, slots, strict=True)
+    )
+
+
+def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_Place]:
+    """Each usable memory with its cores, in the order of the nodes' numbers."""
+    on_nodes(nodes, cpu, numa)
+    usable = sorted(node.id for node in nodes if node.cores and node.has_memory)
+    chosen = numa.nodes or usable
+    cores: dict[int, list[int]] = {number: [] for number in chosen}
+    for node in nodes:
+        home = node.id
+        if not node.has_memory and usable and not numa.nodes:
+            home = max((number for number in usable if number < node.id), default=usable[0])
+        if home in cores:
+            cores[home] += node.cores
+    return [_Place(tuple(sorted(cores[number])), (number,)) for number in chosen]
+
+
+def _merged(places: Sequence[_Place], count: int) -> list[_Place]:
+    """Neighbours together, `count` groups; the first cores of a group come from all its nodes."""
+    edges = [len(places) * i // count for i in range(count + 1)]
+    groups = [places[first:last] for first, last in pairwise(edges)]
+    return [_Place(tuple(_in_turn(group)), tuple(p.memory[0] for p in group)) for group in groups]
+
+
+def _in_turn(group: Sequence[_Place]) -> Iterator[int]:
+    for cores in zip_longest(*(place.cores for place in group)):
+        yield from (core for core in cores if core is not None)
+
+
+def _split(places: Sequence[_Place], count: int) -> list[_Place]:
+    """Nodes cut into pretend ones; a piece may have no core of its own."""
+    pieces = proportional(count, [len(place.cores) for place in places])
+    return [
+        _Place(
+            place.cores[len(place.cores) * i // n : len(place.cores) * (i + 1) // n], place.memory
+        )
+        for place, n in zip(places, pieces, strict=True)
+        for i in range(n)
+    ]
+
+
+def proportional(count: int, weights: Sequence[int]) -> list[int]:
+    """`count` >= len(weights) things in parts of at least one, as near to the weights (> 0) as that allows.
+
+    No part is larger than its weight unless `count` is larger than their sum.
+    """
+    total = sum(weights)
+    parts = [max(1, count * weight // total) for weight in weights]
+
+    def missing(i: int) -> int:
+        return count * weights[i] - parts[i] * total
+
+    while sum(parts) < count:
+        parts[max(range(len(parts)), key=missing)] += 1
+    while sum(parts) > count:
+        parts[min((i for i, part in enumerate(parts) if part > 1), key=missing)] -= 1
+    return parts
+
+
+# --- starting them --------------------------------------------------------------------------------
+
+
+def teams_here(
+    nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
+) -> tuple[NodeTeam, ...]:
+    """The teams that `make_team` starts.
+
+    Raises:
+        UsageError: as `team_size` and `on_nodes`.
+    """
+    return node_teams(nodes, cpu, team_size(on_nodes(nodes, cpu, numa), threads), numa)
+
+
+def make_team(
+    cpu: Cpu,
+    threads: int | None = None,
+    *,
+    isa: str | None = None,
+    nodes: Sequence[Node] = (),
+    numa: Numa = OFF,
+) -> Pool:
+    """Start the threads.
 
     Args:
         threads: asked for; None: see `team_size`.
         isa: row of kernels; None: KT_ISA, else the best.
+        nodes: of this machine; unused with `numa` off.
     Raises:
-        UsageError: KT_THREADS makes no sense.
+        UsageError: as `teams_here`.
         NativeError: the native library is missing or refuses the row.
     """
     from ktcli.hardware import crossover
     from ktcli.native import Pool
 
-    size = team_size(cpu, threads)
+    teams = teams_here(nodes, cpu, threads, numa)
+    pins = [number for team in teams for number in team.cpus]
+    size = sum(team.threads for team in teams)
     tile_min = crossover.tile_min(cpu, size, isa)
-    return Pool(size, isa=isa, cpus=pinned_to(cpu, size), tile_min=tile_min)
+    return Pool(size, isa=isa, cpus=pins or None, teams=teams, tile_min=tile_min)

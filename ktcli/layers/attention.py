@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
-from ktcli.layers.tensors import F32Array, Role, Tensor
+from ktcli.layers.tensors import Cut, F32Array, Role, Tensor
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,7 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
         tuple(f"{part.source}.{source}" for source, _ in pieces),
         source_shapes=tuple((rows, k) for _, rows in pieces),
         layer=part.layer,
+        cut=Cut.ROWS,
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
 from ktcli.layers.mlp import Mlp
-from ktcli.layers.tensors import Role, Tensor
+from ktcli.layers.tensors import Cut, Role, Tensor
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Decoder:
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._outer("embed", self.vocab, Role.TABLE, "model.embed_tokens.weight")
+        return self._outer("embed", Role.TABLE, Cut.NONE, "model.embed_tokens.weight")
 
     @cached_property
     def head(self) -> Tensor:
         source = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
-        return self._outer("lm_head", self.vocab, Role.DENSE, source)
+        return self._outer("lm_head", Role.DENSE, Cut.ROWS, source)
 
     @cached_property
     def norm(self) -> Tensor:
@@ -83,8 +83,9 @@ class Decoder:
             "norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape
         )
 
-    def _outer(self, name: str, n: int, role: Role, source: str) -> Tensor:
-        return Tensor(name, n, self.hidden, role, (source,), source_shapes=((n, self.hidden),))
+    def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
+        shape = (self.vocab, self.hidden)
+        return Tensor(name, *shape, role, (source,), source_shapes=(shape,), cut=cut)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

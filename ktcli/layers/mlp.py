@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, Reads, Routing, Value
-from ktcli.layers.tensors import Role, Tensor, ceil_to
+from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.native import PANEL_ROWS
 
 
@@ -76,6 +76,7 @@ class SparseMlp:
             names,
             source_shapes=(shape,),
             layer=self.layer,
+            cut=Cut.ROWS,
         )
 
     @cached_property
@@ -145,6 +146,7 @@ def _gate_up(part: Mlp, role: Role, sources: tuple[str, ...], count: int) -> Ten
         alternate=True,
         source_shapes=((part.width, part.hidden),) * 2,
         layer=part.layer,
+        cut=Cut.ROWS,
     )
 
 
@@ -158,4 +160,5 @@ def _down(part: Mlp, role: Role, source: str, count: int) -> Tensor:
         count=count,
         source_shapes=((part.hidden, part.width),),
         layer=part.layer,
+        cut=Cut.COLUMNS if role is Role.EXPERTS else Cut.ROWS,
     )

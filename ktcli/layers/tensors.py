@@ -28,6 +28,14 @@ class Role(Enum):
     VECTOR = "vector"  # stays f32, plain: norms, biases
 
 
+class Cut(Enum):
+    """How NUMA nodes share a tensor's matrices."""
+
+    NONE = "none"  # not: its pages lie on all nodes in turn
+    ROWS = "rows"  # each node gives some outputs
+    COLUMNS = "columns"  # each node has some inputs; what they give is added up
+
+
 # join(arrays, index) -> matrix [n, k]: makes matrix `index` of a tensor from its checkpoint arrays.
 Join = Callable[[Sequence[F32Array], int], F32Array]
 
@@ -52,6 +60,7 @@ class Tensor:
         join: how the sources become matrix `index`; unused when `alternate`.
         source_shapes: the shape each source must have in the checkpoint, checked before conversion starts.
         layer: the layer it belongs to; None for embedding, final norm and head.
+        cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
     """
 
     name: str
@@ -64,6 +73,7 @@ class Tensor:
     join: Join = field(default=stack_rows, compare=False)
     source_shapes: tuple[tuple[int, ...], ...] = ()
     layer: int | None = None
+    cut: Cut = Cut.NONE
 
     @property
     def elements(self) -> int:

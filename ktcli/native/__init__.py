@@ -22,7 +22,7 @@ from ktcli.native.library import (
     isa_rows,
     packed_bytes,
 )
-from ktcli.native.pool import Pool
+from ktcli.native.pool import Axis, Pool, Slice
 from ktcli.native.program import Program, Step, View
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "PANEL_ROWS",
     "AmxInfo",
     "Arena",
+    "Axis",
     "Ceiling",
     "DType",
     "Format",
@@ -38,6 +39,7 @@ __all__ = [
     "Pool",
     "Program",
     "Scale",
+    "Slice",
     "Step",
     "View",
     "Weight",

@@ -177,26 +177,32 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 class Arena:
     """Zeroed memory on huge pages where the system gives them.
 
+    Args:
+        memory: bit i: it comes from OS node i while there is room, in turn from several; 0: anywhere.
     Attributes:
         bytes: the memory as a uint8 array; valid while the arena lives.
+        refused: why the system did not bind it; "" if it did, or was not asked.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, memory: int = 0) -> None:
         ffi, lib = library()
         error = ffi.new(f"char[{ERROR_BYTES}]")
-        handle = lib.kt_arena_create(max(size_bytes, 64), error, ERROR_BYTES)
+        handle = lib.kt_arena_create(max(size_bytes, 64), memory, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NotEnoughMemory("an arena", size_bytes, 0, hint=ffi.string(error).decode())
         self._handle = ffi.gc(handle, lib.kt_arena_free, size_bytes)
         self.address = int(ffi.cast("uintptr_t", lib.kt_arena_data(handle)))
         self.size_bytes = size_bytes
+        refused = lib.kt_arena_refused(handle)
+        self.refused = os.strerror(refused) if refused else ""
         buffer = ffi.buffer(lib.kt_arena_data(handle), max(size_bytes, 64))
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive."""
+    """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive. Of what a node does not
+    have, n or k is 0."""
 
     format: Format
     n: int
@@ -207,7 +213,7 @@ class Weight:
 
     @property
     def size_bytes(self) -> int:
-        return packed_bytes(self.format, self.n, self.k) * self.count
+        return packed_bytes(self.format, self.n, self.k) * self.count if self.n and self.k else 0
 
 
 def require(condition: bool, what: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +16,7 @@ from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native.library import (
     ERROR_BYTES,
     PANEL_ROWS,
+    Arena,
     Ceiling,
     DType,
     Format,
@@ -24,16 +28,50 @@ from ktcli.native.library import (
 )
 
 
+class Team(Protocol):
+    """The threads of one node, and the OS nodes of the memory beside them (none: anywhere)."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def memory(self) -> tuple[int, ...]: ...
+
+
+class Axis(IntEnum):
+    """Along what a weight is cut between nodes; values of `kt_cut`."""
+
+    ROWS = 0
+    COLUMNS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows or columns [first, last) of every matrix of a weight, as a weight of its own at `address`."""
+
+    first: int
+    last: int
+    address: int
+
+
+# The bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
+_MEMORY_BITS = 64
+
+
 class Pool:
-    """A pinned team of threads and the row of kernels it runs.
+    """Pinned teams of threads, one per node, and the row of kernels they run.
 
     Args:
         threads: size of the team, the calling thread included.
         isa: row name; None takes KT_ISA from the environment, else the best usable row.
         cpus: OS numbers to pin to, one per thread; None: not pinned.
         spin_us: how long an idle worker spins before it sleeps.
+        teams: of each node; together they have all threads. None: one team, its memory anywhere.
         tile_min: fewest tokens for which a product of int4, int8 and bf16 weights uses tiles, on a row
             that has some; None: 2.
+    Attributes:
+        node_threads: threads of each node.
+        unpinned: why the system refused to pin them, although `cpus` says where; "" if it did not.
     Raises:
         NativeError: unknown row (the sentence lists them) or a CPU without it.
     """
@@ -45,13 +83,18 @@ class Pool:
         isa: str | None = None,
         cpus: Sequence[int] | None = None,
         spin_us: int = 200,
+        teams: Sequence[Team] | None = None,
         tile_min: tuple[int, int, int] | None = None,
     ) -> None:
         ffi, lib = library()
         isa = isa or config.forced_isa()
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         pins = ffi.new("int32_t[]", list(cpus)) if cpus is not None else ffi.NULL
-        options = ffi.new("kt_pool_options *", (name, threads, pins, spin_us, 1))
+        self.node_threads = tuple(team.threads for team in teams or ()) or (threads,)
+        self._memory = tuple(_bits(team.memory) for team in teams or ()) or (0,)
+        nodes = ffi.new("int32_t[]", self.node_threads), ffi.new("uint64_t[]", self._memory)
+        shape = (name, threads, pins, spin_us, len(self.node_threads), *nodes)
+        options = ffi.new("kt_pool_options *", shape)
         options.tile_min = tile_min or (0, 0, 0)
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_pool_create(options, error, ERROR_BYTES)
@@ -63,6 +106,8 @@ class Pool:
         self.handle = ffi.gc(handle, lib.kt_pool_free)
         self.isa: str = ffi.string(lib.kt_pool_isa(handle)).decode()
         self.threads: int = lib.kt_pool_threads(handle)
+        refused = lib.kt_pool_unpinned(handle)
+        self.unpinned = os.strerror(refused) if refused else ""
         self.tile_min = tile_min
 
     def check(self, result: int) -> None:
@@ -173,25 +218,54 @@ class Pool:
         pointer = self._ffi.from_buffer("char[]", dst, True)
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
+    def place(
+        self, fd: int, offset: int, whole: Weight, axis: Axis, slices: Sequence[Slice]
+    ) -> None:
+        """Fill the nodes' slices of a packed weight from an open file; of `whole` only the shape counts.
+
+        Raises:
+            BadCheckpoint: the file is shorter, or a read failed.
+        """
+        require(len(slices) == len(self.node_threads), "there is not one slice for each node")
+        cast = self._ffi.cast
+        rows = [(s.first, s.last, cast("void *", s.address)) for s in slices]
+        given = self._ffi.new("kt_slice[]", rows)
+        weight = self.c_weight(whole)
+        self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))
+
+    def arena(self, size_bytes: int, node: int | None = None) -> Arena:
+        """Memory of a node; None: of all of them in turn."""
+        every = 0
+        for memory in self._memory:
+            every |= memory
+        return Arena(size_bytes, memory=every if node is None else self._memory[node])
+
     def ceiling(
-        self, kind: Ceiling, seconds: float, data: NDArray[np.uint8] | None = None
+        self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:
-        """Bytes or operations per second of the best plain loop; READ needs `data` larger than the caches."""
-        rate = self._ffi.new("double *")
-        pointer = self._ffi.NULL if data is None else self._ffi.from_buffer("char[]", data)
-        size = 0 if data is None else data.nbytes
-        self.check(self._lib.kt_ceiling(self.handle, int(kind), pointer, size, seconds, rate))
+        """Bytes or operations per second of the best plain loop.
+
+        Args:
+            data: READ only: of each node, equally large and larger than the caches.
+        """
+        ffi = self._ffi
+        rate = ffi.new("double *")
+        buffers = [ffi.from_buffer("char[]", array) for array in data]
+        size = min((array.nbytes for array in data), default=0)
+        require(not data or len(data) == len(self.node_threads), "there is not one array per node")
+        pointers = ffi.new("const void *[]", buffers) if buffers else ffi.NULL
+        self.check(self._lib.kt_ceiling(self.handle, int(kind), pointers, size, seconds, rate))
         return float(rate[0])
 
-    def c_weight(self, weight: Weight) -> Any:
-        """A kt_weight struct for a call."""
-        return self._ffi.new(
-            "kt_weight *",
-            (
-                c_format(weight.format)[0],
-                weight.n,
-                weight.k,
-                weight.count,
-                self._ffi.cast("void *", weight.address),
-            ),
-        )
+    def c_weight(self, *weights: Weight) -> Any:
+        """An array of kt_weight structs for a call."""
+        fields = [
+            (c_format(w.format)[0], w.n, w.k, w.count, self._ffi.cast("void *", w.address))
+            for w in weights
+        ]
+        return self._ffi.new("kt_weight[]", fields)
+
+
+def _bits(nodes: Sequence[int]) -> int:
+    """OS nodes as a mask; 0, anywhere, if a number has no bit."""
+    return sum(1 << node for node in set(nodes)) if max(nodes, default=0) < _MEMORY_BITS else 0

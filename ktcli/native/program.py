@@ -6,6 +6,7 @@ positions, pages) in one struct, allocated once and reused, so that a decode ste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,14 +100,17 @@ class Program:
             eps,
         )
 
-    def linear(self, out: View, x: View, weight: Weight, bias: F32Array | None, reads: int) -> None:
+    def linear(
+        self, out: View, x: View, parts: Sequence[Weight], bias: F32Array | None, reads: int
+    ) -> None:
+        """`parts`: of each node of the pool its rows of the matrix."""
         bias_pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
         self._record(
             "linear",
             self._lib.kt_program_linear,
             self._view(out),
             self._view(x),
-            self._weight(weight),
+            self._parts(parts),
             bias_pointer,
             reads,
         )
@@ -145,8 +149,8 @@ class Program:
         weights: tuple[Weight, Weight, Weight],
     ) -> None:
         """`shape`: heads, nope, rope, v, lora, score scale, layer offset; `weights`: uk_in, uk_out, uv."""
-        packed = tuple(self._weight(weight)[0] for weight in weights)
-        struct = self._ffi.new("kt_mla *", shape + packed)
+        packed = self._weights(weights)  # an item of a C array lives as long as the array
+        struct = self._ffi.new("kt_mla *", (*shape, *(packed[i] for i in range(len(weights)))))
         self._record("mla", self._lib.kt_program_mla, *map(self._view, (out, q, latent)), struct)
 
     def route(
@@ -164,8 +168,11 @@ class Program:
         self.labels.append("route")
         return self._check(self._lib.kt_program_route(self._handle, self._view(logits), router))
 
-    def experts(self, out: View, x: View, routing: int, gate_up: Weight, down: Weight) -> None:
-        weights = self._weight(gate_up), self._weight(down)
+    def experts(
+        self, out: View, x: View, routing: int, gate_up: Sequence[Weight], down: Sequence[Weight]
+    ) -> None:
+        """`gate_up`, `down`: of each node of the pool its rows, and its columns."""
+        weights = self._parts(gate_up), self._parts(down)
         self._record(
             "experts",
             self._lib.kt_program_experts,
@@ -269,9 +276,15 @@ class Program:
     def _view(self, view: View) -> Any:
         return self._ffi.new("kt_view *", (view.buffer, view.column, view.width))[0]
 
-    def _weight(self, weight: Weight) -> Any:
-        self._keep.append(weight)
-        return self.pool.c_weight(weight)
+    def _parts(self, parts: Sequence[Weight]) -> Any:
+        """One weight of each node."""
+        nodes = len(self.pool.node_threads)
+        require(len(parts) == nodes, f"{len(parts)} parts of a weight for {nodes} nodes")
+        return self._weights(parts)
+
+    def _weights(self, weights: Sequence[Weight]) -> Any:
+        self._keep += weights
+        return self.pool.c_weight(*weights)
 
     def _borrow(self, ctype: str, array: NDArray[Any]) -> Any:
         """The array's address, the array kept alive as long as the program."""

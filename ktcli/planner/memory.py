@@ -36,6 +36,14 @@ def need_bytes(model: Model, recipe: Recipe, context: int) -> int:
     return fixed + kv_bytes(model.spec, context)
 
 
+def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
+    """Whether a pack's cached pages must go while it is loaded: with them there is no room for it.
+
+    Otherwise they stay, and the next start reads memory instead of a disk.
+    """
+    return pack_bytes + need_bytes > available_bytes
+
+
 def scratch_bytes(model: Model) -> int:
     """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
 

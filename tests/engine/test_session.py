@@ -180,5 +180,5 @@ def test_a_file_that_changes_between_opening_and_loading(
     else:
         (copy / "layer-00001.safetensors").unlink()
     with pytest.raises(BadPack, match=r"layer-00001\.safetensors cannot be") as caught:
-        load(build(opened.config), opened.recipe, PackSource(opened, Pool(1)))
+        load(build(opened.config), opened.recipe, PackSource(opened, pool := Pool(1)), pool)
     assert caught.value.hint and "\n" not in str(caught.value)

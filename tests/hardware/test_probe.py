@@ -36,6 +36,9 @@ EXPECTED = {
     "smt-off": (1, 4, 4, 4, {0: 4}),
     "container": (1, 16, 3, 2, {0: 3}),
     "container-v1": (1, 8, 8, 4, {0: 8}),
+    "container-mems": (2, 32, 16, 16, {0: 8, 1: 8}),
+    "no-memory-node": (2, 16, 16, 16, {0: 8, 1: 8, 2: 0}),
+    "unequal-nodes": (1, 24, 11, 11, {0: 8, 1: 3, 2: 0, 3: 0}),
     "bare": (1, 2, 2, 2, {0: 2}),
 }
 
@@ -68,6 +71,15 @@ def test_a_machine_survives_its_file(machine: Machine) -> None:
 def test_memory_without_cores_is_no_worker(machine: Machine) -> None:
     assert [node.id for node in machine.worker_nodes] == [0]
     assert machine.nodes[1].size_bytes == 256 * GIB
+
+
+@pytest.mark.parametrize(
+    ("machine", "ids"),
+    [("two-sockets", [0, 1]), ("container-mems", [1]), ("no-memory-node", [0, 2])],
+    indirect=["machine"],
+)
+def test_memory_that_may_be_used(machine: Machine, ids: list[int]) -> None:
+    assert [node.id for node in machine.nodes if node.has_memory] == ids
 
 
 @pytest.mark.parametrize("machine", ["container"], indirect=True)

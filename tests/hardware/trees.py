@@ -19,6 +19,7 @@ class Tree:
         packages: CPU numbers of each core of each socket: packages[socket][core] = siblings.
         nodes: node number → (CPU list, GiB of memory).
         allowed: Cpus_allowed_list of this process.
+        mems: Mems_allowed_list of this process; None: the kernel does not say.
         offline: CPUs that are switched off: they have no topology folder.
         files: further files, path → text.
     """
@@ -26,6 +27,7 @@ class Tree:
     packages: tuple[tuple[tuple[int, ...], ...], ...]
     nodes: dict[int, tuple[str, int]]
     allowed: str
+    mems: str | None = None
     offline: tuple[int, ...] = ()
     flags: str = "avx2 fma avx512f avx512_vnni"
     model: str = "Example CPU"
@@ -118,6 +120,31 @@ TREES: dict[str, Tree] = {
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(2 << 30),
         },
     ),
+    # A container on two sockets with some cores of both, but memory of the second only.
+    "container-mems": Tree(
+        (_smt(range(16), 32), _smt(range(16, 32), 32)),
+        {0: ("0-15,32-47", 128), 1: ("16-31,48-63", 128)},
+        "8-23",
+        mems="1",
+        memory_gib=256,
+    ),
+    # The second socket's slots are empty.
+    "no-memory-node": Tree(
+        (_plain(range(8)), _plain(range(8, 16))),
+        {0: ("0-7", 64), 1: ("8-15", 0), 2: ("", 32)},
+        "0-15",
+        mems="0-2",
+        memory_gib=96,
+    ),
+    # The cpuset leaves all of one node, a part of the next, nothing of the third; the fourth is off.
+    "unequal-nodes": Tree(
+        (_plain(range(32)),),
+        {0: ("0-7", 32), 1: ("8-15", 32), 2: ("16-23", 32), 3: ("", 32)},
+        "0-10",
+        mems="0-3",
+        offline=tuple(range(24, 32)),
+        memory_gib=128,
+    ),
     # Nothing but processors: no nodes, no caches, no topology.
     "bare": Tree((_plain(range(2)),), {}, "0-1", memory_gib=4),
 }
@@ -131,7 +158,8 @@ def build(tree: Tree, root: Path) -> Path:
     )
     files = {
         f"{cpu}/online": ",".join(map(str, online)),
-        "proc/self/status": f"Name:\tkt\nCpus_allowed:\tff\nCpus_allowed_list:\t{tree.allowed}\n",
+        "proc/self/status": f"Name:\tkt\nCpus_allowed:\tff\nCpus_allowed_list:\t{tree.allowed}\n"
+        + ("" if tree.mems is None else f"Mems_allowed:\tff\nMems_allowed_list:\t{tree.mems}\n"),
         "proc/cpuinfo": f"processor\t: 0\nmodel name\t: {tree.model}\nflags\t\t: fpu {tree.flags}\n",
         "proc/meminfo": f"MemTotal: {tree.memory_gib * GIB_KB} kB\nMemFree: 1024 kB\n"
         f"MemAvailable: {tree.memory_gib * GIB_KB // 2} kB\nHugePages_Free: 3\nHugepagesize: 2048 kB\n",

@@ -46,8 +46,8 @@ class Symbols:
         self.routed[self.routings] = hash((self.read(logits), rule))
         return self.routings
 
-    def experts(self, out: View, x: View, routing: int, gate_up: Weight, down: Weight) -> None:
-        self.write(out, self.read(x), self.routed[routing], down.address)
+    def experts(self, out: View, x: View, routing: int, gate_up: Any, down: Any) -> None:
+        self.write(out, self.read(x), self.routed[routing], down[0].address)
 
     def rope_table(self, inv_freq: Any, scale: float) -> int:
         return 0
@@ -62,7 +62,8 @@ class Symbols:
         """Every other operation: the first view is written, the others are read."""
 
         def operation(out: View, *args: Any) -> None:
-            facts = [a.address for a in args if isinstance(a, Weight)]
+            weights = [w for a in args for w in (a if isinstance(a, tuple) else [])]
+            facts = [w.address for w in weights if isinstance(w, Weight)]
             self.write(out, name, *facts, *(self.read(a) for a in args if isinstance(a, View)))
 
         return operation
@@ -74,9 +75,10 @@ def backend_of(model: Model) -> tuple[NativeBackend, View]:
         if tensor.role in (Role.VECTOR, Role.TABLE):
             loaded[tensor.name] = np.zeros(1)
         else:
-            loaded[tensor.name] = Weight(
+            weight = Weight(
                 FORMATS["int8"], tensor.n, tensor.k, tensor.count, number, None
             )
+            loaded[tensor.name] = (weight,)
     backend = NativeBackend(loaded, 64)
     return backend, model.forward(backend)
 

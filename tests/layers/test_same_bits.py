@@ -85,10 +85,10 @@ def record(fmt: Format, isa: str, threads: int, shape: tuple[int, int] = FEW) ->
     n = shape[0]
     program = Program(Pool(threads, isa=isa), max_tokens=max(counts()), max_outputs=1, exact=False)
     x, linear, wide, experts = (program.buffer(width) for width in (HIDDEN, OUT, OUT, HIDDEN))
-    program.linear(linear, x, plain, None, Reads.FORMAT)
-    program.linear(wide, x, plain, None, Reads.WIDE)
+    program.linear(linear, x, (plain,), None, Reads.FORMAT)
+    program.linear(wide, x, (plain,), None, Reads.WIDE)
     routing = program.route(View(x.buffer, 0, n), (n, n, 1, 1, 0, 0, 1, 1.0), None)
-    program.experts(experts, x, routing, gate_up, down)
+    program.experts(experts, x, routing, (gate_up,), (down,))
     program.finish()
     return Recorded(program, x, (linear, wide, experts))
 

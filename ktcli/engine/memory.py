@@ -1,0 +1,58 @@
+"""Memory of the nodes of a pool: one arena for each, and one that lies on all of them in turn.
+
+What belongs to a node is taken from its arena, everything else from the common one; each piece begins on
+a cache line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.layers.tensors import ceil_to
+from ktcli.native import Arena, Pool
+
+_LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some bytes of an arena, which `owner` keeps alive."""
+
+    bytes: NDArray[np.uint8]
+    address: int
+    owner: Arena
+
+
+class NodeMemory:
+    """Arenas of a pool's nodes.
+
+    Args:
+        node_bytes: of each node; shared_bytes: of the common arena. Sums of `aligned` sizes.
+    Attributes:
+        size_bytes: of all arenas.
+        refused: why the system did not bind the memory; "" if it did, or need not.
+    """
+
+    def __init__(self, pool: Pool, node_bytes: Sequence[int], shared_bytes: int) -> None:
+        sizes = (*node_bytes, shared_bytes)
+        nodes = (*range(len(node_bytes)), None)
+        self._arenas = [pool.arena(size, node) for size, node in zip(sizes, nodes, strict=True)]
+        self._used = [0] * len(sizes)
+        self.size_bytes = sum(sizes)
+        self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
+
+    def take(self, size_bytes: int, node: int | None = None) -> Piece:
+        """The next bytes of a node, or of the common arena."""
+        which = -1 if node is None else node
+        arena, first = self._arenas[which], self._used[which]
+        self._used[which] += aligned(size_bytes)
+        return Piece(arena.bytes[first : first + size_bytes], arena.address + first, arena)
+
+
+def aligned(size_bytes: int) -> int:
+    """What a piece takes of its arena."""
+    return ceil_to(size_bytes, _LINE_BYTES)

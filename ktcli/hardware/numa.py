@@ -1,0 +1,88 @@
+"""How weights and threads are spread over NUMA nodes: the value of `--numa` and of KT_NUMA.
+
+    auto         a team per node that has cores and memory we may use (the default)
+    off          one team over all cores; its memory lies where the system puts it
+    N            N teams (1..16): more than nodes split a node, fewer put neighbours together
+    nodes=LIST   a team on each of these nodes only, e.g. nodes=0,2-3
+
+What a machine makes of it is decided in `team`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ktcli import config
+from ktcli.errors import UsageError
+from ktcli.hardware.text import cpu_list, cpu_text
+
+MAX_TEAMS = 16  # of a count; there are machines with more nodes, but none to try splitting on
+_HINT = "--numa is auto, off, a number of teams from 1 to 16, or nodes=LIST, e.g. nodes=0,2-3"
+
+
+@dataclass(frozen=True, slots=True)
+class Numa:
+    """What was asked for.
+
+    Attributes:
+        teams: how many; None: one per node.
+        bound: memory is tied to the teams that read it; False only for `off`.
+        nodes: OS numbers of the only nodes to use, ascending; (): all there are.
+    """
+
+    teams: int | None = None
+    bound: bool = True
+    nodes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        if not self.bound:
+            return "off"
+        if self.nodes:
+            return f"nodes={cpu_text(self.nodes)}"
+        return "auto" if self.teams is None else str(self.teams)
+
+
+AUTO = Numa()
+OFF = Numa(teams=1, bound=False)
+
+
+def parse_numa(text: str, source: str = "--numa") -> Numa:
+    """The value of an option or a variable called `source`.
+
+    Raises:
+        UsageError: it is neither of the four.
+    """
+    word = text.strip().lower()
+    if word in ("auto", "off"):
+        return AUTO if word == "auto" else OFF
+    if re.fullmatch(r"[0-9]{1,9}", word):
+        if not 1 <= int(word) <= MAX_TEAMS:
+            raise UsageError(f"{source} is {word}, it can be 1 to {MAX_TEAMS} teams", hint=_HINT)
+        return Numa(teams=int(word))
+    name, equals, numbers = word.partition("=")
+    if (
+        name == "nodes"
+        and equals
+        and re.fullmatch(r"[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*", numbers)
+    ):
+        try:
+            nodes = cpu_list(numbers)
+        except ValueError:  # a number no machine has, or too long for one
+            nodes = ()
+        if nodes:
+            return Numa(nodes=nodes)
+    raise UsageError(f"{source} is {text[:60]!r}, which says nothing about nodes", hint=_HINT)
+
+
+def asked_numa(option: str | None) -> Numa:
+    """What --numa says, else KT_NUMA, else auto.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    if option is not None:
+        return parse_numa(option)
+    forced = config.forced_numa()
+    return AUTO if forced is None else parse_numa(forced, "KT_NUMA")

@@ -1,0 +1,86 @@
+"""Where a weight is cut between teams: the one rule that the loader, the plan and the tests share.
+
+A team owns consecutive columns of every expert and consecutive rows of every dense matrix, in proportion
+to its threads, so that all teams finish at the same time. Cuts lie on whole units, because a packed
+weight can only be cut there; a narrow matrix over many teams leaves some of them nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from ktcli.layers.tensors import Cut, Role, Tensor
+from ktcli.native import PANEL_ROWS, Format, packed_bytes
+
+ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
+
+
+def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
+    """0..width in consecutive ranges, one per share and as near to its proportion as whole units allow.
+
+    Every range but the last ends on a multiple of `unit`, and none is more than one unit from its
+    proportion of the units (the last of which may be a part of one): cutting where the running sum of the
+    shares rounds to keeps both errors below one. Halves round down, so that of two equal teams the one
+    with the partial unit has the odd one.
+
+    Args:
+        shares: threads of each team, >= 0 and at least one of them above it.
+    Raises:
+        ValueError: there is nothing to cut by.
+    """
+    total = sum(shares)
+    if width < 0 or unit < 1 or total < 1 or min(shares) < 0:
+        raise ValueError(f"cannot cut {width} in units of {unit} between {list(shares)}")
+    units = -(-width // unit)
+    ends = [(2 * units * run + total - 1) // (2 * total) for run in accumulate(shares)]
+    edges = [0, *(min(end * unit, width) for end in ends)]
+    return tuple(range(first, last) for first, last in pairwise(edges))
+
+
+def unit_of(fmt: Format) -> int:
+    """Columns between two cuts of a packed weight: a step of the kernels, or a group of scales."""
+    return max(64 if fmt.bits <= 8 else 32, fmt.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one team has of a tensor: rows or columns [first, last) of every matrix, or nothing.
+
+    Attributes:
+        n, k: of the part as a matrix; one of them is 0 if there is nothing.
+        size_bytes: of all its matrices, packed.
+    """
+
+    first: int
+    last: int
+    n: int
+    k: int
+    size_bytes: int
+
+
+def parts_of(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Part, ...]:
+    """The parts of a packed tensor, one per team; empty if it is not cut.
+
+    The experts of a layer are cut by width: columns of down, and the rows of gate and up that give them.
+    """
+    if tensor.cut is Cut.NONE or len(shares) == 1:
+        return ()
+    by_rows = tensor.cut is Cut.ROWS
+    if (
+        tensor.role is Role.EXPERTS and by_rows
+    ):  # gate and up alternate: two rows of panels per column
+        columns = cut(tensor.n // 2, unit_of(fmt), shares)
+        ranges = tuple(range(2 * each.start, 2 * each.stop) for each in columns)
+    elif by_rows:
+        ranges = cut(tensor.n, ROW_UNIT, shares)
+    else:
+        ranges = cut(tensor.k, unit_of(fmt), shares)
+    return tuple(_part(tensor, fmt, each, by_rows) for each in ranges)
+
+
+def _part(tensor: Tensor, fmt: Format, of: range, by_rows: bool) -> Part:
+    n, k = (len(of), tensor.k) if by_rows else (tensor.n, len(of))
+    size = packed_bytes(fmt, n, k) * tensor.count if n and k else 0
+    return Part(of.start, of.stop, n, k, size)

@@ -1,0 +1,81 @@
+"""Cutting a weight between teams: whole, in order, on units, and fair."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from ktcli.planner.slices import cut, unit_of
+from ktcli.weights.formats import FORMATS
+
+WIDTHS = (0, 1, 16, 63, 64, 65, 768, 1408, 1536, 2048, 2880, 151_936)
+SHARES = (
+    (1,),
+    (1, 1),
+    (1, 1, 1),
+    (1,) * 4,
+    (1,) * 8,
+    (32, 32),
+    (12, 11),
+    (1, 3),
+    (0, 2, 5),
+    (7, 0),
+)
+
+
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("unit", [16, 32, 64, 128])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_cuts_are_whole_in_order_and_on_units(width: int, unit: int, shares: tuple[int, ...]):
+    ranges = cut(width, unit, shares)
+    assert len(ranges) == len(shares)
+    assert (ranges[0].start, ranges[-1].stop) == (0, width)
+    assert all(before.stop == after.start for before, after in pairwise(ranges))
+    assert all(each.start % unit == 0 or each.start == width for each in ranges)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_nobody_is_a_unit_from_its_share(seed: int):
+    draw = random.Random(seed)
+    shares = [draw.randrange(0, 65) for _ in range(draw.randrange(1, 17))] + [1]
+    width, unit = draw.randrange(0, 5000), draw.choice((16, 32, 64, 128))
+    units = -(-width // unit)
+    for share, part in zip(shares, cut(width, unit, shares), strict=True):
+        taken = -(-len(part) // unit)
+        assert units * share // sum(shares) <= taken <= -(-units * share // sum(shares))
+
+
+@pytest.mark.parametrize(
+    ("width", "teams", "lengths"),
+    [
+        (64, 2, (0, 64)),
+        (768, 2, (384, 384)),
+        (768, 8, (64, 128) * 4),
+        (1408, 4, (320, 384) * 2),
+        (2880, 3, (960,) * 3),
+        (2880, 8, (384, 320, 384, 320, 384, 384, 320, 384)),
+        (160, 2, (64, 96)),  # the team with the partial unit has the odd one
+    ],
+)
+def test_widths_of_real_models(width: int, teams: int, lengths: tuple[int, ...]):
+    assert tuple(map(len, cut(width, 64, (1,) * teams))) == lengths
+
+
+def test_one_team_has_everything():
+    assert cut(2880, 64, (5,)) == (range(2880),)
+
+
+NOTHING = [(-1, 64, (1,)), (64, 0, (1,)), (64, 64, ()), (64, 64, (0, 0)), (64, 64, (2, -1))]
+
+
+@pytest.mark.parametrize("case", NOTHING)
+def test_nothing_to_cut_by(case: tuple[int, int, tuple[int, ...]]):
+    with pytest.raises(ValueError, match="cannot cut"):
+        cut(*case)
+
+
+def test_units_of_the_formats():
+    units = {name: unit_of(fmt) for name, fmt in FORMATS.items()}
+    assert units == {
+        "int4": 64, "int4-g32": 64, "int4-g128": 128, "int8": 64, "bf16": 32, "f32": 32,
+    }  # fmt: skip
