@@ -14,13 +14,15 @@ from ktcli.commands.options import (
     JsonOpt,
     MachineOpt,
     ModelArg,
+    NumaOpt,
     ThreadsOpt,
 )
 from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
+from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
-from ktcli.hardware.team import team_size
+from ktcli.hardware.team import NodeTeam, on_nodes, team_size
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
@@ -34,6 +36,7 @@ def plan(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -45,16 +48,16 @@ def plan(
 
       kt plan qwen3-30b-a3b --context 32768
 
-      kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb
+      kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb --numa off
     """
     subject = find_subject(model, experts, dense)
     found = probe() if machine is None else read_machine(machine)
     here = machine is None
-    host = host_of(
-        found,
-        threads=team_size(found.cpu, threads) if here else threads,
-        isa=config.forced_isa() if here else None,
-    )
+    # The environment speaks of this machine.
+    asked = asked_numa(numa) if here else parse_numa(numa or "auto")
+    size = team_size(on_nodes(found.nodes, found.cpu, asked), threads) if here else threads
+    isa = config.forced_isa() if here else None
+    host = host_of(found, threads=size, isa=isa, numa=asked)
     made = place(build(subject.config), host, Request(subject.recipe, context))
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
