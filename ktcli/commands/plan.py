@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -23,6 +24,7 @@ from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
 from ktcli.hardware.team import NodeTeam, on_nodes, team_size
+from ktcli.hardware.text import cpu_text
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
@@ -75,7 +77,14 @@ def document(name: str, made: Plan) -> dict[str, Any]:
         "context": made.context,
         "experts": made.recipe.experts.name,
         "dense": made.recipe.dense.name,
-        "machine": {"name": host.name, "threads": host.threads, "isa": host.isa},
+        "machine": {
+            "name": host.name,
+            "threads": host.threads,
+            "isa": host.isa,
+            "teams": [asdict(team) for team in host.teams],
+        },
+        "nodes": [{**asdict(need), "fits": need.fits} for need in made.nodes],
+        "traffic_bytes": made.traffic_bytes,
         "rates": {
             "read_gb_s": host.rates.read_bps / 1e9,
             "int8_gop_s": host.rates.int8_ops / 1e9,
@@ -114,7 +123,10 @@ def render(name: str, made: Plan) -> str:
     words = [
         f"{safe(name)} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
     ]
-    words += ["", _parts(made), "", _facts(made)]
+    words += ["", _parts(made), ""]
+    if made.nodes:
+        words += [_nodes(made), ""]
+    words.append(_facts(made))
     if made.advice:
         words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
     if host.notes:
@@ -137,6 +149,23 @@ def _parts(made: Plan) -> str:
         for line in made.lines
     ]
     return table(rows, head, right=(2, 3, 4, 5))
+
+
+def _nodes(made: Plan) -> str:
+    """Each node with what it holds; a team on several nodes stands beside the first."""
+    head = ("node", "needs", "free", "team")
+    rows = []
+    for need in made.nodes:
+        teams = [_team_words(t) for t in made.host.teams if t.memory[0] == need.node]
+        words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams of {teams[0]}"
+        short = "" if need.fits else out.style("  too little", "red")
+        rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), f"{words}{short}"))
+    return table(rows, head, right=(0, 1, 2))
+
+
+def _team_words(team: NodeTeam) -> str:
+    pins = f" on CPUs {cpu_text(team.cpus)}" if team.cpus else ""
+    return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}"
 
 
 def _ms(seconds: float) -> str:
@@ -163,4 +192,12 @@ def _facts(made: Plan) -> str:
         ),
         ("", rates.basis),
     ]
+    if made.traffic_bytes:
+        rows.insert(-2, ("Between nodes", _traffic_words(made)))
     return table(rows)
+
+
+def _traffic_words(made: Plan) -> str:
+    words = f"{gib(made.traffic_bytes)} of activations per token"
+    n = len(made.nodes)
+    return f"{words}, and {n - 1}/{n} of what is read of the KV cache" if n > 1 else words

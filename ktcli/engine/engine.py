@@ -22,7 +22,8 @@ from ktcli.engine.loader import (
 from ktcli.engine.session import Outputs, Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
-from ktcli.hardware.memory import read_memory
+from ktcli.hardware.memory import read_memory, read_nodes
+from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.layers.native_backend import NativeBackend
@@ -44,8 +45,9 @@ class Options:
         context: positions a session can hold; None: as a plan without --context.
         threads: of the team; None: KT_THREADS, else one per physical core.
         isa: row of kernels; None: KT_ISA, else the best.
-        exact: f32 activations and cache on the portable row, to compare with a reference.
+        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
         all_logits: steps can give logits of every position.
+        numa: teams and their memory; None: KT_NUMA, else one per node.
     """
 
     context: int | None = None
@@ -53,6 +55,7 @@ class Options:
     isa: str | None = None
     exact: bool = False
     all_logits: bool = False
+    numa: Numa | None = None
 
 
 class Engine:
@@ -92,6 +95,7 @@ class Engine:
         isa: str | None = None,
         exact: bool = False,
         all_logits: bool = False,
+        numa: Numa | None = None,
         progress: Progress | None = None,
     ) -> Engine:
         """The engine of a converted model; the keywords are `Options`.
@@ -100,7 +104,7 @@ class Engine:
             BadPack: the files are damaged.
             NotEnoughMemory: weights and cache do not fit.
         """
-        options = Options(context, threads, isa, exact, all_logits)
+        options = Options(context, threads, isa, exact, all_logits, numa)
         pack = Pack.open(path)
         pool = make_pool(options)
         return cls(build(pack.config), pack.recipe, PackSource(pack, pool), pool, options, progress)
@@ -140,9 +144,16 @@ class Engine:
 
 
 def make_pool(options: Options) -> Pool:
-    """The team that the options ask for."""
+    """The teams that the options ask for.
+
+    Raises:
+        UsageError: more threads than cores, or nodes that cannot be used.
+    """
     isa = "portable" if options.exact else options.isa
-    return make_team(read_cpu(SYSTEM_ROOT, ()), options.threads, isa=isa)
+    numa = OFF if options.exact else options.numa or asked_numa(None)
+    cpu = read_cpu(SYSTEM_ROOT, ())
+    nodes = read_nodes(SYSTEM_ROOT, cpu.cores, read_memory(SYSTEM_ROOT))
+    return make_team(cpu, options.threads, isa=isa, nodes=nodes, numa=numa)
 
 
 def _context(model: Model, recipe: Recipe, asked: int | None) -> int:

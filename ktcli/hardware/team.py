@@ -129,7 +129,7 @@ def node_teams(
     """
     places = _places(machine_nodes, cpu, numa)
     if not numa.bound or not places:
-        return (NodeTeam(threads, cpu.cores[:threads] if threads <= len(cpu.cores) else ()),)
+        return (NodeTeam(threads, pinned_to(cpu, threads) or ()),)
     threads = min(threads, sum(len(place.cores) for place in places))
     count = numa.teams or min(len(places), threads)
     slots = _merged(places, count) if count <= len(places) else _split(places, count)
@@ -217,6 +217,11 @@ def teams_here(
         UsageError: as `team_size` and `on_nodes`.
     """
     return node_teams(nodes, cpu, team_size(on_nodes(nodes, cpu, numa), threads), numa)
+
+
+def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...] | None:
+    """The CPUs of one team over all cores, one per thread; None: more threads than cores, not pinned."""
+    return cpu.cores[:threads] if threads <= len(cpu.cores) else None
 
 
 def make_team(
