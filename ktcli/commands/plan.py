@@ -152,12 +152,12 @@ def _parts(made: Plan) -> str:
 
 
 def _nodes(made: Plan) -> str:
-    """Each node with what it holds; a team on several nodes stands beside the first."""
+    """Each node with what it holds and who reads it first of all."""
     head = ("node", "needs", "free", "team")
     rows = []
     for need in made.nodes:
-        teams = [_team_words(t) for t in made.host.teams if t.memory[0] == need.node]
-        words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams of {teams[0]}"
+        teams = [_team_words(team) for team in made.host.teams if need.node in team.memory]
+        words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams"
         short = "" if need.fits else out.style("  too little", "red")
         rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), f"{words}{short}"))
     return table(rows, head, right=(0, 1, 2))
@@ -165,7 +165,8 @@ def _nodes(made: Plan) -> str:
 
 def _team_words(team: NodeTeam) -> str:
     pins = f" on CPUs {cpu_text(team.cpus)}" if team.cpus else ""
-    return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}"
+    over = f", with nodes {cpu_text(team.memory)} together" if len(team.memory) > 1 else ""
+    return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}{over}"
 
 
 def _ms(seconds: float) -> str:
@@ -193,11 +194,13 @@ def _facts(made: Plan) -> str:
         ("", rates.basis),
     ]
     if made.traffic_bytes:
-        rows.insert(-2, ("Between nodes", _traffic_words(made)))
+        between = "Between nodes" if len(made.nodes) > 1 else "Between teams"
+        rows.insert(-2, (between, _traffic_words(made)))
     return table(rows)
 
 
 def _traffic_words(made: Plan) -> str:
     words = f"{gib(made.traffic_bytes)} of activations per token"
     n = len(made.nodes)
-    return f"{words}, and {n - 1}/{n} of what is read of the KV cache" if n > 1 else words
+    far = "half" if n == 2 else f"{n - 1}/{n}"
+    return f"{words}, and {far} of what is read of the KV cache" if n > 1 else words
