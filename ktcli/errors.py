@@ -74,9 +74,12 @@ class NotEnoughMemory(KtError):
 
     exit_code = 4
 
-    def __init__(self, what: str, need: int, have: int, *, hint: str = "") -> None:
+    def __init__(
+        self, what: str, need: int, have: int, *, node: int | None = None, hint: str = ""
+    ) -> None:
+        where = "" if node is None else f" on NUMA node {node}"
         super().__init__(
-            f"{what} needs {gib(need)} of memory, only {gib(have)} is free",
+            f"{what} needs {gib(need)} of memory{where}, only {gib(have)} is free",
             hint=hint
             or "try a shorter --context or a smaller format, for example: kt convert NAME --experts int4",
         )

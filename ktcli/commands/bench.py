@@ -12,7 +12,15 @@ import typer
 
 from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figures, warn_noisy
 from ktcli.commands.kernel import kernel
-from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, RunsOpt, ThreadsOpt
+from ktcli.commands.options import (
+    DenseOpt,
+    ExpertsOpt,
+    JsonOpt,
+    ModelArg,
+    NumaOpt,
+    RunsOpt,
+    ThreadsOpt,
+)
 from ktcli.commands.subject import Subject, find_subject
 from ktcli.engine.bench import CEILING_BYTES, Ceilings, Job, Kind, Result, run
 from ktcli.engine.engine import Engine
@@ -20,6 +28,7 @@ from ktcli.engine.measure import PAIRS
 from ktcli.engine.synthetic import SPREAD_TOKENS, Request, random_engine
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.models import build
 from ktcli.output import out, table
@@ -63,6 +72,7 @@ def decode(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     json: JsonOpt = False,
@@ -81,7 +91,7 @@ def decode(
 
       kt bench decode deepseek-v3 --layers 4 --experts int8 --json
     """
-    wanted = Wanted(Job(Kind.DECODE, tokens, context), layers, threads, runs)
+    wanted = Wanted(Job(Kind.DECODE, tokens, context), layers, threads, runs, asked_numa(numa))
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -94,6 +104,7 @@ def prefill(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     json: JsonOpt = False,
@@ -108,7 +119,7 @@ def prefill(
 
       kt bench prefill kt-mini --profile
     """
-    wanted = Wanted(Job(Kind.PREFILL, tokens, context), layers, threads, runs)
+    wanted = Wanted(Job(Kind.PREFILL, tokens, context), layers, threads, runs, asked_numa(numa))
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -123,6 +134,7 @@ class Wanted:
     layers: int | None
     threads: int | None
     runs: int
+    numa: Numa
 
 
 def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
@@ -163,10 +175,11 @@ def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
                 subject.pack,
                 context=context,
                 threads=wanted.threads,
+                numa=wanted.numa,
                 progress=lambda done, total: bar.update(done=done, total=total),
             )
     free = machine.memory.free_bytes - CEILING_BYTES - margin_bytes(machine.memory.total_bytes)
-    request = Request(subject.recipe, wanted.layers, context, free, wanted.threads)
+    request = Request(subject.recipe, wanted.layers, context, free, wanted.threads, wanted.numa)
     with out.progress(f"random weights of {subject.name}") as bar:
         return random_engine(
             subject.config,

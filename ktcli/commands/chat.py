@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.options import ContextOpt, JsonOpt, QuietOpt, ThreadsOpt
+from ktcli.commands.options import ContextOpt, JsonOpt, NumaOpt, QuietOpt, ThreadsOpt
 from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.output import Mode, out
 from ktcli.store import library
 from ktcli.store.reference import parse
@@ -65,6 +66,7 @@ def chat(
     think: Think = None,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     stats: Stats = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -99,7 +101,7 @@ def chat(
         if json and _is_terminal():
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         words = _standard_input() or GREETING
-    made = _open(model, asked, context, threads)
+    made = _open(model, asked, context, threads, asked_numa(numa))
     if words is None:
         _converse(made, asked)
     else:
@@ -156,11 +158,11 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         raise
 
 
-def _open(model: str, asked: Asked, context: int | None, threads: int | None) -> Chat:
+def _open(model: str, asked: Asked, context: int | None, threads: int | None, numa: Numa) -> Chat:
     from ktcli.chat.chat import Chat, Speaker, read_voice
     from ktcli.commands import prepare
 
-    wanted = prepare.Wanted(context=context, threads=threads)
+    wanted = prepare.Wanted(context=context, threads=threads, numa=numa)
     ready = prepare.prepare(model, wanted, read_voice)
     voice = read_voice(ready.name, ready.pack)
     speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)

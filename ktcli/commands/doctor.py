@@ -16,8 +16,9 @@ from ktcli.errors import KtError, NativeError, UsageError, gib
 from ktcli.hardware import amx, crossover, gpu, measured, profile
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
-from ktcli.hardware.team import team_size
+from ktcli.hardware.team import NodeTeam, node_teams, on_nodes, team_size
 from ktcli.hardware.text import cpu_text
 from ktcli.output import out, safe, table
 
@@ -47,6 +48,7 @@ def doctor(
     machine = probe()
     if measure and not native_error:
         machine = _measure(machine)
+    threads = _threads(machine, setting, problems)
     tiles = None if native_error else _tiles(machine, kernels, setting, problems)
     verdict = tiles.verdict if tiles else None
     problems = sorted(
@@ -56,7 +58,7 @@ def doctor(
     document = {
         "version": __version__,
         "machine": profile.document(machine),
-        "threads": setting.forced_threads or machine.cpu.threads,
+        **threads.document(),
         "kernels": [asdict(kernel) for kernel in kernels],
         "amx": tiles.document() if tiles else None,
         "torch": setting.torch,
@@ -67,7 +69,7 @@ def doctor(
         ],
         "exit_code": int(code),
     }
-    out.result(document, lambda: _render(machine, kernels, setting, tiles, problems))
+    out.result(document, lambda: _render(machine, kernels, setting, threads, tiles, problems))
     if code:
         raise typer.Exit(int(code))
 
@@ -120,6 +122,55 @@ def _unwritable(folder: Path) -> str:
         if os.access(here, os.W_OK | os.X_OK)
         else f"the library folder {folder} cannot be written"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """The teams that a command would start now, and what asks for them."""
+
+    teams: tuple[NodeTeam, ...]
+    numa: Numa
+    forced: bool  # by KT_THREADS
+
+    @property
+    def count(self) -> int:
+        return sum(team.threads for team in self.teams)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        teams = [asdict(team) for team in self.teams]
+        return {"threads": self.count, "numa": str(self.numa), "teams": teams}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: one row, or one for each team below it."""
+        said = ", because KT_THREADS says so" if self.forced else ""
+        if len(self.teams) == 1:
+            return [("Threads", f"{_team_words(self.teams[0])}{said}")]
+        why = "--numa auto" if self.numa == AUTO else f"KT_NUMA={self.numa}"
+        rows = [("Threads", f"{self.count} in {len(self.teams)} teams ({why}){said}")]
+        return rows + [("", _team_words(team)) for team in self.teams]
+
+
+def _team_words(team: NodeTeam) -> str:
+    pins = f"pinned to CPUs {cpu_text(team.cpus)}" if team.cpus else "not pinned"
+    nodes = f"node{'s' if len(team.memory) > 1 else ''} {cpu_text(team.memory)}"
+    return f"{team.threads}, {pins}{f', memory of {nodes}' if team.memory else ''}"
+
+
+def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Threads:
+    """What KT_NUMA and KT_THREADS make of the machine; a wrong KT_NUMA becomes a problem.
+
+    A KT_THREADS above the cores is one that `diagnose` names.
+    """
+    cpu, numa = machine.cpu, AUTO
+    try:
+        asked = asked_numa(None)
+        cpu, numa = on_nodes(machine.nodes, cpu, asked), asked
+    except UsageError as error:
+        problems.append(Problem(Level.ERROR, str(error), f"unset KT_NUMA; {error.hint}"))
+    threads = min(setting.forced_threads or cpu.threads, max(1, len(cpu.cores)))
+    teams = node_teams(machine.nodes, cpu, threads, numa)
+    return _Threads(teams, numa, setting.forced_threads is not None)
 
 
 def _measure(machine: Machine) -> Machine:
@@ -202,11 +253,12 @@ def _render(
     machine: Machine,
     kernels: tuple[Kernel, ...],
     setting: Setting,
+    threads: _Threads,
     tiles: _Tiles | None,
     problems: list[Problem],
 ) -> str:
     rows = [
-        *_processor_rows(machine, kernels, setting),
+        *_processor_rows(machine, kernels, threads),
         *(tiles.rows() if tiles else []),
         *_memory_rows(machine),
         *_device_rows(machine, setting),
@@ -223,10 +275,9 @@ def _render(
 
 
 def _processor_rows(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting
+    machine: Machine, kernels: tuple[Kernel, ...], threads: _Threads
 ) -> list[tuple[str, str]]:
     cpu = machine.cpu
-    threads = setting.forced_threads or cpu.threads
     sockets = f", {cpu.sockets} sockets" if cpu.sockets > 1 else ""
     rows = [
         ("CPU", cpu.model or "unknown"),
@@ -234,12 +285,10 @@ def _processor_rows(
             "",
             f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
         ),
-        ("Threads", f"{threads}, pinned to CPUs {cpu_text(cpu.cores[:threads])}"),
     ]
     if cpu.logical_cpus == cpu.physical_cores:
         rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")
-    if setting.forced_threads:
-        rows[2] = ("Threads", f"{threads}, because KT_THREADS says so")
+    rows += threads.rows()
     if cpu.caches:
         caches = (
             f"L{c.level} {gib(c.size_bytes)}{f' × {c.count}' if c.count > 1 else ''}"
@@ -260,8 +309,10 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
     if len(machine.nodes) > 1:
         for node in machine.nodes:
             cores = f"cores {cpu_text(node.cores)}" if node.cores else "no usable cores"
+            size = f"{gib(node.size_bytes)}, {gib(node.free_bytes)} free"
+            ours = "" if node.allowed else " (not for this process)"
             rows.append(
-                (f"Node {node.id}", f"{gib(node.size_bytes)}, {gib(node.free_bytes)} free, {cores}")
+                (f"Node {node.id}", f"{size if node.size_bytes else 'no memory'}{ours}, {cores}")
             )
     rates = machine.measured
     if rates is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figures, warn_noisy
-from ktcli.commands.options import JsonOpt, RunsOpt, ThreadsOpt
+from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.engine.bench import CEILING_BYTES, Ceilings
 from ktcli.engine.engine import Options, make_pool
 from ktcli.engine.kernels import (
@@ -25,6 +25,7 @@ from ktcli.engine.kernels import (
 )
 from ktcli.engine.measure import PAIRS
 from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.native import Ceiling, Format, Pool
 from ktcli.output import out, table
@@ -69,6 +70,7 @@ def kernel(
     format: FormatOpt = ["int4", "int8", "bf16"],  # noqa: B006
     tokens: PerExpertOpt = [8, 32, 128, 256],  # noqa: B006
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     isa: IsaOpt = None,
     runs: RunsOpt = PAIRS,
     json: JsonOpt = False,
@@ -93,7 +95,7 @@ def kernel(
     formats = [format_named(name) for name in format]
     wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
     machine = probe()
-    pool = make_pool(Options(threads=threads, isa=isa))
+    pool = make_pool(Options(threads=threads, isa=isa, numa=asked_numa(numa)))
     ceilings = Ceilings.of(pool)
     results = [*_results(wanted, pool, ceilings, machine)]
     rows = [_row(pool, result) for result in results]

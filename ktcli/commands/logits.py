@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ktcli.commands.options import JsonOpt, ModelArg, ThreadsOpt
+from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
 from ktcli.commands.prepare import Wanted, load, prepare
 from ktcli.errors import KtError, UsageError
+from ktcli.hardware.numa import OFF, asked_numa
 from ktcli.output import out, safe
 
 MAX_IDS_BYTES = 16 << 20  # a million ids
@@ -23,7 +24,7 @@ OutOpt = Annotated[
     Path, typer.Option("--out", "-o", metavar="FILE.npy", help="f32 [tokens, vocabulary].")
 ]
 ExactOpt = Annotated[
-    bool, typer.Option("--exact", help="Plain kernels, f32 activations and cache.")
+    bool, typer.Option("--exact", help="Plain kernels in one team, f32 activations and cache.")
 ]
 
 
@@ -33,6 +34,7 @@ def logits(
     target: OutOpt,
     exact: ExactOpt = False,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     json: JsonOpt = False,
 ) -> None:
     """Write the logits of every position of a sequence.
@@ -42,7 +44,10 @@ def logits(
       kt logits kt-mini --ids ids.json --out logits.npy --exact
     """
     numbers = read_ids(ids)
-    wanted = Wanted(context=len(numbers), threads=threads, exact=exact, all_logits=True)
+    if exact and numa not in (None, "off"):
+        raise UsageError("--exact runs as one team", hint="leave --numa out")
+    teams = OFF if exact else asked_numa(numa)
+    wanted = Wanted(len(numbers), threads, exact=exact, all_logits=True, numa=teams)
     engine = load(prepare(model, wanted), wanted)
     values = engine.session().logits(numbers)
     try:

@@ -51,7 +51,21 @@ QuietOpt = Annotated[
 YesOpt = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ThreadsOpt = Annotated[
     int | None,
-    typer.Option("--threads", "-t", min=1, help="CPU threads. Default: one per physical core."),
+    typer.Option(
+        "--threads",
+        "-t",
+        min=1,
+        help="CPU threads. Default, and at most: one per physical core.",
+    ),
+]
+NumaOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--numa",
+        metavar="auto|off|N|nodes=LIST",
+        help="Teams of threads, each with its share of the weights in memory beside it. Default: one"
+        " per NUMA node.",
+    ),
 ]
 RunsOpt = Annotated[
     int, typer.Option("--runs", min=1, help="Runs, each between two measurements of the ceiling.")

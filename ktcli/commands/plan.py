@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -14,13 +15,16 @@ from ktcli.commands.options import (
     JsonOpt,
     MachineOpt,
     ModelArg,
+    NumaOpt,
     ThreadsOpt,
 )
 from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
+from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
-from ktcli.hardware.team import team_size
+from ktcli.hardware.team import NodeTeam, on_nodes, team_size
+from ktcli.hardware.text import cpu_text
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
@@ -34,6 +38,7 @@ def plan(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -45,16 +50,16 @@ def plan(
 
       kt plan qwen3-30b-a3b --context 32768
 
-      kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb
+      kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb --numa off
     """
     subject = find_subject(model, experts, dense)
     found = probe() if machine is None else read_machine(machine)
     here = machine is None
-    host = host_of(
-        found,
-        threads=team_size(found.cpu, threads) if here else threads,
-        isa=config.forced_isa() if here else None,
-    )
+    # The environment speaks of this machine.
+    asked = asked_numa(numa) if here else parse_numa(numa or "auto")
+    size = team_size(on_nodes(found.nodes, found.cpu, asked), threads) if here else threads
+    isa = config.forced_isa() if here else None
+    host = host_of(found, threads=size, isa=isa, numa=asked)
     made = place(build(subject.config), host, Request(subject.recipe, context))
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
@@ -72,7 +77,14 @@ def document(name: str, made: Plan) -> dict[str, Any]:
         "context": made.context,
         "experts": made.recipe.experts.name,
         "dense": made.recipe.dense.name,
-        "machine": {"name": host.name, "threads": host.threads, "isa": host.isa},
+        "machine": {
+            "name": host.name,
+            "threads": host.threads,
+            "isa": host.isa,
+            "teams": [asdict(team) for team in host.teams],
+        },
+        "nodes": [{**asdict(need), "fits": need.fits} for need in made.nodes],
+        "traffic_bytes": made.traffic_bytes,
         "rates": {
             "read_gb_s": host.rates.read_bps / 1e9,
             "int8_gop_s": host.rates.int8_ops / 1e9,
@@ -111,7 +123,10 @@ def render(name: str, made: Plan) -> str:
     words = [
         f"{safe(name)} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
     ]
-    words += ["", _parts(made), "", _facts(made)]
+    words += ["", _parts(made), ""]
+    if made.nodes:
+        words += [_nodes(made), ""]
+    words.append(_facts(made))
     if made.advice:
         words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
     if host.notes:
@@ -134,6 +149,24 @@ def _parts(made: Plan) -> str:
         for line in made.lines
     ]
     return table(rows, head, right=(2, 3, 4, 5))
+
+
+def _nodes(made: Plan) -> str:
+    """Each node with what it holds and who reads it first of all."""
+    head = ("node", "needs", "free", "team")
+    rows = []
+    for need in made.nodes:
+        teams = [_team_words(team) for team in made.host.teams if need.node in team.memory]
+        words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams"
+        short = "" if need.fits else out.style("  too little", "red")
+        rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), f"{words}{short}"))
+    return table(rows, head, right=(0, 1, 2))
+
+
+def _team_words(team: NodeTeam) -> str:
+    pins = f" on CPUs {cpu_text(team.cpus)}" if team.cpus else ""
+    over = f", with nodes {cpu_text(team.memory)} together" if len(team.memory) > 1 else ""
+    return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}{over}"
 
 
 def _ms(seconds: float) -> str:
@@ -160,4 +193,14 @@ def _facts(made: Plan) -> str:
         ),
         ("", rates.basis),
     ]
+    if made.traffic_bytes:
+        between = "Between nodes" if len(made.nodes) > 1 else "Between teams"
+        rows.insert(-2, (between, _traffic_words(made)))
     return table(rows)
+
+
+def _traffic_words(made: Plan) -> str:
+    words = f"{gib(made.traffic_bytes)} of activations per token"
+    n = len(made.nodes)
+    far = "half" if n == 2 else f"{n - 1}/{n}"
+    return f"{words}, and {far} of what is read of the KV cache" if n > 1 else words

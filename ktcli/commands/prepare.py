@@ -17,6 +17,7 @@ from ktcli.commands.convert import convert_entry, recipe_for
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
 from ktcli.errors import Busy, gib
+from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
@@ -41,6 +42,7 @@ class Wanted:
     threads: int | None = None
     exact: bool = False
     all_logits: bool = False
+    numa: Numa | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
             threads=wanted.threads,
             exact=wanted.exact,
             all_logits=wanted.all_logits,
+            numa=wanted.numa,
             progress=progress,
         )
 
@@ -166,15 +169,16 @@ def _require_room(name: str, wanted: Wanted) -> None:
         NotEnoughMemory: with what would make it fit.
     """
     from ktcli.hardware.probe import probe
-    from ktcli.hardware.team import team_size
+    from ktcli.hardware.team import on_nodes, team_size
     from ktcli.models import build
     from ktcli.planner.host import host_of
     from ktcli.planner.placement import Request, place
 
     subject = find_subject(name)
     machine = probe()
-    threads = team_size(machine.cpu, wanted.threads)
-    host = host_of(machine, threads=threads, isa=config.forced_isa())
+    numa = OFF if wanted.exact else wanted.numa or asked_numa(None)
+    threads = team_size(on_nodes(machine.nodes, machine.cpu, numa), wanted.threads)
+    host = host_of(machine, threads=threads, isa=config.forced_isa(), numa=numa)
     plan = place(build(subject.config), host, Request(subject.recipe, wanted.context))
     plan.require(name)
     out.note(

@@ -46,7 +46,7 @@ class Options:
         context: positions a session can hold; None: as a plan without --context.
         threads: of the team; None: KT_THREADS, else one per physical core.
         isa: row of kernels; None: KT_ISA, else the best.
-        numa: teams of threads; None: KT_NUMA, else one per NUMA node.
+        numa: teams and their memory; None: KT_NUMA, else one per node.
         exact: f32 activations and cache on the portable row in one team, to compare with a reference.
         all_logits: steps can give logits of every position.
     """
@@ -150,10 +150,15 @@ class Engine:
 
 
 def make_pool(options: Options) -> Pool:
-    """The team that the options ask for."""
-    cpu, isa = read_cpu(SYSTEM_ROOT, ()), "portable" if options.exact else options.isa
-    nodes = read_nodes(SYSTEM_ROOT, cpu.cores, read_memory(SYSTEM_ROOT))
+    """The teams that the options ask for.
+
+    Raises:
+        UsageError: more threads than cores, or nodes that cannot be used.
+    """
+    isa = "portable" if options.exact else options.isa
     numa = OFF if options.exact else options.numa or asked_numa(None)
+    cpu = read_cpu(SYSTEM_ROOT, ())
+    nodes = read_nodes(SYSTEM_ROOT, cpu.cores, read_memory(SYSTEM_ROOT))
     return make_team(cpu, options.threads, isa=isa, nodes=nodes, numa=numa)
 
 

@@ -17,6 +17,7 @@ from ktcli.engine.engine import Engine, Options, make_pool
 from ktcli.engine.loader import Progress, RandomSource
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.numa import Numa
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import build, cut
@@ -54,6 +55,7 @@ class Request:
         layers: None = as many as fit.
         context: positions of a session.
         free_bytes: memory that may be used.
+        threads, numa: as in `engine.Options`.
     """
 
     recipe: Recipe
@@ -61,6 +63,7 @@ class Request:
     context: int
     free_bytes: int
     threads: int | None = None
+    numa: Numa | None = None
 
 
 def random_engine(
@@ -79,7 +82,7 @@ def random_engine(
         config, request.recipe, request.context, request.free_bytes
     )
     model = build(cut(config, layers))
-    options = Options(context=request.context, threads=request.threads)
+    options = Options(context=request.context, threads=request.threads, numa=request.numa)
     pool = make_pool(options)
     return Engine(model, request.recipe, ApartSource(pool, _SEED), pool, options, progress)
 

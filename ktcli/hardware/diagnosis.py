@@ -13,6 +13,7 @@ from enum import IntEnum
 from ktcli.errors import gib
 from ktcli.hardware.amx import Verdict
 from ktcli.hardware.machine import Machine
+from ktcli.hardware.team import home_of
 from ktcli.hardware.text import cpu_text
 
 _LITTLE_MEMORY = 2 << 30  # a small model, its cache and the interpreter
@@ -138,9 +139,9 @@ def _processor(
     threads = setting.forced_threads
     if threads is not None and threads > len(cpu.cores):
         yield Problem(
-            Level.WARNING,
+            Level.ERROR,
             f"KT_THREADS is {threads}, but this process may use {len(cpu.cores)} physical cores: "
-            "more threads than cores slow each other down",
+            "kt starts no more threads than cores, as they would slow each other down",
             "unset KT_THREADS",
         )
     if cpu.quota is not None and cpu.quota < len(cpu.cores):
@@ -177,11 +178,26 @@ def _memory(machine: Machine) -> Iterator[Problem]:
             "huge pages are switched off, which slows prefill down",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         )
-    for node in machine.nodes:
-        if not node.cores and len(machine.nodes) > 1:
+    yield from _nodes(machine)
+
+
+def _nodes(machine: Machine) -> Iterator[Problem]:
+    """Nodes that are only cores, or only memory."""
+    for node in machine.nodes if len(machine.nodes) > 1 else ():
+        if node.cores and not node.has_memory:
+            why = "has no memory" if node.allowed else "has memory that this process may not use"
+            home = home_of(node, machine.nodes)
+            read = "far memory" if home is None else f"the memory of node {home}"
             yield Problem(
-                Level.NOTE, f"node {node.id} is memory without usable cores; no team runs there"
+                Level.WARNING,
+                f"node {node.id} {why}: its {len(node.cores)} cores read {read}",
+                "put memory into its slots (sudo dmidecode -t memory lists them)"
+                if node.allowed
+                else f"allow it, for example: docker run --cpuset-mems={cpu_text(n.id for n in machine.nodes)}",
             )
+        elif not node.cores:
+            use = "no team runs there" if node.allowed else "this process may not use it"
+            yield Problem(Level.NOTE, f"node {node.id} is memory without usable cores; {use}")
 
 
 def _devices(machine: Machine, setting: Setting) -> Iterator[Problem]:

@@ -69,10 +69,10 @@ def _within(cpu: Cpu, threads: int, saying: str) -> int:
     cores = max(1, len(cpu.cores))
     if threads <= cores:
         return threads
-    there = f"{cores} physical core{'s' if cores > 1 else ''}"
     raise UsageError(
-        f"{saying}, but there {'are' if cores > 1 else 'is'} {there} to run them on",
-        hint=f"kt doctor shows the cores; 1 to {cores} threads are possible, {cpu.threads} by default",
+        f"{saying}, but only {cores} physical core{'s' if cores > 1 else ''} can be used",
+        hint=f"kt doctor shows the cores of this machine; the default is {cpu.threads},"
+        " and more threads than cores would be slower",
     )
 
 
@@ -87,12 +87,12 @@ def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
     usable = {node.id: node for node in nodes if node.cores and node.has_memory}
     wrong = [number for number in numa.nodes if number not in usable]
     if wrong:
-        known = {node.id for node in nodes}
-        named = f"node{'s' if len(wrong) > 1 else ''} {cpu_text(wrong)[:60]}"
-        why = "no cores or no memory that may be used" if set(wrong) <= known else "not there"
+        missing = [n for n in wrong if n not in {node.id for node in nodes}]
+        named = f"node{'s' if len(missing or wrong) > 1 else ''} {cpu_text(missing or wrong)[:60]}"
+        why = "there is no" if missing else "no cores and memory can be used together on"
         raise UsageError(
-            f"--numa asks for {named}: {why}",
-            hint=f"nodes with both: {cpu_text(usable) or 'none'}; kt doctor shows them",
+            f"nodes={cpu_text(numa.nodes)[:60]} is asked for, but {why} {named}",
+            hint=f"nodes to choose from: {cpu_text(usable) or 'none'}",
         )
     cores = sorted(core for number in numa.nodes for core in usable[number].cores)
     return replace(cpu, cores=tuple(cores))
@@ -129,7 +129,7 @@ def node_teams(
     """
     places = _places(machine_nodes, cpu, numa)
     if not numa.bound or not places:
-        return (NodeTeam(threads, cpu.cores[:threads] if threads <= len(cpu.cores) else ()),)
+        return (NodeTeam(threads, pinned_to(cpu, threads) or ()),)
     threads = min(threads, sum(len(place.cores) for place in places))
     count = numa.teams or min(len(places), threads)
     slots = _merged(places, count) if count <= len(places) else _split(places, count)
@@ -151,16 +151,21 @@ def node_teams(
 def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_Place]:
     """Each usable memory with its cores, in the order of the nodes' numbers."""
     on_nodes(nodes, cpu, numa)
-    usable = sorted(node.id for node in nodes if node.cores and node.has_memory)
-    chosen = numa.nodes or usable
+    chosen = numa.nodes or tuple(sorted(n.id for n in nodes if n.cores and n.has_memory))
     cores: dict[int, list[int]] = {number: [] for number in chosen}
     for node in nodes:
-        home = node.id
-        if not node.has_memory and usable and not numa.nodes:
-            home = max((number for number in usable if number < node.id), default=usable[0])
+        home = node.id if numa.nodes else home_of(node, nodes)
         if home in cores:
             cores[home] += node.cores
     return [_Place(tuple(sorted(cores[number])), (number,)) for number in chosen]
+
+
+def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
+    """Whose memory the cores of `node` use: its own, else see the top of this file; None: nobody's."""
+    if node.has_memory:
+        return node.id
+    usable = sorted(other.id for other in nodes if other.cores and other.has_memory)
+    return max((n for n in usable if n < node.id), default=usable[0] if usable else None)
 
 
 def _merged(places: Sequence[_Place], count: int) -> list[_Place]:
@@ -217,6 +222,11 @@ def teams_here(
         UsageError: as `team_size` and `on_nodes`.
     """
     return node_teams(nodes, cpu, team_size(on_nodes(nodes, cpu, numa), threads), numa)
+
+
+def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...] | None:
+    """The CPUs of one team over all cores, one per thread; None: more threads than cores, not pinned."""
+    return cpu.cores[:threads] if threads <= len(cpu.cores) else None
 
 
 def make_team(

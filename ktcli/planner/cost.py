@@ -10,7 +10,7 @@ that says so. What the loops reach of those rates is written here once, with whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ktcli.models.model import Spec
@@ -79,22 +79,24 @@ CORE_READ_BPS = 20e9
 _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between 2.2 and 4 GHz
 
 
-def assumed_rates(isa: str, cores_per_node: Sequence[int]) -> Rates:
-    """Cautious rates for a CPU nobody has measured.
+def assumed_read_bps(threads: float, nodes: int = 1) -> float:
+    """Cautious bandwidth of threads that read from the memory of all of `nodes` alike.
 
     A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more
-    channels, about 4 GB/s per core. Of several nodes one counts: weights are not bound to nodes yet,
-    so most reads cross the link between them.
+    channels, about 4 GB/s per core. Of several nodes one counts: most reads cross the link between them.
     """
-    cores = sum(cores_per_node)
-    read = max(min(CORE_READ_BPS * n, max(50e9, 4e9 * n), 300e9) for n in cores_per_node)
+    return min(CORE_READ_BPS * threads, max(50e9, 4e9 * threads / nodes), 300e9)
+
+
+def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
+    """Cautious rates of so many cores of a CPU nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
     return Rates(
-        read_bps=read,
+        read_bps=read_bps,
         int8_ops=row.int8_ops * _ASSUMED_HZ * cores,
         bf16_ops=row.bf16_ops * _ASSUMED_HZ * cores,
         measured=False,
-        basis=f"assumed for {cores} cores with {isa}; kt doctor --measure replaces it by measurement",
+        basis=f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces it by measurement",
     )
 
 

@@ -6,12 +6,16 @@ already fill a core's ports or its memory queue. Memory is what is available now
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
+from ktcli.hardware.numa import AUTO, OFF, Numa
+from ktcli.hardware.team import NodeTeam, node_teams, on_nodes, planned_size
+from ktcli.hardware.text import cpu_text
 from ktcli.planner import memory
-from ktcli.planner.cost import CORE_READ_BPS, ROWS, Rates, assumed_rates
+from ktcli.planner.cost import CORE_READ_BPS, ROWS, Rates, assumed_rates, assumed_read_bps
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +24,14 @@ class Host:
 
     Attributes:
         name: for people, e.g. "AMD EPYC, 2 cores".
-        threads: of the team.
+        threads: of all teams.
         isa: row of kernels.
         total_bytes: memory this process may use at most.
         available_bytes: of it, free now.
         rates: what `threads` threads can do.
         notes: what the user should know, a sentence each.
+        teams: of threads; (): one, bound to no memory.
+        nodes: what the teams' memory is bound to; (): nothing is bound.
     """
 
     name: str
@@ -35,6 +41,8 @@ class Host:
     available_bytes: int
     rates: Rates
     notes: tuple[str, ...] = ()
+    teams: tuple[NodeTeam, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
     @property
     def margin_bytes(self) -> int:
@@ -47,33 +55,44 @@ class Host:
         return self.available_bytes - self.margin_bytes
 
 
-def host_of(machine: Machine, *, threads: int | None = None, isa: str | None = None) -> Host:
+def host_of(
+    machine: Machine, *, threads: int | None = None, isa: str | None = None, numa: Numa = AUTO
+) -> Host:
     """What the planner needs of `machine`.
 
     Args:
         threads: forced; None = one per physical core of the cpuset.
         isa: forced row; None = the best.
+    Raises:
+        UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
-    threads = threads or machine.cpu.threads
+    cpu = on_nodes(machine.nodes, machine.cpu, numa)
+    teams = node_teams(machine.nodes, cpu, planned_size(cpu, threads), numa)
     isa = isa or _best_row(machine)
-    found, far = machine.memory, _far_nodes(machine)
-    near_bytes = found.total_bytes - sum(node.size_bytes for node in far)
-    free_bytes = found.available_bytes - sum(node.free_bytes for node in far)
+    bound = {number for team in teams for number in team.memory}
+    counted = [node for node in machine.nodes if node.id in bound] or _near_nodes(machine)
+    size = sum(team.threads for team in teams)
+    found, others = machine.memory, [node for node in machine.nodes if node not in counted]
+    near_bytes = found.total_bytes - sum(node.size_bytes for node in others)
+    free_bytes = found.available_bytes - sum(node.free_bytes for node in others)
     return Host(
-        name=f"{machine.cpu.model or machine.name}, {threads} threads",
-        threads=threads,
+        name=f"{machine.cpu.model or machine.name}, {size} thread{'s' if size > 1 else ''}",
+        threads=size,
         isa=isa,
         total_bytes=min(near_bytes, found.limit_bytes or near_bytes),
         available_bytes=max(0, min(found.free_bytes, free_bytes)),
-        rates=_rates(machine, threads, isa),
-        notes=tuple(_notes(machine, threads)),
+        rates=_rates(machine, teams, isa),
+        notes=tuple(_notes(machine, teams, numa, counted)),
+        teams=teams,
+        nodes=tuple(counted) if bound else (),
     )
 
 
-def _far_nodes(machine: Machine) -> tuple[Node, ...]:
-    """Memory without cores beside it (a CXL card, for example): not planned with, since nothing is
-    known of its speed."""
-    return tuple(node for node in machine.nodes if not node.cores) if machine.worker_nodes else ()
+def _near_nodes(machine: Machine) -> list[Node]:
+    """Memory with cores beside it. Other memory (a CXL card, for example) is not planned with, since
+    nothing is known of its speed, unless there is nothing else."""
+    ours = [node for node in machine.nodes if node.has_memory]
+    return [node for node in ours if node.cores] or ours or list(machine.nodes)
 
 
 def _best_row(machine: Machine) -> str:
@@ -84,12 +103,14 @@ def _best_row(machine: Machine) -> str:
     )
 
 
-def _rates(machine: Machine, threads: int, isa: str) -> Rates:
+def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
     """Measured rates, scaled to another thread count; assumed ones if the row was not measured."""
+    threads, cores = sum(team.threads for team in teams), machine.cpu.threads
     found = machine.measured
     if found is None or found.isa != isa:
-        return assumed_rates(isa, _threads_per_node(machine, threads))
-    cores = machine.cpu.threads
+        # More threads than cores, or than the container's time is for, get no more done.
+        useful = min(threads, cores) / threads
+        return assumed_rates(isa, threads * useful, _assumed_read_bps(machine, teams, useful))
     # A core more brings its arithmetic; beyond the cores there is nothing more to have.
     scale = min(threads, cores) / min(found.threads, cores)
     read = min(found.read_bps * max(scale, 1.0), CORE_READ_BPS * threads)
@@ -103,34 +124,53 @@ def _rates(machine: Machine, threads: int, isa: str) -> Rates:
     )
 
 
-def _threads_per_node(machine: Machine, threads: int) -> tuple[int, ...]:
-    """The team spread over the nodes in proportion to their cores; never more than there are cores."""
-    cores = [len(node.cores) for node in machine.worker_nodes] or [machine.cpu.threads]
-    used = min(threads, sum(cores), machine.cpu.threads)
-    shares = [used * n // sum(cores) for n in cores]
-    for i in range(used - sum(shares)):
-        shares[i % len(shares)] += 1
-    return tuple(share for share in shares if share)
+def _assumed_read_bps(machine: Machine, teams: Sequence[NodeTeam], useful: float) -> float:
+    """The sum over the memories that teams are bound to; what is not bound counts on one node."""
+    threads: dict[tuple[int, ...], int] = {}
+    for team in teams:
+        threads[team.memory] = threads.get(team.memory, 0) + team.threads
+    anywhere = max(1, len(machine.worker_nodes))
+    return sum(assumed_read_bps(n * useful, len(ids) or anywhere) for ids, n in threads.items())
 
 
-def _notes(machine: Machine, threads: int) -> list[str]:
-    notes = [
-        f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; this version runs every layer on"
-        " the CPU and does not use it"
-        for gpu in machine.gpus
-    ]
-    cores = machine.cpu.threads
-    if threads > cores:
-        notes.append(
-            f"{threads} threads are more than the {cores} cores they may use: slower, not faster"
+def _notes(
+    machine: Machine, teams: Sequence[NodeTeam], numa: Numa, counted: Sequence[Node]
+) -> Iterator[str]:
+    for gpu in machine.gpus:
+        yield (
+            f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; this version runs every layer on"
+            " the CPU and does not use it"
         )
-    far = sum(node.size_bytes for node in _far_nodes(machine))
-    if far:
-        notes.append(f"{gib(far)} of memory on nodes without cores is not counted")
-    nodes = len(machine.worker_nodes)
-    if nodes > 1:
-        notes.append(
-            f"{nodes} NUMA nodes: this version does not bind weights to a node, so the plan counts on"
-            " the bandwidth of one"
+    threads, cpu = sum(team.threads for team in teams), machine.cpu
+    if threads > len(cpu.cores):
+        yield f"{len(teams)} teams on {len(cpu.cores)} cores: to try out, not to be fast"
+    elif threads > cpu.threads:
+        yield (
+            f"a container limit allows the time of {cpu.quota:g} CPUs: {threads} threads are slower,"
+            " not faster"
         )
-    return notes
+    if numa == OFF and len(machine.worker_nodes) > 1:
+        yield (
+            f"--numa off on {len(machine.worker_nodes)} nodes: weights lie anywhere, so the plan counts"
+            " on the bandwidth of one"
+        )
+    yield from _memory_notes(machine, numa, counted)
+
+
+def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iterator[str]:
+    """What of the machine's memory the plan does not count, and why."""
+    others = [node for node in machine.nodes if node not in counted and node.size_bytes]
+    reasons = {
+        "which this process may not use (its cpuset)": [n for n in others if not n.allowed],
+        "without cores": [n for n in others if n.allowed and not n.cores],
+        f"that --numa {numa} leaves out": [n for n in others if n.has_memory and n.cores],
+    }
+    for reason, nodes in reasons.items():
+        if nodes:
+            size = gib(sum(node.size_bytes for node in nodes))
+            yield f"{size} of memory on {node_words(nodes)} {reason} is not counted"
+
+
+def node_words(nodes: Sequence[Node]) -> str:
+    """ "node 2", "nodes 0-3"."""
+    return f"node{'s' if len(nodes) > 1 else ''} {cpu_text(node.id for node in nodes)}"

@@ -3,6 +3,7 @@
 `place` is pure: no device, no disk, the same answer every time. Memory is decided first (weights, the
 cache for the asked context, scratch, a margin), then time from the roofline in `cost`. Each line of the
 plan says its bytes, its reason and its predicted time; a plan that does not fit says what would.
+Where memory is bound to NUMA nodes, each node is a memory of its own that must hold its share.
 This version runs every layer on the CPU: a GPU is named with its memory, and stays unused.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from ktcli.errors import NotEnoughMemory, UsageError, gib
 from ktcli.models.model import Model, Spec
 from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.host import Host
+from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import (
     LEAST_CONTEXT,
     PREFILL_CHUNK,
@@ -24,6 +25,7 @@ from ktcli.planner.memory import (
     need_bytes,
     scratch_bytes,
 )
+from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
 from ktcli.planner.spec import (
     KV_CACHE,
     Step,
@@ -57,7 +59,7 @@ class Line:
     """One part of the plan.
 
     Attributes:
-        where: the memory it lies in.
+        where: the memory it lies in: "memory" (anywhere), or which nodes and how they share it.
         decode_bytes: read for one token at EARLY_TOKENS.
         decode_s, prefill_s: predicted share of one decode step, and of one token of a prefill chunk.
     """
@@ -88,6 +90,9 @@ class Plan:
     Attributes:
         need_bytes: memory the plan takes.
         advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
+        nodes: what each node must hold; (): no memory is bound to a node.
+        traffic_bytes: activations that pass between the teams per decoded token (`nodes.traffic_bytes`);
+            0 with one team.
     """
 
     host: Host
@@ -97,10 +102,12 @@ class Plan:
     need_bytes: int
     speed: Speed
     advice: tuple[str, ...]
+    nodes: tuple[NodeNeed, ...] = ()
+    traffic_bytes: int = 0
 
     @property
     def fits(self) -> bool:
-        return self.need_bytes <= self.host.available_bytes
+        return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     def require(self, what: str) -> None:
         """Raise if the plan does not fit.
@@ -108,9 +115,14 @@ class Plan:
         Raises:
             NotEnoughMemory: with what would make it fit.
         """
-        if not self.fits:
-            hint = "; ".join(self.advice)
+        hint = "; ".join(self.advice)
+        if self.need_bytes > self.host.available_bytes:
             raise NotEnoughMemory(what, self.need_bytes, self.host.available_bytes, hint=hint)
+        for each in self.nodes:
+            if not each.fits:
+                raise NotEnoughMemory(
+                    what, each.need_bytes, each.free_bytes, node=each.node, hint=hint
+                )
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
@@ -119,24 +131,53 @@ def place(model: Model, host: Host, request: Request) -> Plan:
     Raises:
         UsageError: the asked context is beyond the model's.
     """
-    spec = model.spec
+    spec, recipe = model.spec, request.recipe
     if request.context is not None and request.context > spec.context:
         raise UsageError(
             f"the model was made for {spec.context} positions, --context asks for {request.context}"
         )
-    context = request.context or default_context(model, request.recipe, host.room_bytes)
-    need = need_bytes(model, request.recipe, context) + host.margin_bytes
+    room = _room_bytes(model, recipe, host)
+    context = request.context or default_context(model, recipe, room)
+    need = _total_bytes(model, recipe, host, context) + host.margin_bytes
+    fits = need_bytes(model, recipe, context) <= room
     return Plan(
         host=host,
-        recipe=request.recipe,
+        recipe=recipe,
         context=context,
-        lines=tuple(_lines(model, host, request.recipe, context)),
+        lines=tuple(_lines(model, host, recipe, context)),
         need_bytes=need,
-        speed=predict(model, request.recipe, context, host.rates),
-        advice=()
-        if need <= host.available_bytes
-        else tuple(_advice(model, host, request.recipe, context)),
+        speed=predict(model, recipe, context, host.rates),
+        advice=() if fits else tuple(_advice(model, host, recipe, context)),
+        nodes=_node_needs(model, recipe, host, context),
+        traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams))),
     )
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def _total_bytes(model: Model, recipe: Recipe, host: Host, context: int) -> int:
+    """Memory of everything, with what cutting adds."""
+    extra = sum(extra_bytes(model, recipe, host.teams).values())
+    return need_bytes(model, recipe, context) + extra
+
+
+def _node_needs(model: Model, recipe: Recipe, host: Host, context: int) -> tuple[NodeNeed, ...]:
+    if not host.nodes:
+        return ()
+    others = kv_bytes(model.spec, context) + scratch_bytes(model) + PROCESS_BYTES
+    return node_needs(model, recipe, host.teams, host.nodes, others + host.margin_bytes)
+
+
+def _room_bytes(model: Model, recipe: Recipe, host: Host) -> int:
+    """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first.
+
+    A longer context grows on all nodes alike, so the node with the least left over decides.
+    """
+    base = need_bytes(model, recipe, 0)
+    room = host.room_bytes - (_total_bytes(model, recipe, host, 0) - base)
+    spare = [n.free_bytes - n.need_bytes for n in _node_needs(model, recipe, host, 0)]
+    return min(room, base + len(spare) * min(spare)) if spare else room
 
 
 # --- advice ---------------------------------------------------------------------------------------
@@ -144,15 +185,22 @@ def place(model: Model, host: Host, request: Request) -> Plan:
 
 def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[str]:
     """What would make the plan fit, the smallest sacrifice first."""
-    shorter = fitting_context(model, recipe, host.room_bytes)
+    shorter = fitting_context(model, recipe, _room_bytes(model, recipe, host))
     if shorter >= LEAST_CONTEXT:
         yield f"--context {shorter} fits"
+    if host.nodes and need_bytes(model, recipe, context) <= host.room_bytes:
+        yield "--numa off fits, but reads most weights from far memory"
     for smaller in _smaller(recipe):
-        if need_bytes(model, smaller, context) <= host.room_bytes:
+        if need_bytes(model, smaller, context) <= _room_bytes(model, smaller, host):
             yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
             break
-    missing = need_bytes(model, recipe, context) - host.room_bytes
-    yield f"{gib(missing)} more memory would do"
+    missing = _total_bytes(model, recipe, host, context) - host.room_bytes
+    if missing > 0:
+        yield f"{gib(missing)} more memory would do"
+        return
+    for need in _node_needs(model, recipe, host, context):
+        if not need.fits:
+            yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
 
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
@@ -197,12 +245,12 @@ class _Timing:
         )
         return cls(decode, prefill, chunk, rates)
 
-    def line(self, part: str, fmt: str, size_bytes: int, reason: str) -> Line:
+    def line(self, part: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
         one, many = self.decode.get(part), self.prefill.get(part)
         return Line(
             part=part,
             format=fmt,
-            where="memory",
+            where=where,
             size_bytes=size_bytes,
             decode_bytes=one.read_bytes if one else 0,
             decode_s=seconds(one, self.rates, 1) if one else 0.0,
@@ -214,14 +262,19 @@ class _Timing:
 def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[Line]:
     """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
     spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
+    extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
+    spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
+    split = f"{node_words(host.nodes)}, cut between {teams} teams"
     for part in parts(model, recipe):
-        yield line(part.name, part.format, part.size_bytes, _reason(part.name, spec))
+        where = split if part.name in extra else spread
+        size = part.size_bytes + extra.get(part.name, 0)
+        yield line(part.name, part.format, where, size, _reason(part.name, spec))
     positions = f"{context} positions, {gib(kv_bytes_per_token(spec))} each"
-    yield line(KV_CACHE, "bf16", kv_bytes(spec, context), positions)
+    yield line(KV_CACHE, "bf16", spread, kv_bytes(spec, context), positions)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-    yield line("scratch", "f32", scratch_bytes(model), buffers)
+    yield line("scratch", "f32", spread, scratch_bytes(model), buffers)
     others = f"the program itself; {gib(host.margin_bytes)} left for others"
-    yield line("process, margin", "", PROCESS_BYTES + host.margin_bytes, others)
+    yield line("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
 
 
 _REASONS: Mapping[str, str] = {

@@ -50,7 +50,7 @@ def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch):
     ) as found:
         team_size(CPU, 5)
     assert "kt doctor" in found.value.hint
-    with pytest.raises(UsageError, match="there is 1 physical core "):
+    with pytest.raises(UsageError, match="only 1 physical core can"):
         team_size(replace(CPU, cores=(6,)), 2)
     monkeypatch.setenv("KT_THREADS", "99")
     with pytest.raises(UsageError, match="KT_THREADS is 99"):
@@ -215,10 +215,13 @@ def test_cores_without_memory_join_the_node_before(tmp_path: Path):
 
 def test_nodes_that_are_asked_for_must_be_usable(tmp_path: Path):
     machine = recorded("unequal-nodes", tmp_path)
-    for numbers, words in [((7,), "node 7: not there"), ((0, 2), "node 2: no cores or no memory")]:
+    for numbers, words in [
+        ((7,), "nodes=7, but there is no node 7"),
+        ((0, 2), "together on node 2"),
+    ]:
         with pytest.raises(UsageError, match=words) as found:
             node_teams(machine.nodes, machine.cpu, 1, Numa(nodes=numbers))
-        assert "nodes with both: 0-1" in found.value.hint
+        assert "nodes to choose from: 0-1" in found.value.hint
 
 
 def test_threads_are_counted_on_the_nodes_that_were_asked_for(tmp_path: Path):

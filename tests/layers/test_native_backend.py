@@ -75,9 +75,7 @@ def backend_of(model: Model) -> tuple[NativeBackend, View]:
         if tensor.role in (Role.VECTOR, Role.TABLE):
             loaded[tensor.name] = np.zeros(1)
         else:
-            weight = Weight(
-                FORMATS["int8"], tensor.n, tensor.k, tensor.count, number, None
-            )
+            weight = Weight(FORMATS["int8"], tensor.n, tensor.k, tensor.count, number, None)
             loaded[tensor.name] = (weight,)
     backend = NativeBackend(loaded, 64)
     return backend, model.forward(backend)

@@ -1,0 +1,126 @@
+"""What each NUMA node holds and what passes between the teams, when memory is bound to teams.
+
+Experts are cut by width and dense matrices by rows, with the loader's own rule (`slices`). Everything
+else is interleaved: an equal share on every node that holds something, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ktcli.hardware.machine import Node
+from ktcli.hardware.team import NodeTeam
+from ktcli.layers.tensors import Cut, Role, Tensor
+from ktcli.models.model import Model
+from ktcli.planner.slices import parts_of
+from ktcli.planner.spec import part_name
+from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+
+_F32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNeed:
+    """What one node must hold, and what is free there."""
+
+    node: int
+    need_bytes: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.free_bytes
+
+
+def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
+    """Bytes of each team's part of a tensor; (): it is not cut, but interleaved.
+
+    Parts along columns have scales of their own, so that those of a format with one scale per row are
+    together a little larger than the whole.
+    """
+    fmt = format_of(tensor, recipe)
+    return tuple(part.size_bytes for part in parts_of(tensor, fmt, shares)) if fmt else ()
+
+
+def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[NodeTeam]) -> Mapping[str, int]:
+    """Part → bytes that cutting adds to it."""
+    extra: dict[str, int] = {}
+    shares = [team.threads for team in teams]
+    for tensor in model.tensors if len(teams) > 1 else ():
+        slices = slice_bytes(tensor, recipe, shares)
+        if slices:
+            name = part_name(tensor)
+            extra[name] = extra.get(name, 0) + sum(slices) - stored_bytes(tensor, recipe)
+    return extra
+
+
+def node_needs(
+    model: Model,
+    recipe: Recipe,
+    teams: Sequence[NodeTeam],
+    nodes: Sequence[Node],
+    interleaved_bytes: int,
+) -> tuple[NodeNeed, ...]:
+    """What each of `nodes` must hold.
+
+    Args:
+        teams: bound ones; a team on several nodes has an equal share of its slices on each.
+        nodes: those the teams are bound to.
+        interleaved_bytes: of the cache, buffers and whatever else is not a weight.
+    """
+    shares = [team.threads for team in teams]
+    owned = [0] * len(teams)
+    for tensor in model.tensors:
+        slices = slice_bytes(tensor, recipe, shares)
+        if slices:
+            owned = [bytes_ + size for bytes_, size in zip(owned, slices, strict=True)]
+        else:
+            interleaved_bytes += stored_bytes(tensor, recipe)
+    need = dict.fromkeys((node.id for node in nodes), -(-interleaved_bytes // max(1, len(nodes))))
+    for team, size in zip(teams, owned, strict=True):
+        for number in team.memory:
+            need[number] += -(-size // len(team.memory))
+    return tuple(NodeNeed(node.id, need[node.id], node.free_bytes) for node in nodes)
+
+
+def node_shortage(
+    model: Model,
+    recipe: Recipe,
+    teams: Sequence[NodeTeam],
+    nodes: Sequence[Node],
+    interleaved_bytes: int,
+) -> tuple[tuple[int, int, int], ...]:
+    """(number, bytes needed, bytes free) of every node of `nodes` that teams are bound to and that has
+    too little free; the arguments are those of `node_needs`, except that `nodes` may be all there are."""
+    bound = {number for team in teams for number in team.memory}
+    held = [node for node in nodes if node.id in bound]
+    needs = node_needs(model, recipe, teams, held, interleaved_bytes) if held else ()
+    return tuple((n.node, n.need_bytes, n.free_bytes) for n in needs if not n.fits)
+
+
+def traffic_bytes(model: Model, recipe: Recipe, n_teams: int) -> int:
+    """Bytes of activations that pass between `n_teams` teams for one decoded token.
+
+    With H hidden, K experts per token, n teams, and a = 1 byte per activation for 8- and 4-bit weights,
+    2 for bf16, 4 for f32, each of the other n - 1 teams reads or gives
+
+        k * a                   for every dense product [.., k]: its input
+        H * a + 4 * K + 4 * H   for every MoE layer: its input, a row maximum per expert (of 8- and
+                                4-bit weights: the down product's input is quantised with the maximum
+                                over all teams), and the partial sums in f32
+
+    What is interleaved (embedding, KV cache, latents to keys and values) is not in it.
+    """
+    other, spec, total = n_teams - 1, model.spec, 0
+    for tensor in model.tensors:
+        fmt = format_of(tensor, recipe)
+        if fmt is None or tensor.cut is Cut.NONE:
+            continue
+        element = max(1, fmt.bits // 8)
+        if tensor.role is not Role.EXPERTS:
+            total += tensor.k * element
+        elif tensor.cut is Cut.ROWS:  # gate and up: once per layer
+            maxima = _F32_BYTES * spec.top_k if fmt.bits <= 8 else 0
+            total += spec.hidden * element + maxima + _F32_BYTES * spec.hidden
+    return total * other
