@@ -140,6 +140,8 @@ class Wanted:
 def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
     machine = probe()
     engine = _engine(subject, wanted, machine)
+    for warning in engine.warnings:
+        out.warn(warning)
     ceilings = Ceilings.of(engine.pool)
     with out.progress(f"{wanted.job.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
         result = run(

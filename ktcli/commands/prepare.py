@@ -110,9 +110,13 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
         )
 
     if sum(status.st_size for _, status in library.walk(ready.pack)) < QUICK_BYTES:
-        return read(None)
-    with out.progress(f"Loading {ready.name}") as bar:
-        return read(lambda done, total: bar.update(done=done, total=total))
+        engine = read(None)
+    else:
+        with out.progress(f"Loading {ready.name}") as bar:
+            engine = read(lambda done, total: bar.update(done=done, total=total))
+    for warning in engine.warnings:
+        out.warn(warning)
+    return engine
 
 
 def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Path:

@@ -31,6 +31,7 @@ from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program
 from ktcli.planner.memory import PREFILL_CHUNK, default_context, drops_cached, margin_bytes
+from ktcli.planner.nodes import node_shortage
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -83,7 +84,7 @@ class Engine:
         self.spec: Spec = model.spec
         self.context = _context(model, recipe, options.context)
         self.layout = PageLayout.of(self.spec, exact=options.exact)
-        _require_memory(model, recipe, self.layout.cache_bytes(self.context))
+        _require_memory(model, recipe, pool, self.layout.cache_bytes(self.context))
         self._tensors: Tensors = load(model, recipe, source, pool, progress)
         self.warnings = tuple(_refusals(pool, self._tensors))
         self.program, self._outputs, self.routings = self._record(options)
@@ -191,9 +192,14 @@ def _context(model: Model, recipe: Recipe, asked: int | None) -> int:
     return asked
 
 
-def _require_memory(model: Model, recipe: Recipe, cache_bytes: int) -> None:
-    """Refuse before anything is allocated."""
-    need = memory_bytes(model, recipe) + cache_bytes
-    have = read_memory(SYSTEM_ROOT).free_bytes
-    if need > have:
-        raise NotEnoughMemory("the model with its context", need, have)
+def _require_memory(model: Model, recipe: Recipe, pool: Pool, cache_bytes: int) -> None:
+    """Refuse before anything is allocated: what the machine has not, or a node."""
+    what, need = "the model with its context", memory_bytes(model, recipe) + cache_bytes
+    memory = read_memory(SYSTEM_ROOT)
+    if need > memory.free_bytes:
+        raise NotEnoughMemory(what, need, memory.free_bytes)
+    if len(pool.teams) > 1:
+        nodes = read_nodes(SYSTEM_ROOT, (), memory)
+        for node, need, have in node_shortage(model, recipe, pool.teams, nodes, cache_bytes):
+            hint = "--numa off lets the memory lie on any node"
+            raise NotEnoughMemory(what, need, have, node=node, hint=hint)

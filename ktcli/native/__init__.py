@@ -22,7 +22,7 @@ from ktcli.native.library import (
     isa_rows,
     packed_bytes,
 )
-from ktcli.native.pool import Axis, Pool, Slice
+from ktcli.native.pool import Axis, Pool, Slice, Team
 from ktcli.native.program import Program, Step, View
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Scale",
     "Slice",
     "Step",
+    "Team",
     "View",
     "Weight",
     "amx_info",

@@ -70,6 +70,7 @@ class Pool:
         tile_min: fewest tokens for which a product of int4, int8 and bf16 weights uses tiles, on a row
             that has some; None: 2.
     Attributes:
+        teams: as given; empty for one team.
         node_threads: threads of each node.
         unpinned: why the system refused to pin them, although `cpus` says where; "" if it did not.
     Raises:
@@ -90,8 +91,9 @@ class Pool:
         isa = isa or config.forced_isa()
         name = ffi.new("char[]", isa.encode()) if isa else ffi.NULL
         pins = ffi.new("int32_t[]", list(cpus)) if cpus is not None else ffi.NULL
-        self.node_threads = tuple(team.threads for team in teams or ()) or (threads,)
-        self._memory = tuple(_bits(team.memory) for team in teams or ()) or (0,)
+        self.teams = tuple(teams or ())
+        self.node_threads = tuple(team.threads for team in self.teams) or (threads,)
+        self._memory = tuple(_bits(team.memory) for team in self.teams) or (0,)
         nodes = ffi.new("int32_t[]", self.node_threads), ffi.new("uint64_t[]", self._memory)
         shape = (name, threads, pins, spin_us, len(self.node_threads), *nodes)
         options = ffi.new("kt_pool_options *", shape)

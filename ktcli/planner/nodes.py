@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
-from ktcli.hardware.team import NodeTeam
 from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models.model import Model
+from ktcli.native import Team
 from ktcli.planner.slices import parts_of
 from ktcli.planner.spec import part_name
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
@@ -43,7 +43,7 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(part.size_bytes for part in parts_of(tensor, fmt, shares)) if fmt else ()
 
 
-def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[NodeTeam]) -> Mapping[str, int]:
+def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:
     """Part → bytes that cutting adds to it."""
     extra: dict[str, int] = {}
     shares = [team.threads for team in teams]
@@ -58,7 +58,7 @@ def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[NodeTeam]) -> Mapp
 def node_needs(
     model: Model,
     recipe: Recipe,
-    teams: Sequence[NodeTeam],
+    teams: Sequence[Team],
     nodes: Sequence[Node],
     interleaved_bytes: int,
 ) -> tuple[NodeNeed, ...]:
@@ -87,7 +87,7 @@ def node_needs(
 def node_shortage(
     model: Model,
     recipe: Recipe,
-    teams: Sequence[NodeTeam],
+    teams: Sequence[Team],
     nodes: Sequence[Node],
     interleaved_bytes: int,
 ) -> tuple[tuple[int, int, int], ...]:

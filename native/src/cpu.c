@@ -167,10 +167,13 @@ static void name_features(uint64_t bits, char *out, size_t size)
     }
 }
 
-static void name_rows(char *out, size_t size)
+/* Names of the rows that a CPU with these features runs. */
+static void name_rows(uint64_t have, char *out, size_t size)
 {
     size_t used = 0;
     for (const kt_row *row = kt_rows; row->kernels; row++) {
+        if (row->needs & ~have)
+            continue;
         int n = snprintf(out + used, size - used, "%s%s", used ? ", " : "", row->kernels->name);
         if (n < 0 || (size_t)n >= size - used)
             return;
@@ -194,11 +197,11 @@ const kt_kernels *cpu_choose_row(const char *isa, char *error, size_t size)
             found = 1;
         }
     }
-    name_rows(rows, sizeof rows);
+    name_rows(have, rows, sizeof rows);
     if (size && found)
-        snprintf(error, size, "ISA '%s' does not run on this CPU, which lacks %s; rows: %s", isa, missing, rows);
+        snprintf(error, size, "ISA '%s' does not run on this CPU, which lacks %s; it runs %s", isa, missing, rows);
     else if (size)
-        snprintf(error, size, "unknown ISA '%.40s'; rows: %s", isa ? isa : "", rows);
+        snprintf(error, size, "unknown ISA '%.40s'; this CPU runs %s", isa ? isa : "", rows);
     return NULL;
 }
 
