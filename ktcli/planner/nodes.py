@@ -38,8 +38,7 @@ class NodeNeed:
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
     """Bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
 
-    A slice of columns carries scales of its own, so that slices of a format with one scale per row are
-    together a little larger than the whole.
+    A slice of columns carries scales of its own, on lines of its own: cutting adds up to a line per panel.
     """
     fmt = format_of(tensor, recipe)
     if fmt is None or (tensor.role is Role.KEPT and tensor.count > 1):  # MLA's kv_b
