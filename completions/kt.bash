@@ -3,7 +3,7 @@ _kt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
     COMPREPLY=()
     case $before in
-        --context|--dense|--experts|--format|--isa|--layers|--machine|--max-tokens|--min-p|--out|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        --context|--dense|--experts|--format|--isa|--layers|--machine|--max-tokens|--min-p|--numa|--out|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench --help --version" -- "$word"))
@@ -14,9 +14,9 @@ _kt() {
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --stats --json --quiet --help'; words='models' ;;
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --stats --json --quiet --help'; words='models' ;;
         'doctor') options='--measure --json --help'; words='' ;;
-        'plan') options='--context --experts --dense --threads --machine --json --help'; words='models' ;;
+        'plan') options='--context --experts --dense --threads --numa --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;
         'convert') options='--out --experts --dense --threads --json --quiet --help'; words='here' ;;
         'list') options='--all --json --quiet --help'; words='' ;;
@@ -24,9 +24,9 @@ _kt() {
         'verify') options='--json --quiet --help'; words='here' ;;
         'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
         'bench') options='--help'; words='decode prefill kernel' ;;
-        'bench decode') options='--layers --tokens --context --experts --dense --threads --runs --profile --json --help'; words='models' ;;
-        'bench prefill') options='--layers --tokens --context --experts --dense --threads --runs --profile --json --help'; words='models' ;;
-        'bench kernel') options='--work --shape --format --tokens --threads --isa --runs --json --help'; words='' ;;
+        'bench decode') options='--layers --tokens --context --experts --dense --threads --numa --runs --profile --json --help'; words='models' ;;
+        'bench prefill') options='--layers --tokens --context --experts --dense --threads --numa --runs --profile --json --help'; words='models' ;;
+        'bench kernel') options='--work --shape --format --tokens --threads --numa --isa --runs --json --help'; words='' ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))

@@ -36,7 +36,8 @@ Examples:
 
 Environment:
   KT_HOME      library folder, where models lie (default: ~/.local/share/kt)
-  KT_THREADS   CPU threads (default: one per physical core)
+  KT_THREADS   CPU threads (default, and at most: one per physical core)
+  KT_NUMA      teams of threads, as --numa (default: one per NUMA node)
   KT_ISA       row of kernels, as kt doctor lists them (default: the best)
   KT_TILE_MIN  tokens per expert from which AMX tiles are used (default: measured)
 """

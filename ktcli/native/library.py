@@ -180,7 +180,7 @@ class Arena:
     Args:
         memory: bit i: it comes from OS node i while there is room, in turn from several; 0: anywhere.
     Attributes:
-        bytes: the memory as a uint8 array; valid while the arena lives.
+        bytes: the memory as a uint8 array, which keeps it alive.
         refused: why the system did not bind it; "" if it did, or was not asked.
     """
 
@@ -195,7 +195,9 @@ class Arena:
         self.size_bytes = size_bytes
         refused = lib.kt_arena_refused(handle)
         self.refused = os.strerror(refused) if refused else ""
-        buffer = ffi.buffer(lib.kt_arena_data(handle), max(size_bytes, 64))
+        # Whoever holds the array, or a view of it, holds the memory.
+        pointer = ffi.gc(lib.kt_arena_data(handle), lambda _, handle=self._handle: None)
+        buffer = ffi.buffer(pointer, max(size_bytes, 64))
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
 
 

@@ -36,8 +36,7 @@ class NodeNeed:
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
     """Bytes of each team's part of a tensor; (): it is not cut, but interleaved.
 
-    Parts along columns have scales of their own, so that those of a format with one scale per row are
-    together a little larger than the whole.
+    Parts along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
     fmt = format_of(tensor, recipe)
     return tuple(part.size_bytes for part in parts_of(tensor, fmt, shares)) if fmt else ()

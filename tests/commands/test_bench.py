@@ -65,7 +65,8 @@ TINY = {
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("KT_THREADS", raising=False)
+    for name in ("KT_THREADS", "KT_NUMA"):
+        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -229,6 +230,10 @@ def test_kernels_for_people(capsys):
         (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
         (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "no shape"),
         (["kernel", "--isa", "sse9"], 9, "portable"),
+        (["kernel", "--threads", "4097"], 2, "physical core"),
+        (["kernel", "--numa", "nodes=4095"], 2, "no node 4095"),
+        (["decode", "qwen3-30b-a3b", "--layers", "1", "--threads", "4097"], 2, "physical core"),
+        (["prefill", "qwen3-30b-a3b", "--numa", "17"], 2, "1 to 16 teams"),
         (["decode", "no-such-model"], 3, "no model"),
         (["decode", "qwen3-30b-a3b", "--layers", "49"], 2, "48 layers"),
         (["prefill", "qwen3-30b-a3b", "--tokens", "50000", "--layers", "1"], 2, "40960"),

@@ -17,6 +17,7 @@ from ktcli.commands import chat as command
 from ktcli.commands import prepare
 from ktcli.commands.prepare import Ready, Wanted
 from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
 
 LINES = [
@@ -114,6 +115,19 @@ def test_stats_are_the_six_lines(run: Run) -> None:
     assert all(re.fullmatch(pattern, line) for pattern, line in zip(LINES, lines, strict=True))
 
 
+def test_threads_and_teams_reach_the_engine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KT_NUMA", raising=False)
+    asked: list[Wanted] = []
+    monkeypatch.setattr(
+        prepare, "load", lambda ready, wanted: asked.append(wanted) or run.load(ready, wanted)
+    )
+    run("kt-mini", "hi", "--numa", "2", "--threads", "4")
+    run("kt-mini", "hi")
+    monkeypatch.setenv("KT_NUMA", "off")
+    run("kt-mini", "hi")
+    assert [(w.threads, w.numa) for w in asked] == [(4, Numa(2)), (None, AUTO), (None, OFF)]
+
+
 def test_options_reach_the_answer(run: Run) -> None:
     assert run("kt-mini", "a STOP b", "--stop", "STOP")[1] == "you said a \n"
     hot = ("kt-mini", "x", "--temperature", "30", "--max-tokens", "9", "--seed")
@@ -130,6 +144,8 @@ def test_options_reach_the_answer(run: Run) -> None:
         (("kt-mini", "hi", "--top-p", "7"), 2, "top-p is 7.0, it can be"),
         (("kt-mini", "hi", "--max-tokens", "0"), 2, "max-tokens"),
         (("kt-mini", "hi", "more"), 2, "argument"),
+        (("kt-mini", "hi", "--numa", "0"), 2, "1 to 16 teams"),
+        (("kt-mini", "hi", "--numa", "some"), 2, "nodes=0,2-3"),
         (("kt-mini", "word " * 2000, "--context", "100"), 8, "the context holds 100"),
     ],
 )

@@ -17,7 +17,7 @@ from ktcli.weights.pack import Pack
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    for name in ("KT_ISA", "KT_THREADS"):
+    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 

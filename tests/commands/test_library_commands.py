@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    for name in ("KT_ISA", "KT_THREADS", "KT_DEBUG"):
+    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 

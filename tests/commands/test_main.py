@@ -24,7 +24,7 @@ SHOWN = [name for name, row in table.COMMANDS.items() if row.summary]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    for name in ("KT_ISA", "KT_THREADS", "KT_DEBUG"):
+    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 

@@ -1,6 +1,7 @@
 """`kt plan`: every name that can be planned for, both forms of output, exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ GIB = 1 << 30
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    for name in ("KT_ISA", "KT_THREADS"):
+    for name in ("KT_ISA", "KT_THREADS", "KT_NUMA"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -93,7 +94,55 @@ def test_a_gpu_is_named_and_said_to_be_idle(home: Path, capsys):
     assert any(
         "Some GPU with 24.0 GiB" in note and "does not use it" in note for note in plan["notes"]
     )
-    assert {line["where"] for line in plan["lines"]} == {"memory"}
+    assert all(line["where"].startswith("nodes 0-1, ") for line in plan["lines"])
+
+
+@pytest.mark.parametrize(
+    ("numa", "teams", "nodes"),
+    [("auto", 2, [0, 1]), ("off", 1, []), ("4", 4, [0, 1]), ("1", 1, [0, 1]), ("nodes=1", 1, [1])],
+)
+def test_teams_of_another_machine(numa: str, teams: int, nodes: list[int], home: Path, capsys):
+    machine = str(write(server(), home))
+    code, plan = planned(capsys, "qwen3-30b-a3b", "--machine", machine, "--numa", numa)
+    assert code == 0
+    assert len(plan["machine"]["teams"]) == teams
+    assert [node["node"] for node in plan["nodes"]] == nodes
+    assert (plan["traffic_bytes"] > 0) == (teams > 1)
+    threads = plan["machine"]["threads"]
+    assert threads == sum(team["threads"] for team in plan["machine"]["teams"])
+    assert threads == (32 if numa == "nodes=1" else 64)
+
+
+def test_people_see_every_node(home: Path, capsys):
+    assert main(["plan", "qwen3-30b-a3b", "--machine", str(write(server(), home))]) == 0
+    shown = capsys.readouterr().out
+    for words in ("32 threads on CPUs 0-31", "32 threads on CPUs 32-63", "Between nodes  964 KiB"):
+        assert words in shown
+
+
+def test_a_full_node_is_shown(home: Path, capsys):
+    machine = server()
+    nodes = (machine.nodes[0], replace(machine.nodes[1], free_bytes=GIB), *machine.nodes[2:])
+    path = str(write(replace(machine, nodes=nodes), home))
+    assert main(["plan", "qwen3-30b-a3b", "--machine", path]) == 4
+    shown = capsys.readouterr().out
+    assert "too little" in shown
+    assert "--numa off fits" in shown
+    assert main(["plan", "qwen3-30b-a3b", "--machine", path, "--numa", "off"]) == 0
+
+
+def test_the_environment_speaks_of_this_machine_only(
+    home: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KT_NUMA", "nodes=4095")
+    monkeypatch.setenv("KT_THREADS", "4096")
+    machine = str(write(server(), home))
+    assert len(planned(capsys, "qwen3-30b-a3b", "--machine", machine)[1]["nodes"]) == 2
+    assert main(["plan", "qwen3-30b-a3b"]) == 2
+    assert "no node 4095" in capsys.readouterr().err
+    monkeypatch.setenv("KT_NUMA", "auto")
+    assert main(["plan", "qwen3-30b-a3b"]) == 2
+    assert "KT_THREADS is 4096, but only" in capsys.readouterr().err
 
 
 def test_a_refused_plan_is_shown_and_ends_with_its_own_code(home: Path, capsys):
@@ -120,6 +169,18 @@ def test_people_see_every_part(home: Path, capsys):
         (["qwen3-30b-a3b", "--experts", "int5"], 2, "int5"),
         (["qwen3-30b-a3b", "--context", "9999999"], 2, "40960 positions"),
         (["qwen3-30b-a3b", "--context", "0"], 2, "context"),
+        (["qwen3-30b-a3b", "--threads", "4097"], 2, "physical core"),
+        (
+            ["qwen3-30b-a3b", "--threads", "65", "--machine", "xeon-2x32-512gb"],
+            2,
+            "only 64 physical",
+        ),
+        (["qwen3-30b-a3b", "--numa", "17"], 2, "1 to 16 teams"),
+        (
+            ["qwen3-30b-a3b", "--numa", "nodes=2", "--machine", "xeon-2x32-512gb"],
+            2,
+            "choose from: 0-1",
+        ),
         (["qwen3-30b-a3b", "--machine", "/nowhere.toml"], 3, "/nowhere.toml"),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from cores import TWO
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
@@ -38,7 +39,7 @@ def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def engine(pack: Path) -> Engine:
     """Latent attention has two forms, for few and for many tokens, that agree within the rounding of
     bf16; in f32 the laws hold for it as for the others."""
-    return Engine.load(pack, context=CONTEXT, threads=2, exact="deepseek" in pack.parent.name)
+    return Engine.load(pack, context=CONTEXT, threads=TWO, exact="deepseek" in pack.parent.name)
 
 
 def feed(session: Session, ids: list[int]) -> np.ndarray:
@@ -121,7 +122,7 @@ def test_ids_that_are_none(engine: Engine, ids: list[int]) -> None:
 
 
 def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
-    engine = Engine.load(pack, context=512, threads=2, exact="deepseek" in pack.parent.name)
+    engine = Engine.load(pack, context=512, threads=TWO, exact="deepseek" in pack.parent.name)
     ids = (IDS * 4)[:512]
     engine.program.max_tokens = 100  # smaller chunks: more places to stop
 
@@ -146,7 +147,7 @@ DECODE = """
 import sys, resource
 from pathlib import Path
 from ktcli.engine import Engine
-session = Engine.load(Path(sys.argv[1]), context=400, threads=2).session()
+session = Engine.load(Path(sys.argv[1]), context=400, threads=TWO).session()
 session.feed(list(range(64)))
 for _ in range(30):
     session.feed([5])
@@ -155,7 +156,7 @@ for _ in range(300):
     session.feed([5])
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers"}),
       resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+""".replace("TWO", str(TWO))
 
 
 def test_decode_needs_no_torch_and_takes_no_memory(pack: Path) -> None:

@@ -42,6 +42,10 @@ def disk(**change: object) -> Machine:
     return replace(GOOD, disk=replace(GOOD.disk, **change))  # type: ignore[arg-type]
 
 
+def cpus_on_two_nodes(second: Node) -> Machine:
+    return replace(GOOD, nodes=(Node(0, CORES[:4], 32 * GIB, 30 * GIB), second))
+
+
 def test_a_good_machine_has_no_problems() -> None:
     assert diagnose(GOOD, explain_rows(ROWS, None), SETTING) == ()
 
@@ -54,7 +58,7 @@ CASES: dict[str, tuple[Machine, Setting, Level, str]] = {
     "row the CPU lacks": (GOOD, replace(SETTING, forced_isa="amx"), Level.ERROR, "'amx'"),
     "home": (GOOD, replace(SETTING, home_error="it is a file"), Level.ERROR, "it is a file"),
     "amx refused": (cpu(flags=("avx2", "amx_tile")), SETTING, Level.WARNING, "missing: amx_tile"),
-    "too many threads": (GOOD, replace(SETTING, forced_threads=16), Level.WARNING, "KT_THREADS is 16"),
+    "too many threads": (GOOD, replace(SETTING, forced_threads=16), Level.ERROR, "KT_THREADS is 16"),
     "quota": (cpu(quota=2.5), SETTING, Level.WARNING, "2.5 CPUs"),
     "cpuset": (cpu(cores=(0, 1)), SETTING, Level.NOTE, "2 of 8 physical cores"),
     "little memory": (memory(available_bytes=GIB), SETTING, Level.WARNING, "only 1.0 GiB"),
@@ -62,6 +66,17 @@ CASES: dict[str, tuple[Machine, Setting, Level, str]] = {
     "no huge pages": (memory(huge_pages="never"), SETTING, Level.WARNING, "huge pages"),
     "memory node": (
         replace(GOOD, nodes=(*GOOD.nodes, Node(1, (), GIB, GIB))), SETTING, Level.NOTE, "node 1",
+    ),
+    "cores without memory": (
+        cpus_on_two_nodes(Node(1, CORES[4:], 0, 0)), SETTING, Level.WARNING, "node 1 has no memory: its 4",
+    ),
+    "memory not allowed": (
+        cpus_on_two_nodes(Node(1, CORES[4:], 32 * GIB, GIB, allowed=False)), SETTING, Level.WARNING,
+        "may not use: its 4 cores read the memory of node 0",
+    ),
+    "foreign memory": (
+        replace(GOOD, nodes=(*GOOD.nodes, Node(1, (), GIB, GIB, allowed=False))), SETTING, Level.NOTE,
+        "this process may not use it",
     ),
     "no torch": (replace(GOOD, gpus=(GPU,)), SETTING, Level.WARNING, "PyTorch is not installed"),
     "silent driver": (GOOD, replace(SETTING, nvidia_driver=True), Level.WARNING, "nvidia-smi"),

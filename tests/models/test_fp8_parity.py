@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from convert import convert_checkpoint
+from cores import TWO
 from reference import CASES, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -65,5 +66,5 @@ def test_scales_multiply_and_the_extra_layer_is_ignored(tmp_path: Path) -> None:
     pack = convert_checkpoint(tmp_path / "fp8", tmp_path / "pack", experts="bf16", dense="bf16")
     ids = np.random.default_rng(3).integers(0, 99, 40).tolist()
     judged = judge(WIDE, tmp_path / "decoded", ids)
-    logits = Engine.load(pack, exact=True, all_logits=True, threads=2).session().logits(ids)
+    logits = Engine.load(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from cores import TWO
 from reference import CASES, Case, Judged, judge, write_checkpoint
 
 from ktcli.engine import Engine
@@ -48,7 +49,7 @@ def feed(engine: Engine, ids: list[int], sizes: list[int]) -> np.ndarray:
 )
 def test_exact_equals_transformers(converted, sizes: list[int]) -> None:
     case, pack, ids, judged = converted
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=2)
+    engine = Engine.load(pack, exact=True, all_logits=True, threads=TWO)
     logits = feed(engine, ids, list(sizes))
     error = np.abs(logits - judged.logits).max() / judged.logits.std()
     assert error <= 1e-4, f"{case.name}: {error}"
@@ -68,7 +69,7 @@ def test_exact_routes_like_transformers(converted) -> None:
 @pytest.mark.parametrize("sizes", [[1000], [1]], ids=["prefill", "decode"])
 def test_fast_stays_close(converted, isa: str, sizes: list[int]) -> None:
     case, pack, ids, judged = converted
-    engine = Engine.load(pack, all_logits=True, threads=2, isa=isa)
+    engine = Engine.load(pack, all_logits=True, threads=TWO, isa=isa)
     logits = feed(engine, ids, list(sizes))
     decided = judged.margin >= UNDECIDED
     left_out = f"{(~decided).sum()} of {len(ids)} positions left out"

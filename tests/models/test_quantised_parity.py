@@ -7,10 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from cores import TWO
 from reference import CASES, Case, Judged, judge, requantised, write_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.native import isa_rows
+from ktcli.engine.engine import Options
+from ktcli.engine.loader import PackSource
+from ktcli.models import build
+from ktcli.native import Pool, isa_rows
+from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
 N_TOKENS = 70
@@ -39,7 +44,7 @@ def converted(
 
 def test_exact_equals_the_oracles_weights(converted: tuple[Path, list[int], Judged]) -> None:
     pack, ids, judged = converted
-    logits = Engine.load(pack, exact=True, all_logits=True, threads=2).session().logits(ids)
+    logits = Engine.load(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
 
 
@@ -50,21 +55,24 @@ def test_rows_and_threads_agree(converted: tuple[Path, list[int], Judged]) -> No
     """
     pack, ids, judged = converted
     rows = [row.name for row in isa_rows() if row.usable]
-    engines = (
-        Engine.load(pack, all_logits=True, isa=isa, threads=threads)
-        for isa in rows
-        for threads in (1, 2, 3)
-    )
+    engines = (_engine(pack, isa, threads) for isa in rows for threads in (1, 2, 3))
     first, *others = [engine.session().logits(ids) for engine in engines]
     bound = 0.0 if "qwen3" in pack.parent.name else 1e-5 * judged.logits.std()
     assert max(np.abs(other - first).max() for other in others) <= bound
+
+
+def _engine(path: Path, isa: str, threads: int) -> Engine:
+    """An engine with any number of threads; a command would refuse more than there are cores."""
+    pack, pool = Pack.open(path), Pool(threads, isa=isa)
+    source = PackSource(pack, pool)
+    return Engine(build(pack.config), pack.recipe, source, pool, Options(all_logits=True))
 
 
 def test_int8_activations_stay_close(converted: tuple[Path, list[int], Judged]) -> None:
     """The fast path rounds activations to int8; on three random layers that moves the logits by some
     percent of their spread (measured 3.7 to 11.2), mostly where a router changes its mind."""
     pack, ids, judged = converted
-    logits = Engine.load(pack, all_logits=True, threads=2).session().logits(ids)
+    logits = Engine.load(pack, all_logits=True, threads=TWO).session().logits(ids)
     decided = judged.margin >= UNDECIDED
     rms = np.sqrt(((logits - judged.logits)[decided] ** 2).mean()) / judged.logits.std()
     assert rms <= 0.15, f"rms {rms:.4f}"

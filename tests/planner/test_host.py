@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from hardware.trees import TREES, build
 
+from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured, Memory, Node
+from ktcli.hardware.numa import OFF, Numa
 from ktcli.hardware.probe import probe
 from ktcli.native import isa_rows
-from ktcli.planner.cost import ROWS, assumed_rates
+from ktcli.planner.cost import ROWS, assumed_rates, assumed_read_bps
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import margin_bytes
 
@@ -29,6 +31,9 @@ EXPECTED = {
     "smt-off": (4, 64, "avx2"),
     "container": (2, 16, "avx2"),
     "container-v1": (4, 8, "avx2"),
+    "container-mems": (16, 128, "avx2"),
+    "no-memory-node": (16, 64, "avx2"),
+    "unequal-nodes": (11, 64, "avx2"),
     "bare": (2, 4, "avx2"),
 }
 
@@ -57,16 +62,34 @@ def test_recorded_machines(machine: Machine, expected: tuple[int, int, str]):
 
 
 @pytest.mark.parametrize("machine", TREES, indirect=True)
-def test_more_threads_than_cores_do_not_make_a_machine_faster(machine: Machine):
-    usual, more = host_of(machine), host_of(machine, threads=4 * machine.cpu.threads)
+def test_more_threads_than_cores_are_refused(machine: Machine):
+    cores = len(machine.cpu.cores)
+    assert host_of(machine, threads=cores).threads == cores
+    with pytest.raises(UsageError, match=f"only {cores} physical core"):
+        host_of(machine, threads=cores + 1)
+
+
+@pytest.mark.parametrize("machine", ["container", "container-v1"], indirect=True)
+def test_more_threads_than_the_time_allowed_do_not_make_a_machine_faster(machine: Machine):
+    usual, more = host_of(machine), host_of(machine, threads=len(machine.cpu.cores))
+    assert more.threads > usual.threads
     assert more.rates.read_bps <= usual.rates.read_bps
     assert more.rates.int8_ops <= usual.rates.int8_ops
     assert any("slower, not faster" in note for note in more.notes)
 
 
 @pytest.mark.parametrize("machine", TREES, indirect=True)
+def test_more_teams_than_cores_do_not_make_a_machine_faster(machine: Machine):
+    usual, more = host_of(machine, numa=OFF), host_of(machine, numa=Numa(16))
+    assert more.rates.int8_ops <= usual.rates.int8_ops
+    assert more.threads == max(16, usual.threads)
+    assert any("to try out" in note for note in more.notes) == (len(machine.cpu.cores) < 16)
+
+
+@pytest.mark.parametrize("machine", TREES, indirect=True)
 def test_fewer_threads_are_never_faster(machine: Machine):
     rates = [host_of(machine, threads=n).rates for n in range(1, machine.cpu.threads + 1)]
+    rates += [host_of(machine).rates]
     for fewer, more in pairwise(rates):
         assert fewer.read_bps <= more.read_bps
         assert fewer.int8_ops <= more.int8_ops
@@ -117,7 +140,7 @@ def test_a_row_this_version_does_not_have_is_not_planned_with():
 
 def test_wider_rows_are_assumed_faster():
     rows = ["portable", "avx2", "avx512", "avx512bf16"]
-    rates = [assumed_rates(row, (8,)) for row in rows]
+    rates = [assumed_rates(row, 8, 1e11) for row in rows]
     assert [r.int8_ops for r in rates] == sorted(r.int8_ops for r in rates)
     assert [r.bf16_ops for r in rates] == sorted(r.bf16_ops for r in rates)
 
@@ -129,7 +152,7 @@ def test_memory_without_cores_is_not_counted_and_said_so():
     nodes = (Node(0, (0, 1), 64 * GIB, 60 * GIB), Node(1, (), 200 * GIB, 200 * GIB))
     host = host_of(eight_cores(nodes=nodes, memory=Memory(264 * GIB, 260 * GIB)))
     assert host.available_bytes == 60 * GIB
-    assert any("200.0 GiB of memory on nodes without cores" in note for note in host.notes)
+    assert any("200.0 GiB of memory on node 1 without cores" in note for note in host.notes)
 
 
 def test_a_container_limit_counts():
@@ -143,11 +166,49 @@ def test_every_gpu_is_named_with_its_memory():
     assert ["GPU A with 24.0 GiB" in notes[0], "GPU B with 48.0 GiB" in notes[1]] == [True, True]
 
 
-def test_several_nodes_count_as_one_and_say_so():
+@pytest.mark.parametrize("machine", ["container-mems"], indirect=True)
+def test_memory_the_cpuset_forbids_is_not_counted_and_said_so(machine: Machine):
+    host = host_of(machine)
+    assert host.total_bytes == 128 * GIB
+    assert any("128.0 GiB of memory on node 0 which this process may not" in n for n in host.notes)
+
+
+# --- several nodes ----------------------------------------------------------------------------------
+
+
+def two_nodes() -> Machine:
     nodes = tuple(Node(i, tuple(range(4 * i, 4 * i + 4)), 32 * GIB, 30 * GIB) for i in (0, 1))
-    host = host_of(eight_cores(nodes=nodes, measured=None))
-    assert host.rates.read_bps == assumed_rates("avx512", (4,)).read_bps
-    assert any("2 NUMA nodes" in note for note in host.notes)
+    return eight_cores(nodes=nodes, measured=None)
+
+
+def test_bound_nodes_add_up():
+    host, off = host_of(two_nodes()), host_of(two_nodes(), numa=OFF)
+    assert host.rates.read_bps == 2 * assumed_read_bps(4)
+    assert off.rates.read_bps == assumed_read_bps(8, nodes=2) == assumed_read_bps(4)
+    assert host.rates.int8_ops == off.rates.int8_ops
+    assert [team.memory for team in host.teams] == [(0,), (1,)]
+    assert [node.id for node in host.nodes] == [0, 1]
+    assert host.notes == ()
+
+
+def test_nothing_is_bound_with_numa_off_and_the_plan_says_what_it_costs():
+    host = host_of(two_nodes(), numa=OFF)
+    assert host.nodes == ()
+    assert any("--numa off on 2 nodes" in note for note in host.notes)
+
+
+def test_teams_that_share_a_memory_share_its_bandwidth():
+    assert host_of(two_nodes(), numa=Numa(8)).rates == host_of(two_nodes()).rates
+    assert host_of(two_nodes(), numa=Numa(1)).rates == host_of(two_nodes(), numa=OFF).rates
+
+
+def test_one_of_two_nodes():
+    host = host_of(two_nodes(), numa=Numa(nodes=(1,)))
+    assert (host.threads, host.total_bytes, host.available_bytes) == (4, 32 * GIB, 30 * GIB)
+    assert host.rates.read_bps == assumed_read_bps(4)
+    assert host.notes == (
+        "32.0 GiB of memory on node 0 that --numa nodes=1 leaves out is not counted",
+    )
 
 
 @pytest.mark.parametrize(("gib", "expected"), [(1, 0.03), (100, 3), (2000, 4)])
