@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
 from ktcli.planner import memory
-from ktcli.planner.cost import CORE_READ_BPS, ROWS, Rates, assumed_rates
+from ktcli.planner.cost import CORE_READ_BPS, ROWS, TILE_BASIS, Rates, assumed_rates, has_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,15 @@ def _rates(machine: Machine, threads: int, isa: str) -> Rates:
     scale = min(threads, cores) / min(found.threads, cores)
     read = min(found.read_bps * max(scale, 1.0), CORE_READ_BPS * threads)
     basis = f"measured {found.date} with {found.threads} threads"
+    if scale != 1.0:
+        basis = f"{basis}, scaled to {threads}"
     return Rates(
         read_bps=found.read_bps if scale == 1.0 else read,
         int8_ops=found.int8_ops * scale,
         bf16_ops=found.bf16_ops * scale,
         measured=True,
-        basis=basis if scale == 1.0 else f"{basis}, scaled to {threads}",
+        basis=f"{basis}; {TILE_BASIS}" if has_tiles(isa) else basis,
+        tiles=has_tiles(isa),
     )
 
 
