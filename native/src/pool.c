@@ -240,9 +240,11 @@ static int check_options(const kt_pool_options *o, char *error, size_t size)
     return 1;
 }
 
-/* Start thread i, with all signals blocked: those are the caller's business. 0 or an errno. */
+/* Start thread i, with signals blocked: those are the caller's business. All but the faults a thread raises itself,
+ * whose handlers (of Python's faulthandler, of an emulator) want to see them. 0 or an errno. */
 static int start_worker(team *m, int i, const int32_t *cpus)
 {
+    static const int faults[] = {SIGILL, SIGFPE, SIGSEGV, SIGBUS};
     pthread_attr_t attributes;
     sigset_t all, before;
     int failed = pthread_attr_init(&attributes);
@@ -255,6 +257,8 @@ static int start_worker(team *m, int i, const int32_t *cpus)
         failed = pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
     }
     sigfillset(&all);
+    for (size_t f = 0; f < sizeof faults / sizeof *faults; f++)
+        sigdelset(&all, faults[f]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     if (!failed)
         failed = pthread_create(&m->seats[i].thread, &attributes, work, &m->seats[i]);

@@ -6,14 +6,15 @@
  * kept in the scratch from one block of columns to the next, which is exact for int32, and for bf16 the same chain.
  * Per step: 4 tile loads (32 cycles of the load ports) for 4 products (64 cycles of the tile unit); and per
  * BLOCK_STEPS steps 4 loads (32) and 4 stores (64) of sums for 512 cycles of products. The tile unit is the bound.
+ * (Throughputs as Intel's manual has them; docs/amx.md has the whole count. Not measured yet.)
  *
  * GROUPS, for formats with a scale per 32, 64 or 128 columns: int32 sums must become floats after every group. With
  * 2 x 2 tiles their 64 rows of floats would have to be read and written in memory: 128 cycles of stores, sums and
  * floats, for 64 cycles of products at group 64. So one output tile at a time, its floats in 16 registers: per group
- * of 64, 2 tile loads and 16 vector loads (24 cycles), one store (16), 32 vector operations (16) and one product
- * (16): loads are the bound, 67 % of the tile unit's peak; group 128: 40 cycles for two products, 80 %; group 32: a
- * product of half depth takes the same 16 cycles, 20 for loads: 40 %. The sums of four groups rotate over four tiles,
- * so that a sum is stored while later groups are multiplied, and made a float one group later.
+ * of 64, 2 tile loads and 17 vector loads (24.5 cycles), one store (16), 32 vector operations (16) and one product
+ * (16): loads are the bound, 65 % of the tile unit's peak; group 128: 40.5 cycles for two products, 79 %; group 32: a
+ * product of half depth takes the same 16 cycles, 20.5 for loads: 39 %. The sums of four groups rotate over four
+ * tiles, so that a sum is stored while later groups are multiplied, and made a float one group later.
  *
  * Integer formats do the operations of product_int8.inc.c in its order. A bf16 output is a chain over ascending steps
  * of 32 columns, each added at once: fma chains of its even and of its odd columns, then their sum; so tile_min,
