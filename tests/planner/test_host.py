@@ -135,9 +135,7 @@ def test_tiles_help_prefill_and_nothing_else():
         assert tiles.reached(unit, 1) == pytest.approx(vectors.reached(unit, 1))
     for unit in (Unit.INT8, Unit.BF16):
         assert 1 < tiles.reached(unit, 512) / vectors.reached(unit, 512) < TILE_GAIN
-    assert tiles.reached(Unit.ATTENTION, 512) == pytest.approx(
-        vectors.reached(Unit.ATTENTION, 512)
-    )
+    assert tiles.reached(Unit.ATTENTION, 512) == pytest.approx(vectors.reached(Unit.ATTENTION, 512))
 
 
 def test_tiles_are_assumed_to_reach_what_others_publish():
