@@ -75,7 +75,8 @@ KT_API size_t kt_cache_bytes(int32_t level);
 
 typedef struct kt_pool kt_pool;
 
-/* What products are told apart by where a row with tiles (amx) begins to use them. */
+/* What products are told apart by where a row with tiles (amx) begins to use them. Integer formats give the same
+ * bits with and without; bf16 adds in another order, within the same bound. */
 enum kt_tile_kind { KT_TILE_INT4 = 0, KT_TILE_INT8 = 1, KT_TILE_BF16 = 2, KT_TILE_KINDS = 3 };
 
 /* A pool is one team of threads per NUMA node: its threads, and the memory beside them. A *node* below is a

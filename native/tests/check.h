@@ -90,16 +90,20 @@ static inline uint16_t to_bf16(float x)
 
 /* ---- pools and weights ------------------------------------------------------------------------ */
 
-static inline kt_pool *make_pool(const char *isa, int32_t threads)
+static inline kt_pool *make_pool_of(const kt_pool_options *o)
 {
     char error[256] = "";
-    kt_pool_options o = {.isa = isa, .n_threads = threads, .spin_us = 20};
-    kt_pool *pool = kt_pool_create(&o, error, sizeof error);
+    kt_pool *pool = kt_pool_create(o, error, sizeof error);
     if (!pool) {
         fprintf(stderr, "no pool: %s\n", error);
         exit(1);
     }
     return pool;
+}
+
+static inline kt_pool *make_pool(const char *isa, int32_t threads)
+{
+    return make_pool_of(&(kt_pool_options){.isa = isa, .n_threads = threads, .spin_us = 20});
 }
 
 /* Names of the rows this CPU can run; their number. */

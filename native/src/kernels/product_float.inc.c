@@ -3,7 +3,8 @@
  * Each output is one chain of operations over ascending columns, whatever the tile, so the token count
  * and the panel range do not change it. product_bf16: a pair of columns per operation; where the CPU
  * has no bf16 dot product, two fma in f32 in the same order. The two give the same bits unless something is
- * subnormal, which the instruction flushes. Within (k + 2) * 2^-23 * sum |w * x| of the exact sum.
+ * subnormal, which the instruction flushes. Within (k + 2) * 2^-23 * sum |w * x| of the exact sum. Tiles have
+ * another chain within that bound: amx_products.inc.c.
  */
 
 enum { FLOAT_TOKENS = 4 };

@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include "amxtrap.h"
+
 #include <errno.h>
 #include <immintrin.h>
 #include <linux/audit.h>
@@ -32,328 +33,423 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { LDTILECFG, STTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILELOADDT1, TILESTORED,
-       TDPBSSD, TDPBSUD, TDPBUSD, TDPBUUD, TDPBF16PS, NOPS };
-static const char *const op_name[NOPS] = {
-    "ldtilecfg", "sttilecfg", "tilerelease", "tilezero", "tileloadd", "tileloaddt1", "tilestored",
-    "tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud", "tdpbf16ps" };
+enum operation {
+    LDTILECFG, STTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILELOADDT1, TILESTORED, TDPBSSD, TDPBSUD, TDPBUSD,
+    TDPBUUD, TDPBF16PS, OPERATIONS
+};
+static const char *const names[OPERATIONS] = {
+    "ldtilecfg", "sttilecfg", "tilerelease", "tilezero", "tileloadd", "tileloaddt1", "tilestored", "tdpbssd", "tdpbsud",
+    "tdpbusd", "tdpbuud", "tdpbf16ps",
+};
 
-typedef struct {
-    _Alignas(64) uint32_t d[16][16];        /* a tile: 16 rows of 64 bytes */
+typedef struct tile {
+    _Alignas(64) uint32_t d[16][16];    /* 16 rows of 64 bytes */
 } tile;
+
+/* What the CPU would hold for this thread. */
 static __thread struct {
     tile t[8];
-    uint16_t colsb[8];
+    uint16_t row_bytes[8];
     uint8_t rows[8], palette, start_row;
-} A __attribute__((tls_model("initial-exec")));
+} state __attribute__((tls_model("initial-exec")));
 
-static unsigned long count[NOPS], traps;
+static unsigned long count[OPERATIONS], traps;
 static int active, trace, permitted;
 static struct sigaction old_ill, old_sys;
 
-/* ---- decoding --------------------------------------------------------- */
+/* ---- decoding ----------------------------------------------------------------------------------- */
 
-typedef struct { int op, reg, rm, vvvv, len; uint64_t addr, stride; } insn;
+typedef struct instruction {
+    int op;
+    int reg, rm, vvvv;          /* tile numbers, as the encoding names them */
+    int length;
+    uint64_t address, stride;
+} instruction;
 
-static const int gpr[16] = { REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
-                             REG_R8, REG_R9, REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15 };
+static const int registers[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
+                                  REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
 
-/* 1 and *i filled in if an AMX instruction starts at p */
-static int decode(const uint8_t *p, const greg_t *g, insn *i)
+/* The operation of these opcode, prefix (none, 66, F3, F2) and ModRM bytes, or -1. */
+static int operation_of(int opcode, int prefix, int modrm)
 {
-    if (p[0] != 0xc4 || (p[1] & 0x1f) != 2) return 0;           /* VEX3, map 0F38 */
-    int R = !(p[1] & 0x80), X = !(p[1] & 0x40), B = !(p[1] & 0x20);
-    int pp = p[2] & 3, vvvv = ~(p[2] >> 3) & 15;
-    if (p[2] & 0x84) return 0;                                  /* W0, L=128 */
-    int opc = p[3], m = p[4], mod = m >> 6, reg = m >> 3 & 7, rm = m & 7;
-    static const int8_t t49[4] = { LDTILECFG, STTILECFG, -1, TILEZERO };   /* NP 66 F3 F2 */
-    static const int8_t t4b[4] = { -1, TILELOADDT1, TILESTORED, TILELOADD };
-    static const int8_t t5e[4] = { TDPBUUD, TDPBUSD, TDPBSUD, TDPBSSD };
-    static const int8_t t5c[4] = { -1, -1, TDPBF16PS, -1 };
-    int op = -1;
-    switch (opc) {
-    case 0x49: op = t49[pp];
-        if (op == LDTILECFG && m == 0xc0) op = TILERELEASE;
-        else if (op == TILEZERO ? mod != 3 || rm : mod == 3 || reg) return 0;
-        break;
-    case 0x4b: op = t4b[pp]; if (mod == 3 || rm != 4) return 0; break;
-    case 0x5e: op = t5e[pp]; if (mod != 3) return 0; break;
-    case 0x5c: op = t5c[pp]; if (mod != 3) return 0; break;
+    static const int8_t of_49[4] = {LDTILECFG, STTILECFG, -1, TILEZERO};
+    static const int8_t of_4b[4] = {-1, TILELOADDT1, TILESTORED, TILELOADD};
+    static const int8_t of_5e[4] = {TDPBUUD, TDPBUSD, TDPBSUD, TDPBSSD};
+    int mod = modrm >> 6, reg = modrm >> 3 & 7, rm = modrm & 7, op = of_49[prefix];
+    switch (opcode) {
+    case 0x49:
+        if (op == LDTILECFG && modrm == 0xc0)
+            return TILERELEASE;
+        if (op == TILEZERO)
+            return mod == 3 && rm == 0 ? op : -1;
+        return mod == 3 || reg ? -1 : op;
+    case 0x4b:
+        return mod == 3 || rm != 4 ? -1 : of_4b[prefix];
+    case 0x5e:
+        return mod == 3 ? of_5e[prefix] : -1;
+    case 0x5c:
+        return mod == 3 && prefix == 2 ? TDPBF16PS : -1;
+    default:
+        return -1;
     }
-    if (op < 0) return 0;
-    if (opc == 0x5e || opc == 0x5c) { if (R || B || vvvv > 7) return 0; }
-    else if (vvvv || (R && (op == TILEZERO || opc == 0x4b))) return 0;
-    i->op = op; i->reg = reg; i->rm = rm; i->vvvv = vvvv;
-    p += 5; i->len = 5; i->addr = i->stride = 0;
-    if (mod == 3) return 1;
-    uint64_t a = 0; int riprel = 0, base = rm;
-    if (rm == 4) {
-        int s = *p++, x = (s >> 3 & 7) | X << 3;
-        i->len++; base = s & 7;
-        if (x != 4) i->stride = (uint64_t)g[gpr[x]] << (s >> 6);
-        if (opc == 0x49) a = i->stride;             /* an ordinary index there */
-    } else if (mod == 0 && rm == 5) riprel = 1;
-    int nobase = mod == 0 && base == 5;
-    if (!nobase) a += (uint64_t)g[gpr[base | B << 3]];
-    if (mod == 1) { a += (int8_t)*p; i->len += 1; }
-    else if (mod == 2 || nobase) { int32_t d; memcpy(&d, p, 4); a += d; i->len += 4; }
-    if (riprel) a += (uint64_t)g[REG_RIP] + i->len;
-    i->addr = a;
+}
+
+/* The memory operand of an instruction whose bytes after ModRM are at p; x and b: the prefix's bits X and B. */
+static void decode_memory(const uint8_t *p, const greg_t *g, int modrm, int x, int b, instruction *i)
+{
+    int mod = modrm >> 6, base = modrm & 7, relative = 0;
+    uint64_t at = 0;
+    if (base == 4) {
+        int sib = *p++, index = (sib >> 3 & 7) | x << 3;
+        i->length++;
+        base = sib & 7;
+        if (index != 4)
+            i->stride = (uint64_t)g[registers[index]] << (sib >> 6);
+        if (i->op == LDTILECFG || i->op == STTILECFG)
+            at = i->stride;                                 /* an ordinary index there */
+    } else if (mod == 0 && base == 5) {
+        relative = 1;
+    }
+    int no_base = mod == 0 && base == 5;
+    if (!no_base)
+        at += (uint64_t)g[registers[base | b << 3]];
+    if (mod == 1) {
+        at += (uint64_t)(int8_t)*p;
+        i->length += 1;
+    } else if (mod == 2 || no_base) {
+        int32_t displacement;
+        memcpy(&displacement, p, 4);
+        at += (uint64_t)displacement;
+        i->length += 4;
+    }
+    if (relative)
+        at += (uint64_t)g[REG_RIP] + (uint64_t)i->length;
+    i->address = at;
+}
+
+/* 1, and *i filled in, if a tile instruction is at p. */
+static int decode(const uint8_t *p, const greg_t *g, instruction *i)
+{
+    if (p[0] != 0xc4 || (p[1] & 0x1f) != 2 || p[2] & 0x84)  /* VEX of three bytes, map 0F38, W0, 128 bits */
+        return 0;
+    int r = !(p[1] & 0x80), x = !(p[1] & 0x40), b = !(p[1] & 0x20), vvvv = ~(p[2] >> 3) & 15;
+    int op = operation_of(p[3], p[2] & 3, p[4]), is_dot = p[3] == 0x5e || p[3] == 0x5c;
+    if (op < 0 || (is_dot && (r || b || vvvv > 7)))
+        return 0;
+    if (!is_dot && (vvvv || (r && (op == TILEZERO || p[3] == 0x4b))))
+        return 0;
+    *i = (instruction){.op = op, .reg = p[4] >> 3 & 7, .rm = p[4] & 7, .vvvv = vvvv, .length = 5};
+    if (p[4] >> 6 != 3)
+        decode_memory(p + 5, g, p[4], x, b, i);
     return 1;
 }
 
-/* ---- carrying out ----------------------------------------------------- */
+/* ---- carrying out: NULL, or why the CPU would fault ---------------------------------------------- */
 
-static void clear_tiles(void) { memset(A.t, 0, sizeof A.t); }
-static void init_state(void) { memset(&A, 0, sizeof A); }
+static void clear_tiles(void)
+{
+    memset(state.t, 0, sizeof state.t);
+}
 
 static const char *bad_tile(int t)
 {
-    if (A.palette != 1) return "tiles are not configured";
-    if (t > 7 || !A.rows[t]) return "a tile that the configuration leaves empty";
-    if (A.colsb[t] & 3) return "colsb is no multiple of 4";
-    return 0;
+    if (state.palette != 1)
+        return "tiles are not configured";
+    if (t > 7 || !state.rows[t])
+        return "a tile that the configuration leaves empty";
+    return state.row_bytes[t] & 3 ? "a row is no multiple of 4 bytes" : NULL;
 }
 
-static const char *ld_config(const uint8_t *b)
+static const char *load_config(const uint8_t *from)
 {
     uint8_t c[64];
-    memcpy(c, b, 64);
-    if (c[0] == 0) { init_state(); return 0; }
-    if (c[0] != 1) return "palette is not 0 or 1";
-    for (int n = 2; n < 16; n++) if (c[n]) return "reserved byte 2..15 is not zero";
-    for (int n = 32; n < 48; n++) if (c[n]) return "colsb of tile 8..15 is not zero";
-    for (int n = 56; n < 64; n++) if (c[n]) return "rows of tile 8..15 is not zero";
+    memcpy(c, from, 64);
+    if (c[0] == 0) {
+        memset(&state, 0, sizeof state);
+        return NULL;
+    }
+    if (c[0] != 1)
+        return "palette is not 0 or 1";
+    for (int n = 0; n < 64; n++)
+        if (c[n] && ((n >= 2 && n < 16) || (n >= 32 && n < 48) || n >= 56))
+            return "a reserved byte, or one of a tile beyond 7, is not zero";
     for (int n = 0; n < 8; n++) {
-        int cb = c[16 + 2 * n] | c[17 + 2 * n] << 8, r = c[48 + n];
-        if (cb > 64) return "colsb > 64";
-        if (r > 16) return "rows > 16";
-        if (!cb != !r) return "only one of rows and colsb is zero";
+        int bytes = c[16 + 2 * n] | c[17 + 2 * n] << 8, rows = c[48 + n];
+        if (bytes > 64 || rows > 16)
+            return "more than 64 bytes or 16 rows";
+        if (!bytes != !rows)
+            return "only one of rows and bytes is zero";
     }
     clear_tiles();
-    A.palette = 1; A.start_row = c[1];
-    for (int n = 0; n < 8; n++) { A.colsb[n] = c[16 + 2 * n] | c[17 + 2 * n] << 8; A.rows[n] = c[48 + n]; }
-    return 0;
+    state.palette = 1;
+    state.start_row = c[1];
+    for (int n = 0; n < 8; n++) {
+        state.row_bytes[n] = (uint16_t)(c[16 + 2 * n] | c[17 + 2 * n] << 8);
+        state.rows[n] = c[48 + n];
+    }
+    return NULL;
 }
 
-static void st_config(uint8_t *b)
+static void store_config(uint8_t *to)
 {
-    uint8_t c[64] = { 0 };
-    if (A.palette) {
-        c[0] = A.palette; c[1] = A.start_row;
-        for (int n = 0; n < 8; n++) { c[16 + 2 * n] = A.colsb[n]; c[17 + 2 * n] = A.colsb[n] >> 8; c[48 + n] = A.rows[n]; }
+    uint8_t c[64] = {0};
+    if (state.palette) {
+        c[0] = state.palette;
+        c[1] = state.start_row;
+        for (int n = 0; n < 8; n++) {
+            c[16 + 2 * n] = (uint8_t)state.row_bytes[n];
+            c[48 + n] = state.rows[n];
+        }
     }
-    memcpy(b, c, 64);
+    memcpy(to, c, 64);
 }
 
-static const char *load_store(const insn *i)
+/* Row by row, and only the bytes that the CPU touches; start_row counts on as it does there, for a fault half way.
+ * memcpy, so that AddressSanitizer sees what is touched. */
+static const char *load_or_store(const instruction *i)
 {
-    const char *e = bad_tile(i->reg);
-    if (e) return e;
-    int rows = A.rows[i->reg], cb = A.colsb[i->reg];
-    tile *t = &A.t[i->reg];
-    if (A.start_row >= rows) return "start_row is beyond the tile";
-    /* row by row, only the bytes the instruction touches; start_row counts on
-     * as the hardware's does, for a fault half way */
-    for (int r = A.start_row; r < rows; r++) {
-        uint8_t *m = (uint8_t *)(uintptr_t)(i->addr + (uint64_t)r * i->stride);
-        if (i->op == TILESTORED) memcpy(m, t->d[r], cb);
-        else { memcpy(t->d[r], m, cb); memset((uint8_t *)t->d[r] + cb, 0, 64 - cb); }
-        A.start_row = r + 1;
+    const char *bad = bad_tile(i->reg);
+    if (bad)
+        return bad;
+    int rows = state.rows[i->reg];
+    size_t bytes = state.row_bytes[i->reg];
+    tile *t = &state.t[i->reg];
+    if (state.start_row >= rows)
+        return "start_row is beyond the tile";
+    for (int r = state.start_row; r < rows; r++) {
+        uint8_t *at = (uint8_t *)(uintptr_t)(i->address + (uint64_t)r * i->stride);
+        if (i->op == TILESTORED) {
+            memcpy(at, t->d[r], bytes);
+        } else {
+            memcpy(t->d[r], at, bytes);
+            memset((uint8_t *)t->d[r] + bytes, 0, 64 - bytes);
+        }
+        state.start_row = (uint8_t)(r + 1);
     }
-    if (i->op != TILESTORED) memset(t->d[rows], 0, (16 - rows) * 64);
-    A.start_row = 0;
-    return 0;
+    if (i->op != TILESTORED)
+        memset(t->d[rows], 0, (size_t)(16 - rows) * 64);
+    state.start_row = 0;
+    return NULL;
 }
 
-#define SX(v, s) ((int32_t)((uint32_t)(v) << (24 - (s))) >> 24)     /* signed byte at bit s */
-#define ZX(v, s) ((int32_t)((uint32_t)(v) >> (s) & 0xff))
-#define INT8_DOT(name, EA, EB)                                                        \
-    __attribute__((noinline, target("avx2,fma"))) static void name(tile *c, const tile *a, const tile *b, int M, int N, int K) \
-    {                                                                                 \
-        for (int m = 0; m < M; m++) {                                                 \
-            uint32_t acc[16];                                                         \
-            memcpy(acc, c->d[m], 64);                                                 \
-            for (int k = 0; k < K; k++) {                                             \
-                uint32_t x = a->d[m][k];                                              \
-                int32_t x0 = EA(x, 0), x1 = EA(x, 8), x2 = EA(x, 16), x3 = EA(x, 24); \
-                for (int n = 0; n < 16; n++) {  /* columns >= N are cut off below */  \
-                    uint32_t y = b->d[k][n];                                          \
-                    acc[n] += (uint32_t)(x0 * EB(y, 0) + x1 * EB(y, 8) + x2 * EB(y, 16) + x3 * EB(y, 24)); \
-                }                                                                     \
-            }                                                                         \
-            memcpy(c->d[m], acc, (size_t)N * 4);                                      \
-        }                                                                             \
+/* Lanes beyond n are computed too, and cut off. */
+typedef void dot_rows(tile *c, const tile *a, const tile *b, int m, int n, int k);
+
+#define DOT __attribute__((noinline, target("avx2,fma"))) static void
+#define SIGNED(v, s) ((int32_t)((uint32_t)(v) << (24 - (s))) >> 24)     /* the byte at bit s */
+#define UNSIGNED(v, s) ((int32_t)((uint32_t)(v) >> (s) & 0xff))
+#define INT8_DOT(name, A, B)                                                                                    \
+    DOT name(tile *c, const tile *a, const tile *b, int m, int n, int k)                                        \
+    {                                                                                                           \
+        for (int i = 0; i < m; i++) {                                                                           \
+            uint32_t sum[16];                                                                                   \
+            memcpy(sum, c->d[i], 64);                                                                           \
+            for (int j = 0; j < k; j++) {                                                                       \
+                uint32_t x = a->d[i][j];                                                                        \
+                int32_t x0 = A(x, 0), x1 = A(x, 8), x2 = A(x, 16), x3 = A(x, 24);                               \
+                for (int lane = 0; lane < 16; lane++) {                                                         \
+                    uint32_t y = b->d[j][lane];                                                                 \
+                    sum[lane] += (uint32_t)(x0 * B(y, 0) + x1 * B(y, 8) + x2 * B(y, 16) + x3 * B(y, 24));       \
+                }                                                                                               \
+            }                                                                                                   \
+            memcpy(c->d[i], sum, (size_t)n * 4);                                                                \
+        }                                                                                                       \
     }
-INT8_DOT(dot_ss, SX, SX)
-INT8_DOT(dot_su, SX, ZX)
-INT8_DOT(dot_us, ZX, SX)
-INT8_DOT(dot_uu, ZX, ZX)
+INT8_DOT(dot_ss, SIGNED, SIGNED)
+INT8_DOT(dot_su, SIGNED, UNSIGNED)
+INT8_DOT(dot_us, UNSIGNED, SIGNED)
+INT8_DOT(dot_uu, UNSIGNED, UNSIGNED)
 
-static inline float f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
-
-/* Called with MXCSR = round to nearest even, DAZ, FTZ, all exceptions masked.
- * Even and odd elements are summed apart with FMAs, then added, then added
- * to the destination: the order of the manual. */
-#define FP_DOT(name, LO, HI)                                                          \
-    __attribute__((noinline, target("avx2,fma"))) static void name(tile *c, const tile *a, const tile *b, int M, int N, int K) \
-    {                                                                                 \
-        for (int m = 0; m < M; m++) {                                                 \
-            float e[16] = { 0 }, o[16] = { 0 };                                       \
-            for (int k = 0; k < K; k++) {                                             \
-                uint32_t x = a->d[m][k];                                              \
-                float x0 = LO(x), x1 = HI(x);                                         \
-                for (int n = 0; n < 16; n++) {                                        \
-                    uint32_t y = b->d[k][n];                                          \
-                    e[n] = __builtin_fmaf(x0, LO(y), e[n]);                           \
-                    o[n] = __builtin_fmaf(x1, HI(y), o[n]);                           \
-                }                                                                     \
-            }                                                                         \
-            for (int n = 0; n < N; n++) {                                             \
-                float s = e[n] + o[n], r = f32(c->d[m][n]) + s;                       \
-                memcpy(&c->d[m][n], &r, 4);                                           \
-            }                                                                         \
-        }                                                                             \
-    }
-#define BF_LO(v) f32((v) << 16)
-#define BF_HI(v) f32((v) & 0xffff0000u)
-FP_DOT(dot_bf16, BF_LO, BF_HI)
-
-static const char *dot(const insn *i)
+static inline float float_of(uint32_t bits)
 {
-    int c = i->reg, a = i->rm, b = i->vvvv;     /* srcdest, src1, src2 */
-    const char *e;
-    if (c == a || c == b || a == b) return "the three tiles are not distinct";
-    if ((e = bad_tile(c)) || (e = bad_tile(a)) || (e = bad_tile(b))) return e;
-    int M = A.rows[c], N = A.colsb[c] / 4, K = A.rows[b];
-    if (A.rows[a] != M) return "dst.rows != src1.rows";
-    if (A.colsb[b] / 4 != N) return "dst.colsb != src2.colsb";
-    if (A.colsb[a] / 4 != K) return "src1.colsb/4 != src2.rows";
-    tile *C = &A.t[c]; const tile *X = &A.t[a], *Y = &A.t[b];
-    unsigned mx = _mm_getcsr();
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* Even and odd elements are summed apart, each by a chain of fma from 0; then even + odd; then that to the sum: the
+ * order of the manual. Run with MXCSR = nearest even, denormals are zero in and out. */
+DOT dot_bf16(tile *c, const tile *a, const tile *b, int m, int n, int k)
+{
+    for (int i = 0; i < m; i++) {
+        float even[16] = {0}, odd[16] = {0};
+        for (int j = 0; j < k; j++) {
+            float x0 = float_of(a->d[i][j] << 16), x1 = float_of(a->d[i][j] & 0xffff0000u);
+            for (int lane = 0; lane < 16; lane++) {
+                even[lane] = __builtin_fmaf(x0, float_of(b->d[j][lane] << 16), even[lane]);
+                odd[lane] = __builtin_fmaf(x1, float_of(b->d[j][lane] & 0xffff0000u), odd[lane]);
+            }
+        }
+        for (int lane = 0; lane < n; lane++) {
+            float both = even[lane] + odd[lane], sum = float_of(c->d[i][lane]) + both;
+            memcpy(&c->d[i][lane], &sum, 4);
+        }
+    }
+}
+
+static dot_rows *dot_of(int op)
+{
+    return op == TDPBSSD ? dot_ss : op == TDPBSUD ? dot_su : op == TDPBUSD ? dot_us : op == TDPBUUD ? dot_uu : dot_bf16;
+}
+
+static const char *dot(const instruction *i)
+{
+    int c = i->reg, a = i->rm, b = i->vvvv;     /* sum, first and second source */
+    const char *bad;
+    if (c == a || c == b || a == b)
+        return "the three tiles are not distinct";
+    if ((bad = bad_tile(c)) || (bad = bad_tile(a)) || (bad = bad_tile(b)))
+        return bad;
+    int m = state.rows[c], n = state.row_bytes[c] / 4, k = state.rows[b];
+    if (state.rows[a] != m || state.row_bytes[b] / 4 != n || state.row_bytes[a] / 4 != k)
+        return "the shapes of the three tiles do not fit";
+    tile *sum = &state.t[c];
+    unsigned mode = _mm_getcsr();
+    _mm_setcsr(0x9fc0);
+    dot_of(i->op)(sum, &state.t[a], &state.t[b], m, n, k);
+    _mm_setcsr(mode);
+    for (int r = 0; r < 16; r++)
+        memset(&sum->d[r][r < m ? n : 0], 0, (size_t)(r < m ? 16 - n : 16) * 4);
+    state.start_row = 0;
+    return NULL;
+}
+
+static const char *carry_out(const instruction *i)
+{
+    const char *bad;
     switch (i->op) {
-    case TDPBSSD: dot_ss(C, X, Y, M, N, K); break;
-    case TDPBSUD: dot_su(C, X, Y, M, N, K); break;
-    case TDPBUSD: dot_us(C, X, Y, M, N, K); break;
-    case TDPBUUD: dot_uu(C, X, Y, M, N, K); break;
-    case TDPBF16PS: _mm_setcsr(0x9fc0); dot_bf16(C, X, Y, M, N, K); _mm_setcsr(mx); break;
-    }
-    for (int r = 0; r < 16; r++) {
-        if (r >= M) memset(C->d[r], 0, 64);
-        else memset(&C->d[r][N], 0, (size_t)(16 - N) * 4);
-    }
-    A.start_row = 0;
-    return 0;
-}
-
-static const char *carry_out(const insn *i)
-{
-    const char *e;
-    switch (i->op) {
-    case LDTILECFG: return ld_config((const uint8_t *)(uintptr_t)i->addr);
-    case STTILECFG: st_config((uint8_t *)(uintptr_t)i->addr); return 0;
-    case TILERELEASE: init_state(); return 0;
+    case LDTILECFG:
+        return load_config((const uint8_t *)(uintptr_t)i->address);
+    case STTILECFG:
+        store_config((uint8_t *)(uintptr_t)i->address);
+        return NULL;
+    case TILERELEASE:
+        memset(&state, 0, sizeof state);
+        return NULL;
     case TILEZERO:
-        if ((e = bad_tile(i->reg))) return e;
-        memset(&A.t[i->reg], 0, sizeof(tile)); A.start_row = 0; return 0;
-    case TILELOADD: case TILELOADDT1: case TILESTORED: return load_store(i);
-    default: return dot(i);
+        if ((bad = bad_tile(i->reg)))
+            return bad;
+        memset(&state.t[i->reg], 0, sizeof(tile));
+        state.start_row = 0;
+        return NULL;
+    case TILELOADD:
+    case TILELOADDT1:
+    case TILESTORED:
+        return load_or_store(i);
+    default:
+        return dot(i);
     }
 }
 
-/* ---- signals ---------------------------------------------------------- */
+/* ---- signals ------------------------------------------------------------------------------------- */
 
-static void give_up(int sig, const char *fmt, const char *a, const char *b, greg_t rip)
+/* Say why, then end as the CPU would end the program. */
+static void give_up(int sig, const char *op, const char *why, greg_t rip)
 {
-    char s[256];
-    int n = snprintf(s, sizeof s, fmt, a, b, (unsigned long)rip);
-    if (write(2, s, n) < 0) { }
+    char text[256];
+    sigset_t set;
+    int n = snprintf(text, sizeof text, "amxtrap: %s would fault at %#lx: %s\n", op, (unsigned long)rip, why);
+    if (write(2, text, (size_t)n) < 0)
+        _exit(128 + sig);
     signal(sig, SIG_DFL);
-    sigset_t m; sigemptyset(&m); sigaddset(&m, sig);
-    sigprocmask(SIG_UNBLOCK, &m, 0);
+    sigemptyset(&set);
+    sigaddset(&set, sig);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
     raise(sig);
     _exit(128 + sig);
 }
 
-static void on_ill(int sig, siginfo_t *si, void *ctx)
+/* What handled the signal before does so now; the signal comes again and ends the program where nothing did. */
+static void pass_on(const struct sigaction *old, int sig, siginfo_t *info, void *context)
 {
-    greg_t *g = ((ucontext_t *)ctx)->uc_mcontext.gregs;
-    insn i;
-    int n = 0, saved = errno;
-    while (decode((const uint8_t *)(uintptr_t)g[REG_RIP], g, &i)) {
-        if (!permitted)
-            give_up(SIGILL, "amxtrap: %s before arch_prctl(ARCH_REQ_XCOMP_PERM, 18)%s at %#lx\n", op_name[i.op], "", g[REG_RIP]);
-        if (trace) fprintf(stderr, "amxtrap: %#llx %s tmm%d,tmm%d,tmm%d addr=%#lx stride=%ld\n", g[REG_RIP],
-                           op_name[i.op], i.reg, i.rm, i.vvvv, (long)i.addr, (long)i.stride);
-        const char *e = carry_out(&i);
-        if (e) give_up(i.op == LDTILECFG ? SIGSEGV : SIGILL, "amxtrap: %s would fault: %s, at %#lx\n", op_name[i.op], e, g[REG_RIP]);
-        __atomic_fetch_add(&count[i.op], 1, __ATOMIC_RELAXED);
-        g[REG_RIP] += i.len;        /* and straight on with the next, if it is one of ours */
-        n++;
-    }
-    errno = saved;
-    if (n) { __atomic_fetch_add(&traps, 1, __ATOMIC_RELAXED); return; }
-    if (old_ill.sa_flags & SA_SIGINFO) { old_ill.sa_sigaction(sig, si, ctx); return; }
-    if (old_ill.sa_handler != SIG_DFL && old_ill.sa_handler != SIG_IGN) { old_ill.sa_handler(sig); return; }
-    signal(SIGILL, SIG_DFL);        /* not ours: comes again and ends the program */
+    if (old->sa_flags & SA_SIGINFO)
+        old->sa_sigaction(sig, info, context);
+    else if (old->sa_handler != SIG_DFL && old->sa_handler != SIG_IGN)
+        old->sa_handler(sig);
+    else
+        signal(sig, SIG_DFL);
 }
 
-#define TILES 0x60000ul
+static void on_ill(int sig, siginfo_t *info, void *context)
+{
+    greg_t *g = ((ucontext_t *)context)->uc_mcontext.gregs;
+    instruction i;
+    int n = 0, saved = errno;
+    for (; decode((const uint8_t *)(uintptr_t)g[REG_RIP], g, &i); n++) {
+        if (!permitted)
+            give_up(SIGILL, names[i.op], "nobody asked arch_prctl(ARCH_REQ_XCOMP_PERM, 18)", g[REG_RIP]);
+        if (trace)
+            fprintf(stderr, "amxtrap: %#llx %s tmm%d,tmm%d,tmm%d at %#lx, stride %ld\n", g[REG_RIP], names[i.op], i.reg,
+                    i.rm, i.vvvv, (long)i.address, (long)i.stride);
+        const char *bad = carry_out(&i);
+        if (bad)
+            give_up(i.op == LDTILECFG ? SIGSEGV : SIGILL, names[i.op], bad, g[REG_RIP]);
+        __atomic_fetch_add(&count[i.op], 1, __ATOMIC_RELAXED);
+        g[REG_RIP] += i.length;
+    }
+    errno = saved;
+    if (n)
+        __atomic_fetch_add(&traps, 1, __ATOMIC_RELAXED);
+    else
+        pass_on(&old_ill, sig, info, context);
+}
+
+#define TILES 0x60000ul         /* XCR0: configuration and data */
 static unsigned long xcr0;
 
-static void on_sys(int sig, siginfo_t *si, void *ctx)
+/* arch_prctl's three questions about tiles; the filter lets nothing else through to here. */
+static void on_sys(int sig, siginfo_t *info, void *context)
 {
-    greg_t *g = ((ucontext_t *)ctx)->uc_mcontext.gregs;
-    if (si->si_syscall != SYS_arch_prctl) {
-        if (old_sys.sa_flags & SA_SIGINFO) old_sys.sa_sigaction(sig, si, ctx);
-        else if (old_sys.sa_handler != SIG_DFL && old_sys.sa_handler != SIG_IGN) old_sys.sa_handler(sig);
-        else { signal(SIGSYS, SIG_DFL); raise(SIGSYS); }
+    greg_t *g = ((ucontext_t *)context)->uc_mcontext.gregs;
+    if (info->si_syscall != SYS_arch_prctl) {
+        pass_on(&old_sys, sig, info, context);
         return;
     }
-    unsigned long a = g[REG_RSI], v;
-    switch (g[REG_RDI]) {
-    case 0x1021: v = xcr0 | TILES; break;                                   /* ARCH_GET_XCOMP_SUPP */
-    case 0x1022: v = xcr0 | 0x20000 | (permitted ? 0x40000 : 0); break;     /* ARCH_GET_XCOMP_PERM */
-    default:                                                                /* ARCH_REQ_XCOMP_PERM */
-        if (a == 18) permitted = 1;
-        g[REG_RAX] = a > 63 ? -EINVAL : (xcr0 | TILES) >> a & 1 ? 0 : -EOPNOTSUPP;
+    unsigned long argument = (unsigned long)g[REG_RSI], answer = xcr0 | TILES;
+    if (g[REG_RDI] == 0x1023) {                             /* ARCH_REQ_XCOMP_PERM */
+        permitted |= argument == 18;
+        g[REG_RAX] = argument > 63 ? -EINVAL : answer >> argument & 1 ? 0 : -EOPNOTSUPP;
         return;
     }
-    memcpy((void *)a, &v, sizeof v);
+    if (g[REG_RDI] == 0x1022)                               /* ARCH_GET_XCOMP_PERM; else ARCH_GET_XCOMP_SUPP */
+        answer = xcr0 | 0x20000 | (permitted ? 0x40000 : 0);
+    memcpy((void *)argument, &answer, sizeof answer);
     g[REG_RAX] = 0;
 }
 
-int amxtrap_active(void) { return active; }
+/* ---- for tests, and the start -------------------------------------------------------------------- */
+
+int amxtrap_active(void)
+{
+    return active;
+}
+
 unsigned long amxtrap_count(const char *name)
 {
-    for (int i = 0; i < NOPS; i++) if (!strcmp(name, op_name[i])) return count[i];
+    for (int i = 0; i < OPERATIONS; i++)
+        if (strcmp(name, names[i]) == 0)
+            return __atomic_load_n(&count[i], __ATOMIC_RELAXED);
     return 0;
 }
 
-static void stats(void)
+static void print_counts(void)
 {
     fprintf(stderr, "amxtrap: %lu traps", traps);
-    for (int i = 0; i < NOPS; i++) if (count[i]) fprintf(stderr, ", %s %lu", op_name[i], count[i]);
+    for (int i = 0; i < OPERATIONS; i++)
+        if (count[i])
+            fprintf(stderr, ", %s %lu", names[i], count[i]);
     fputc('\n', stderr);
 }
 
-static int on(const char *name) { const char *s = getenv(name); return s && *s && strcmp(s, "0"); }
-
-__attribute__((constructor(101))) static void start(void)
+static int is_on(const char *name)
 {
-    unsigned a, b, c, d;
-    const char *s = getenv("AMXTRAP");
-    if (s && !strcmp(s, "0")) return;
-    __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    if (d >> 24 & 1) return;                    /* the CPU has AMX itself */
-    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-    xcr0 = a | (unsigned long)d << 32;
-    trace = on("AMXTRAP_TRACE");
-    if (on("AMXTRAP_STATS")) atexit(stats);
+    const char *s = getenv(name);
+    return s && *s && strcmp(s, "0") != 0;
+}
 
-    struct sigaction sa = { .sa_flags = SA_SIGINFO | SA_ONSTACK };
-    sa.sa_sigaction = on_ill; sigaction(SIGILL, &sa, &old_ill);
-    sa.sa_sigaction = on_sys; sigaction(SIGSYS, &sa, &old_sys);
+/* arch_prctl 0x1021..0x1023 becomes SIGSYS. */
+static int filter_calls(void)
+{
     struct sock_filter f[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 0, 6),
@@ -365,9 +461,31 @@ __attribute__((constructor(101))) static void start(void)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    struct sock_fprog fp = { sizeof f / sizeof *f, f };
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &fp))
-        fprintf(stderr, "amxtrap: no seccomp filter: ARCH_REQ_XCOMP_PERM will not be answered\n");
-    pthread_atfork(0, 0, clear_tiles);      /* Linux gives a fork's child the configuration, not the tiles */
+    struct sock_fprog program = {sizeof f / sizeof *f, f};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+__attribute__((constructor(101))) static void start(void)
+{
+    unsigned a, b, c, d;
+    const char *off = getenv("AMXTRAP");
+    if (off && strcmp(off, "0") == 0)
+        return;
+    __asm__ volatile("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
+    if (d >> 24 & 1)                        /* the CPU has tiles itself */
+        return;
+    __asm__ volatile("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    xcr0 = a | (unsigned long)d << 32;
+    trace = is_on("AMXTRAP_TRACE");
+    if (is_on("AMXTRAP_STATS"))
+        atexit(print_counts);
+    struct sigaction action = {.sa_flags = SA_SIGINFO | SA_ONSTACK};
+    action.sa_sigaction = on_ill;
+    sigaction(SIGILL, &action, &old_ill);
+    action.sa_sigaction = on_sys;
+    sigaction(SIGSYS, &action, &old_sys);
+    if (!filter_calls())
+        return;                             /* then the row amx stays out of reach, as on a CPU without it */
+    pthread_atfork(NULL, NULL, clear_tiles);        /* Linux gives a fork's child the configuration, not the tiles */
     active = 1;
 }
