@@ -1,4 +1,4 @@
-"""What the environment says (library folder, forced ISA row, thread count, use of tiles), and the file lock.
+"""What the environment says (library folder, row, threads, tiles), and the file lock.
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
