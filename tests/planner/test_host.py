@@ -116,7 +116,7 @@ def test_a_row_this_version_does_not_have_is_not_planned_with():
 
 
 def test_wider_rows_are_assumed_faster():
-    rows = ["portable", "avx2", "avx512", "avx512bf16"]
+    rows = ["portable", "avx2", "avx512", "avx512bf16", "amx"]
     rates = [assumed_rates(row, (8,)) for row in rows]
     assert [r.int8_ops for r in rates] == sorted(r.int8_ops for r in rates)
     assert [r.bf16_ops for r in rates] == sorted(r.bf16_ops for r in rates)
