@@ -35,10 +35,18 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
 def ceiling_words(ceilings: Ceilings) -> str:
     """The same for people."""
     rates = ceiling_figures(ceilings)
+    int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
     return (
-        f"read {rates['read_gb_s']:.1f} GB/s, int8 {rates['int8_gop_s']:.0f} GOP/s,"
-        f" bf16 {rates['bf16_gflop_s']:.0f} GFLOP/s, measured between the runs"
+        f"read {rates['read_gb_s']:.1f} GB/s, int8 {ops_words(int8)},"
+        f" bf16 {ops_words(bf16, 'FLOP')}, measured between the runs"
     )
+
+
+def ops_words(rate: float, what: str = "OP") -> str:
+    """Operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
+    prefix, value = ("T", rate / 1e12) if rate >= 0.9995e12 else ("G", rate / 1e9)
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {prefix}{what}/s"
 
 
 def warn_noisy(others_share: float) -> None:

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figures, warn_noisy
+from ktcli.commands.figures import (
+    ceiling_figures,
+    ceiling_words,
+    machine_figures,
+    ops_words,
+    warn_noisy,
+)
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.engine.bench import CEILING_BYTES, Ceilings
 from ktcli.engine.engine import Options, make_pool
@@ -91,6 +97,7 @@ def kernel(
       kt bench kernel --shape A --format int4 --tokens 128
       kt bench kernel --work decode --shape 4096,1536,128,8 --threads 1 --json
       kt bench kernel --isa avx2 --work linear
+      kt bench kernel --isa amx --work prefill               tiles, where the CPU has them
     """
     formats = [format_named(name) for name in format]
     wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
@@ -189,7 +196,7 @@ def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
         "per expert",
         "one layer",
         "GB/s",
-        "GOP/s",
+        "arithmetic",
         "reached",
     )
     lines = [
@@ -201,7 +208,7 @@ def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
             "" if r.case.per_expert is None else f"{r.case.per_expert:.4g}",
             f"{1e3 * r.measured.seconds:.3f} ms",
             f"{r.read_bps / 1e9:.1f}",
-            f"{r.ops / 1e9:.0f}",
+            ops_words(r.ops, "OP" if format_named(r.format).bits <= 8 else "FLOP"),
             f"{r.measured.share:4.0%} of the {_CEILINGS[r.ceiling][1]}",
         )
         for r in results

@@ -191,7 +191,7 @@ def _facts(made: Plan) -> str:
             f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
             f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
         ),
-        ("", rates.basis),
+        *(("", words) for words in rates.basis.split("; ")),
     ]
     if made.traffic_bytes:
         between = "Between nodes" if len(made.nodes) > 1 else "Between teams"

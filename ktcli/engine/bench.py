@@ -20,7 +20,7 @@ from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.engine.synthetic import Spread, expert_spread
 from ktcli.native import Arena, Ceiling, Pool
-from ktcli.planner.cost import Rates, step_seconds
+from ktcli.planner.cost import Rates, has_tiles, step_seconds
 from ktcli.planner.spec import Step, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
@@ -122,7 +122,8 @@ class Ceilings:
     def rates(self) -> Rates:
         """As the planner takes them."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
-        return Rates(read, int8, bf16, measured=True, basis="measured in this run")
+        basis, tiles = "measured in this run", has_tiles(self.pool.isa)
+        return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
 
 
 @dataclass(frozen=True, slots=True)

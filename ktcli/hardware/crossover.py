@@ -1,9 +1,10 @@
-"""From how many tokens per expert AMX tiles beat vectors, per kind of weights: measured on each host.
+"""From how many tokens per expert AMX tiles beat vectors, measured once on each host.
 
 A tile multiplies 16 tokens at once, however many there are. With few tokens the vector kernels are
-faster, which read the weights as they come; where that turns depends on the CPU, its memory and the
-number of threads. So the first load on a host measures it, in about a second, and keeps the result beside
-the other rates. Every choice gives the same bits for integer weights, so it never changes an answer.
+faster, which read the weights as they come; where that turns depends on the CPU, its memory, the number
+of threads and the kind of weights. So the first load on a host measures it, in about a second, and keeps
+the result beside the other rates. Every choice gives the same bits for integer weights, so it never
+changes an answer of theirs.
 
     KT_TILE_MIN=N            says it for all kinds, and nothing is measured
     KT_ISA, the emulator     tests: tiles from 2 tokens on, nothing is measured or kept
@@ -93,11 +94,12 @@ class Effort:
     budget_s: float = 0.25
 
 
-_MOST_STACK_BYTES = 256 << 20
+# Four times the last cache, so that weights come from memory, and no more than is filled in a moment.
 _STACK_CACHES = 4
+_MOST_STACK_BYTES = 256 << 20
 _MOST_PARTS = 8
 _FEWEST_ROUNDS = 5
-_SPIN_US = 100
+_SPIN_US = 100  # long enough for a team to stay awake between two runs
 _SEED = 20_260_105
 
 

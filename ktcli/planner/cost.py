@@ -26,6 +26,7 @@ class Rates:
         int8_ops, bf16_ops: operations per second, multiply and add are two.
         measured: False if they were assumed from the kind of CPU.
         basis: where they come from, for people.
+        tiles: the operations are those of tiles, which steps of one token and attention do not use.
     """
 
     read_bps: float
@@ -33,11 +34,16 @@ class Rates:
     bf16_ops: float
     measured: bool
     basis: str
+    tiles: bool = False
 
-    def reached(self, unit: Unit) -> float:
+    def reached(self, unit: Unit, n_tokens: int) -> float:
         """Operations per second that the engine's own loop of this kind reaches."""
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
-        return peak * PEAK_SHARE[unit]
+        if not self.tiles:
+            return peak * PEAK_SHARE[unit]
+        if n_tokens == 1 or unit is Unit.ATTENTION:
+            return peak / TILE_GAIN * PEAK_SHARE[unit]
+        return peak * TILE_SHARE[unit]
 
 
 # Shares of the plain read loop and of the arithmetic peak that the engine's own loops reach; measured on
@@ -45,6 +51,16 @@ class Rates:
 # benchmarks/results/2026-11-21-amd-epyc-2-cores.json. Attention multiplies in bf16.
 READ_SHARE = 0.93
 PEAK_SHARE = {Unit.INT8: 0.85, Unit.BF16: 0.90, Unit.ATTENTION: 0.60}
+
+# Tiles do so many times the operations per cycle of two 512-bit ports, in int8 and in bf16.
+TILE_GAIN = 8
+# What loops with tiles reach of their peak: nobody has measured these kernels yet, so it is assumed to be
+# what KTransformers publishes for its own (doc/en/AMX.md: 35 TOPS int8 and 21 TFLOPS bf16 on a Xeon of the
+# 4th generation), of 32 cores at 2.5 GHz.
+TILE_SHARE = {Unit.INT8: 0.20, Unit.BF16: 0.25}
+TILE_BASIS = (
+    "prefill with tiles assumed at a fifth (int8) or a quarter (bf16) of that, as others reach"
+)
 
 # Entering and leaving one operation of the program by a spinning team, and operations per layer.
 OPERATION_S = 3e-6
@@ -58,7 +74,8 @@ class Row:
     Attributes:
         flags: what /proc/cpuinfo must list.
         int8_ops, bf16_ops: operations per cycle and core of its widest multiply-add. Two 512-bit ports
-            for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32).
+            for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32),
+            one multiplier for AMX: tiles of 16 x 16 outputs and 64 bytes of each row in 16 cycles.
     """
 
     flags: frozenset[str]
@@ -69,6 +86,7 @@ class Row:
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 # Best first, as in native/src/kernels/kernels.def.
 ROWS = {
+    "amx": Row(_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}, 2048, 1024),
     "avx512bf16": Row(_AVX512 | {"avx512_bf16"}, 256, 128),
     "avx512": Row(_AVX512, 256, 64),
     "avx2": Row(frozenset({"avx2", "fma"}), 64, 32),
@@ -91,19 +109,29 @@ def assumed_read_bps(threads: float, nodes: int = 1) -> float:
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
     """Cautious rates of so many cores of a CPU nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
+    tiles = has_tiles(isa)
+    basis = (
+        f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces it by measurement"
+    )
     return Rates(
         read_bps=read_bps,
         int8_ops=row.int8_ops * _ASSUMED_HZ * cores,
         bf16_ops=row.bf16_ops * _ASSUMED_HZ * cores,
         measured=False,
-        basis=f"assumed for {cores:g} cores with {isa}; kt doctor --measure replaces it by measurement",
+        basis=f"{basis}; {TILE_BASIS}" if tiles else basis,
+        tiles=tiles,
     )
+
+
+def has_tiles(isa: str) -> bool:
+    """Whether a row of kernels multiplies with tiles."""
+    return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 
 def seconds(work: Work, rates: Rates, n_tokens: int) -> float:
     """Time of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
-    computing = work.ops / rates.reached(work.unit)
+    computing = work.ops / rates.reached(work.unit, n_tokens)
     return max(reading, computing) if n_tokens == 1 else reading + computing
 
 

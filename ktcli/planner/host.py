@@ -15,7 +15,15 @@ from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.team import NodeTeam, node_teams, on_nodes, planned_size
 from ktcli.hardware.text import cpu_text
 from ktcli.planner import memory
-from ktcli.planner.cost import CORE_READ_BPS, ROWS, Rates, assumed_rates, assumed_read_bps
+from ktcli.planner.cost import (
+    CORE_READ_BPS,
+    ROWS,
+    TILE_BASIS,
+    Rates,
+    assumed_rates,
+    assumed_read_bps,
+    has_tiles,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +123,15 @@ def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
     scale = min(threads, cores) / min(found.threads, cores)
     read = min(found.read_bps * max(scale, 1.0), CORE_READ_BPS * threads)
     basis = f"measured {found.date} with {found.threads} threads"
+    if scale != 1.0:
+        basis = f"{basis}, scaled to {threads}"
     return Rates(
         read_bps=found.read_bps if scale == 1.0 else read,
         int8_ops=found.int8_ops * scale,
         bf16_ops=found.bf16_ops * scale,
         measured=True,
-        basis=basis if scale == 1.0 else f"{basis}, scaled to {threads}",
+        basis=f"{basis}; {TILE_BASIS}" if has_tiles(isa) else basis,
+        tiles=has_tiles(isa),
     )
 
 

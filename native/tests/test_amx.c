@@ -76,11 +76,12 @@ enum arrangement { PLAIN, SHIFTED, REVERSED, N_ARRANGEMENTS };
 
 static product product_of(const problem *p, int64_t n_tokens, enum arrangement how, float *y)
 {
+    int is_plain = how == PLAIN;
     return (product){.format = p->format, .n = p->n, .k = p->k, .w = p->w, .panel_bytes = p->l.panel_bytes,
                      .last_panel = (p->n + 15) / 16, .n_tokens = n_tokens, .x8 = &p->x8, .xh = p->xh,
-                     .x_stride = p->x8.stride, .x_rows = how == PLAIN ? NULL : how == SHIFTED ? p->shifted : p->reversed,
-                     .y = y, .y_stride = p->n + 3, .y_rows = how == PLAIN ? NULL : p->spread,
-                     .y_gate = how == REVERSED ? p->gate : NULL, .bias = how == PLAIN ? NULL : p->bias,
+                     .x_stride = p->x8.stride, .x_rows = is_plain ? NULL : how == SHIFTED ? p->shifted : p->reversed,
+                     .y = y, .y_stride = p->n + 3, .y_rows = is_plain ? NULL : p->spread,
+                     .y_gate = how == REVERSED ? p->gate : NULL, .bias = is_plain ? NULL : p->bias,
                      .scratch = p->scratch};
 }
 
@@ -183,8 +184,8 @@ static void test_token_blocks(void)
         if (bits > 16)
             continue;
         for (int is_long = 0; is_long < 2; is_long++, cases++) {
-            problem p = make_problem(&all_formats[i].format, is_long ? 5 : 37, !is_long ? 70 : bits == 16 ? 17000 : 33000,
-                                     is_long ? 35 : 290, &state);
+            int64_t k = !is_long ? 70 : bits == 16 ? 17000 : 33000;
+            problem p = make_problem(&all_formats[i].format, is_long ? 5 : 37, k, is_long ? 35 : 290, &state);
             broken += check(&p, p.most, i % 2 ? REVERSED : SHIFTED);
             free_problem(&p);
         }

@@ -7,7 +7,9 @@ import pytest
 from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
+from ktcli.commands.figures import ops_words
 from ktcli.main import main
+from ktcli.native import isa_rows
 
 KEYS = {
     "work": str,
@@ -221,6 +223,31 @@ def test_kernels_for_people(capsys):
     said = capsys.readouterr()
     assert "decode  64,48,6,4  int4" in said.out and "of the read bandwidth" in said.out
     assert "fit into the caches" in said.err  # 64 layers of this shape are a megabyte
+
+
+@pytest.mark.parametrize(
+    ("rate", "what", "words"),
+    [
+        (35.04e12, "OP", "35.0 TOP/s"),
+        (1.794e12, "OP", "1.79 TOP/s"),
+        (0.9999e12, "FLOP", "1.00 TFLOP/s"),
+        (512.4e9, "FLOP", "512 GFLOP/s"),
+        (9.999e9, "OP", "10.0 GOP/s"),
+        (1e6, "OP", "0.00 GOP/s"),
+    ],
+)
+def test_rates_have_three_digits(rate: float, what: str, words: str):
+    assert ops_words(rate, what) == words
+
+
+def test_a_row_that_does_not_run_here_is_refused_with_those_there_are(capsys):
+    lacking = {row.name: row for row in isa_rows() if not row.usable}
+    if "amx" not in lacking:
+        pytest.skip("this machine runs tiles, or the compiler does not know them")
+    assert main(["bench", "kernel", "--isa", "amx"]) == 9
+    said = capsys.readouterr().err
+    for words in ("'amx' does not run on this CPU", lacking["amx"].missing, "portable"):
+        assert words in said
 
 
 @pytest.mark.parametrize(

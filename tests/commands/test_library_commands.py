@@ -23,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_DEBUG"):
+    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "home"
 
@@ -239,6 +239,59 @@ def test_doctor_measures_and_remembers(
     assert document(["doctor"], capsys, code)["machine"]["measured"] is None
 
 
+CHECKS = ("cpuid", "os", "permission")
+
+
+def test_doctor_says_why_tiles_are_or_are_not_used(home: Path, capsys: Capture) -> None:
+    code = main(["doctor"])
+    text = capsys.readouterr().out
+    amx = document(["doctor"], capsys, code)["amx"]
+    assert {*amx} == {*CHECKS, "used", "reason", "tile_min", "tile_min_from"}
+    assert all({*amx[name]} == {"ok", "detail"} for name in CHECKS)
+    assert f"AMX      {'used' if amx['used'] else 'not used'}: {amx['reason']}" in text
+    for name in CHECKS:
+        assert amx[name]["detail"] in text
+
+
+@pytest.fixture
+def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that seems to run tiles."""
+    from ktcli import native
+    from ktcli.hardware import crossover
+
+    info = native.AmxInfo(True, True, True, True, True, 0, emulated=False)
+    rows = (native.IsaRow("amx", True, ""), native.IsaRow("portable", True, ""))
+    monkeypatch.setattr(native, "isa_rows", lambda: rows)
+    monkeypatch.setattr(native, "amx_info", lambda: info)
+    monkeypatch.setattr(crossover, "measure", lambda *_: crossover.TileMin(4, 6, 3))
+
+
+def test_doctor_shows_where_tiles_begin(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, xeon: None
+) -> None:
+    from ktcli.hardware import measured
+    from ktcli.hardware.machine import Measured
+
+    rates = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
+    monkeypatch.setattr(measured, "measure", lambda *_: rates)
+    code = main(["doctor"])
+    assert "the first model that is loaded does it" in capsys.readouterr().out
+    assert main(["doctor", "--measure"]) == code
+    said = capsys.readouterr()
+    assert "from 4 (int4), 6 (int8), 3 (bf16) tokens per expert, measured" in said.out
+    assert "tiles against vectors" in said.err
+    amx = document(["doctor"], capsys, code)["amx"]
+    assert amx["tile_min"] == {"int4": 4, "int8": 6, "bf16": 3}
+    assert amx["tile_min_from"] == "measured"
+    assert all(amx[name]["ok"] for name in CHECKS)
+    monkeypatch.setenv("KT_ISA", "amx")
+    main(["doctor"])
+    assert "from 2 tokens per expert, not measured under KT_ISA" in capsys.readouterr().out
+    monkeypatch.setenv("KT_TILE_MIN", "9")
+    main(["doctor"])
+    assert "from 9 tokens per expert, as KT_TILE_MIN says" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\0", "[" * 100_000])
 def test_a_damaged_measurement_counts_as_none(text: str, home: Path, capsys: Capture) -> None:
     home.mkdir()
@@ -249,7 +302,13 @@ def test_a_damaged_measurement_counts_as_none(text: str, home: Path, capsys: Cap
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("KT_ISA", "nonsense"), ("KT_THREADS", "many"), ("KT_THREADS", "-1"), ("KT_THREADS", "0")],
+    [
+        ("KT_ISA", "nonsense"),
+        ("KT_THREADS", "many"),
+        ("KT_THREADS", "-1"),
+        ("KT_THREADS", "0"),
+        ("KT_TILE_MIN", "4097"),
+    ],
 )
 def test_doctor_explains_a_wrong_environment(
     name: str, value: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch

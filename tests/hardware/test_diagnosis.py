@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ktcli.hardware.amx import Check, Verdict
 from ktcli.hardware.diagnosis import Kernel, Level, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Memory, Node
 
@@ -57,7 +58,6 @@ CASES: dict[str, tuple[Machine, Setting, Level, str]] = {
     "unknown row": (GOOD, replace(SETTING, forced_isa="sse"), Level.ERROR, "avx512, avx2, portable"),
     "row the CPU lacks": (GOOD, replace(SETTING, forced_isa="amx"), Level.ERROR, "'amx'"),
     "home": (GOOD, replace(SETTING, home_error="it is a file"), Level.ERROR, "it is a file"),
-    "amx refused": (cpu(flags=("avx2", "amx_tile")), SETTING, Level.WARNING, "missing: amx_tile"),
     "too many threads": (GOOD, replace(SETTING, forced_threads=16), Level.ERROR, "KT_THREADS is 16"),
     "quota": (cpu(quota=2.5), SETTING, Level.WARNING, "2.5 CPUs"),
     "cpuset": (cpu(cores=(0, 1)), SETTING, Level.NOTE, "2 of 8 physical cores"),
@@ -93,6 +93,18 @@ def test_one_difference_is_one_problem(kind: str) -> None:
     assert problem.level is level
     assert words in problem.message
     assert problem.fix or level is Level.NOTE or kind == "another system"
+
+
+@pytest.mark.parametrize(
+    ("used", "fix", "warned"), [(False, "do this", True), (False, "", False), (True, "", False)]
+)
+def test_tiles_that_could_be_used_are_a_warning(used: bool, fix: str, warned: bool) -> None:
+    check = Check(True, "seen")
+    tiles = Verdict(check, check, check, used, "the hypervisor hides it", fix)
+    problems = diagnose(GOOD, explain_rows(ROWS, None), SETTING, tiles)
+    assert [(p.level, p.message, p.fix) for p in problems] == [
+        (Level.WARNING, "AMX is not used: the hypervisor hides it", "do this")
+    ] * warned
 
 
 def test_a_gpu_with_torch_is_fine() -> None:

@@ -12,17 +12,18 @@ from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured, Memory, Node
 from ktcli.hardware.numa import OFF, Numa
 from ktcli.hardware.probe import probe
 from ktcli.native import isa_rows
-from ktcli.planner.cost import ROWS, assumed_rates, assumed_read_bps
+from ktcli.planner.cost import ROWS, TILE_GAIN, assumed_rates, assumed_read_bps
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import margin_bytes
+from ktcli.planner.spec import Unit
 
 GIB = 1 << 30
 
 # tree: threads, GiB at most, row of kernels
 EXPECTED = {
     "desktop": (8, 64, "avx2"),
-    "two-sockets": (64, 512, "avx512bf16"),
-    "snc-4": (48, 256, "avx512bf16"),
+    "two-sockets": (64, 512, "amx"),
+    "snc-4": (48, 256, "amx"),
     "snc-8": (64, 256, "avx2"),
     "epyc-nps4": (64, 384, "avx2"),
     "cxl-memory": (16, 128, "avx2"),
@@ -139,10 +140,43 @@ def test_a_row_this_version_does_not_have_is_not_planned_with():
 
 
 def test_wider_rows_are_assumed_faster():
-    rows = ["portable", "avx2", "avx512", "avx512bf16"]
+    rows = ["portable", "avx2", "avx512", "avx512bf16", "amx"]
     rates = [assumed_rates(row, 8, 1e11) for row in rows]
     assert [r.int8_ops for r in rates] == sorted(r.int8_ops for r in rates)
     assert [r.bf16_ops for r in rates] == sorted(r.bf16_ops for r in rates)
+
+
+def test_a_tile_multiplies_as_the_instruction_tables_say():
+    # TDPBSSD: 16 x 16 outputs of 64 products in 16 cycles; TDPBF16PS: of 32 products.
+    for ops, products in ((ROWS["amx"].int8_ops, 64), (ROWS["amx"].bf16_ops, 32)):
+        assert ops == 2 * 16 * 16 * products // 16
+
+
+def test_tiles_help_prefill_and_nothing_else():
+    tiles, vectors = assumed_rates("amx", (32,)), assumed_rates("avx512bf16", (32,))
+    for unit in Unit:
+        assert tiles.reached(unit, 1) == pytest.approx(vectors.reached(unit, 1))
+    for unit in (Unit.INT8, Unit.BF16):
+        assert 1 < tiles.reached(unit, 512) / vectors.reached(unit, 512) < TILE_GAIN
+    assert tiles.reached(Unit.ATTENTION, 512) == pytest.approx(vectors.reached(Unit.ATTENTION, 512))
+
+
+def test_tiles_are_assumed_to_reach_what_others_publish():
+    rates = assumed_rates("amx", (32,))
+    assert rates.reached(Unit.INT8, 512) == pytest.approx(35e12, rel=0.1)
+    assert rates.reached(Unit.BF16, 512) == pytest.approx(21e12, rel=0.1)
+
+
+def test_what_is_assumed_of_tiles_is_said():
+    cpu = replace(eight_cores().cpu, isa=("amx", "avx512"))
+    measured = replace(MEASURED, isa="amx")
+    for host in (
+        host_of(eight_cores(cpu=cpu, measured=measured)),
+        host_of(eight_cores(cpu=cpu, measured=None)),
+    ):
+        assert (host.isa, host.rates.tiles) == ("amx", True)
+        assert "prefill with tiles assumed" in host.rates.basis
+    assert "tiles" not in host_of(eight_cores()).rates.basis
 
 
 # --- memory and notes -------------------------------------------------------------------------------

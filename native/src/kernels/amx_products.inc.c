@@ -117,16 +117,17 @@ static void multiply_panels(amx_work *w, int64_t panel, int panels)
     pair a = {.panel = panel};
     plan_ahead(w, panel, panels, (tiles + 1) / 2 * w->steps);
     for (int q = 0; q < panels && !w->is_bf16; q++)
-        vf_store(w->scales + LANES * q,
-                 load_scales(w->p->format->scale, w->p->w + (size_t)(panel + q) * w->p->panel_bytes + w->l.scale_offset, 0));
+        vf_store(w->scales + LANES * q, load_scales(w->p->format->scale, scales_of(w, panel + q), 0));
     for (; a.step < w->steps; a.step += a.n) {
         a.n = w->steps - a.step < BLOCK_STEPS ? w->steps - a.step : BLOCK_STEPS;
         for (int q = 0; q < panels; q++)
             a.lines[q] = lines_of(w, panel + q, q, a.step, a.n);
         for (a.tile = 0; a.tile < tiles; a.tile += 2) {
-            int both = tiles - a.tile > 1 ? 2 : 1;
+            int both = tiles - a.tile > 1 ? 2 : 1, is_last = a.step + a.n == w->steps;
+            for (int i = 0; i < both && is_last; i++)
+                fetch_y(w, panel, a.tile + i);
             w->is_bf16 ? pair_of(w, &a, 1, both, panels) : pair_of(w, &a, 0, both, panels);
-            for (int i = 0; i < both && a.step + a.n == w->steps; i++)
+            for (int i = 0; i < both && is_last; i++)
                 for (int q = 0; q < panels; q++)
                     finish_tile(w, panel, q, a.tile + i);
         }
@@ -207,8 +208,8 @@ INLINE void group_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *
     int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
     int is_last = column + n * depth == w->l.k_padded;
     vf acc[TILE_ROWS];
-    for (int i = 0; i < TILE_ROWS && i < left && is_last && w->p->y_gate; i++)
-        prefetch(y_at(w->p, panel, t + i));     /* far apart; they come while the tile computes */
+    if (is_last)
+        fetch_y(w, panel, tile);
 #pragma GCC unroll 16
     for (int i = 0; i < TILE_ROWS; i++)
         acc[i] = column ? vf_load(kept + LANES * i) : vf_set1(0.0f);
@@ -224,7 +225,7 @@ INLINE void group_tile(amx_work *w, int64_t panel, int64_t tile, const uint8_t *
 /* All tokens of the block times one panel, its groups `depth` columns wide. */
 INLINE void panel_groups(amx_work *w, int64_t panel, int64_t depth)
 {
-    const uint8_t *scales = w->p->w + (size_t)panel * w->p->panel_bytes + w->l.scale_offset;
+    const uint8_t *scales = scales_of(w, panel);
     int64_t tiles = (w->n + TILE_ROWS - 1) / TILE_ROWS;
     plan_ahead(w, panel, 1, tiles * w->l.groups);
     for (int64_t step = 0; step < w->steps; step += BLOCK_STEPS) {

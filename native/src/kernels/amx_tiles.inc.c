@@ -178,6 +178,19 @@ static const uint8_t *lines_of(const amx_work *w, int64_t panel, int q, int64_t 
     return out;
 }
 
+static const uint8_t *scales_of(const amx_work *w, int64_t panel)
+{
+    return w->p->w + (size_t)panel * w->p->panel_bytes + w->l.scale_offset;
+}
+
+/* Rows of y that are added to lie far apart: they come while their last columns are multiplied. */
+INLINE void fetch_y(const amx_work *w, int64_t panel, int64_t tile)
+{
+    int64_t t = w->first + tile * TILE_ROWS, left = w->n - tile * TILE_ROWS;
+    for (int i = 0; w->p->y_gate && i < TILE_ROWS && i < left; i++)
+        prefetch(y_at(w->p, panel, t + i));
+}
+
 /* While these panels are multiplied, `turns` times, what comes after them is fetched, evenly. */
 static void plan_ahead(amx_work *w, int64_t panel, int panels, int64_t turns)
 {
