@@ -15,7 +15,6 @@ from ktcli.hardware.team import NodeTeam
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.models.model import Model
 from ktcli.native import PANEL_ROWS, Format, packed_bytes
-from ktcli.planner.memory import PROCESS_BYTES, need_bytes, scratch_bytes
 from ktcli.planner.slices import ALTERNATE_ROW_UNIT, ROW_UNIT, cut, unit_of
 from ktcli.planner.spec import part_name
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
@@ -39,8 +38,7 @@ class NodeNeed:
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
     """Bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
 
-    A slice of columns carries scales of its own, so that slices of a format with one scale per row are
-    together a little larger than the whole.
+    A slice of columns carries scales of its own, on lines of its own: cutting adds up to a line per panel.
     """
     fmt = format_of(tensor, recipe)
     if fmt is None or (tensor.role is Role.KEPT and tensor.count > 1):  # MLA's kv_b
@@ -124,29 +122,6 @@ def node_shortage(
     held = [node for node in nodes if node.id in bound]
     needs = node_needs(model, recipe, teams, held, interleaved_bytes) if held else ()
     return tuple((n.node, n.need_bytes, n.free_bytes) for n in needs if not n.fits)
-
-
-def room_bytes(
-    model: Model,
-    recipe: Recipe,
-    teams: Sequence[NodeTeam],
-    nodes: Sequence[Node],
-    margin_bytes: int,
-) -> int | None:
-    """The largest `memory.need_bytes` with which no node runs full; None: nothing is bound.
-
-    A longer context grows on all nodes alike, so the node with the least left over decides.
-
-    Args:
-        nodes: those the teams are bound to.
-        margin_bytes: left free, over all nodes.
-    """
-    if not nodes:
-        return None
-    others = scratch_bytes(model) + PROCESS_BYTES + margin_bytes
-    needs = node_needs(model, recipe, teams, nodes, others)
-    spare = min(need.free_bytes - need.need_bytes for need in needs)
-    return need_bytes(model, recipe, 0) + len(nodes) * spare
 
 
 def traffic_bytes(model: Model, recipe: Recipe, n_teams: int) -> int:

@@ -23,9 +23,10 @@ from ktcli.planner.memory import (
     default_context,
     fitting_context,
     need_bytes,
+    node_room_bytes,
     scratch_bytes,
 )
-from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, room_bytes, traffic_bytes
+from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
 from ktcli.planner.spec import (
     KV_CACHE,
     Step,
@@ -173,7 +174,7 @@ def _room_bytes(model: Model, recipe: Recipe, host: Host) -> int:
     """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
     extra = sum(extra_bytes(model, recipe, host.teams).values())
     room = host.room_bytes - extra
-    fullest = room_bytes(model, recipe, host.teams, host.nodes, host.margin_bytes)
+    fullest = node_room_bytes(model, recipe, host.teams, host.nodes, host.margin_bytes)
     return room if fullest is None else min(room, fullest)
 
 
