@@ -167,7 +167,7 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
         asked = asked_numa(None)
         cpu, numa = on_nodes(machine.nodes, cpu, asked), asked
     except UsageError as error:
-        problems.append(Problem(Level.ERROR, str(error), f"unset KT_NUMA; {error.hint}"))
+        problems.append(Problem(Level.ERROR, f"{error}; {error.hint}", "unset KT_NUMA"))
     threads = min(setting.forced_threads or cpu.threads, max(1, len(cpu.cores)))
     teams = node_teams(machine.nodes, cpu, threads, numa)
     return _Threads(teams, numa, setting.forced_threads is not None)

@@ -18,6 +18,7 @@ from ktcli.errors import UsageError
 from ktcli.hardware.text import cpu_list, cpu_text
 
 MAX_TEAMS = 16  # of a count; there are machines with more nodes, but none to try splitting on
+MOST_TEAMS = 64  # of a pool: KT_MAX_NODES of kt.h
 _HINT = "--numa is auto, off, a number of teams from 1 to 16, or nodes=LIST, e.g. nodes=0,2-3"
 
 

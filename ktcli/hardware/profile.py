@@ -15,6 +15,7 @@ import stat
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
@@ -54,6 +55,12 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     rates = machine.measured
     if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
         raise ValueError("measured holds a rate or a number of threads below 1")
+    numbers = [node.id for node in machine.nodes]
+    cores = [core for node in machine.nodes for core in node.cores]
+    for name, ids in (("node", numbers), ("core", cores)):
+        number, times = (Counter(ids).most_common(1) or [(0, 0)])[0]
+        if times > 1:
+            raise ValueError(f"nodes holds {name} {number} twice")
     return machine
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Node
-from ktcli.hardware.numa import AUTO, OFF, Numa
+from ktcli.hardware.numa import AUTO, MOST_TEAMS, OFF, Numa
 from ktcli.hardware.text import cpu_text
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def node_teams(
     if not numa.bound or not places:
         return (NodeTeam(threads, pinned_to(cpu, threads) or ()),)
     threads = min(threads, sum(len(place.cores) for place in places))
-    count = numa.teams or min(len(places), threads)
+    count = numa.teams or min(len(places), threads, MOST_TEAMS)
     slots = _merged(places, count) if count <= len(places) else _split(places, count)
     sizes = proportional(max(threads, count), [max(1, len(slot.cores)) for slot in slots])
     pinned = all(size <= len(slot.cores) for size, slot in zip(sizes, slots, strict=True))
@@ -149,15 +149,16 @@ def node_teams(
 
 
 def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_Place]:
-    """Each usable memory with its cores, in the order of the nodes' numbers."""
+    """Each usable memory with its cores of `cpu`, in the order of the nodes' numbers."""
     on_nodes(nodes, cpu, numa)
     chosen = numa.nodes or tuple(sorted(n.id for n in nodes if n.cores and n.has_memory))
     cores: dict[int, list[int]] = {number: [] for number in chosen}
+    ours = set(cpu.cores)
     for node in nodes:
         home = node.id if numa.nodes else home_of(node, nodes)
         if home in cores:
-            cores[home] += node.cores
-    return [_Place(tuple(sorted(cores[number])), (number,)) for number in chosen]
+            cores[home] += (core for core in node.cores if core in ours)
+    return [_Place(tuple(sorted(cores[n])), (n,)) for n in chosen if cores[n]]
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:

@@ -6,9 +6,14 @@ that what the plan promises is what a load then does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ktcli.hardware.machine import Node
+from ktcli.hardware.team import NodeTeam
 from ktcli.layers.tensors import Role
 from ktcli.models.model import Model
 from ktcli.native import PAGE_TOKENS
+from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
 from ktcli.weights.recipe import Recipe
 
@@ -65,6 +70,29 @@ def scratch_bytes(model: Model) -> int:
     )
     columns = 8 * spec.hidden + 2 * dense + 2 * spec.top_k * spec.expert_width + latent
     return 4 * (PREFILL_CHUNK * columns + spec.vocab)
+
+
+def node_room_bytes(
+    model: Model,
+    recipe: Recipe,
+    teams: Sequence[NodeTeam],
+    nodes: Sequence[Node],
+    margin_bytes: int,
+) -> int | None:
+    """The largest `need_bytes` with which no node runs full; None: nothing is bound.
+
+    A longer context grows on all nodes alike, so the node with the least left over decides.
+
+    Args:
+        nodes: those the teams are bound to.
+        margin_bytes: left free, over all nodes.
+    """
+    if not nodes:
+        return None
+    others = scratch_bytes(model) + PROCESS_BYTES + margin_bytes
+    needs = node_needs(model, recipe, teams, nodes, others)
+    spare = min(need.free_bytes - need.need_bytes for need in needs)
+    return need_bytes(model, recipe, 0) + len(nodes) * spare
 
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int) -> int:

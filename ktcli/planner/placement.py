@@ -23,6 +23,7 @@ from ktcli.planner.memory import (
     default_context,
     fitting_context,
     need_bytes,
+    node_room_bytes,
     scratch_bytes,
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
@@ -170,14 +171,11 @@ def _node_needs(model: Model, recipe: Recipe, host: Host, context: int) -> tuple
 
 
 def _room_bytes(model: Model, recipe: Recipe, host: Host) -> int:
-    """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first.
-
-    A longer context grows on all nodes alike, so the node with the least left over decides.
-    """
-    base = need_bytes(model, recipe, 0)
-    room = host.room_bytes - (_total_bytes(model, recipe, host, 0) - base)
-    spare = [n.free_bytes - n.need_bytes for n in _node_needs(model, recipe, host, 0)]
-    return min(room, base + len(spare) * min(spare)) if spare else room
+    """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
+    extra = sum(extra_bytes(model, recipe, host.teams).values())
+    room = host.room_bytes - extra
+    fullest = node_room_bytes(model, recipe, host.teams, host.nodes, host.margin_bytes)
+    return room if fullest is None else min(room, fullest)
 
 
 # --- advice ---------------------------------------------------------------------------------------

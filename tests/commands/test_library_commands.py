@@ -292,6 +292,15 @@ def test_doctor_shows_where_tiles_begin(
     assert "from 9 tokens per expert, as KT_TILE_MIN says" in capsys.readouterr().out
 
 
+def test_doctor_shows_the_teams(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KT_NUMA", "2")
+    code = main(["doctor"])
+    assert "in 2 teams (KT_NUMA=2)" in capsys.readouterr().out
+    found = document(["doctor"], capsys, code)
+    assert (found["numa"], len(found["teams"])) == ("2", 2)
+    assert sum(team["threads"] for team in found["teams"]) == found["threads"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\0", "[" * 100_000])
 def test_a_damaged_measurement_counts_as_none(text: str, home: Path, capsys: Capture) -> None:
     home.mkdir()
@@ -308,6 +317,9 @@ def test_a_damaged_measurement_counts_as_none(text: str, home: Path, capsys: Cap
         ("KT_THREADS", "-1"),
         ("KT_THREADS", "0"),
         ("KT_TILE_MIN", "4097"),
+        ("KT_THREADS", "4096"),
+        ("KT_NUMA", "some"),
+        ("KT_NUMA", "nodes=4095"),
     ],
 )
 def test_doctor_explains_a_wrong_environment(

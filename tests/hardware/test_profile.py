@@ -95,6 +95,25 @@ def test_rates_of_nothing_are_refused() -> None:
         profile.from_document(found)
 
 
+@pytest.mark.parametrize(
+    ("second", "words"), [({"id": 0}, "node 0 twice"), ({"id": 1, "cores": "0"}, "core 0 twice")]
+)
+def test_nodes_do_not_overlap(second: dict[str, object], words: str) -> None:
+    found = profile.document(probe())
+    row = {"id": 0, "cores": "", "size_bytes": 1, "free_bytes": 1}
+    found["nodes"] = [{**row, "cores": "0"}, {**row, **second}]
+    with pytest.raises(ValueError, match=words):
+        profile.from_document(found)
+
+
+def test_a_node_is_allowed_unless_the_file_says_no() -> None:
+    found = profile.document(probe())
+    del found["nodes"][0]["allowed"]
+    assert profile.from_document(found).nodes[0].allowed
+    found["nodes"][0]["allowed"] = False
+    assert not profile.from_document(found).nodes[0].allowed
+
+
 def test_endless_sizes_are_refused() -> None:
     found = profile.document(probe())
     found["memory"]["total_bytes"] = 10**400
