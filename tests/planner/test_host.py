@@ -19,8 +19,8 @@ GIB = 1 << 30
 # tree: threads, GiB at most, row of kernels
 EXPECTED = {
     "desktop": (8, 64, "avx2"),
-    "two-sockets": (64, 512, "avx512bf16"),
-    "snc-4": (48, 256, "avx512bf16"),
+    "two-sockets": (64, 512, "amx"),
+    "snc-4": (48, 256, "amx"),
     "snc-8": (64, 256, "avx2"),
     "epyc-nps4": (64, 384, "avx2"),
     "cxl-memory": (16, 128, "avx2"),
