@@ -1,5 +1,6 @@
 """The emulator of AMX for Python tests: a library that a child process preloads, so that the row amx runs
-on any CPU with AVX-512 and bf16 dot products. Where the CPU has AMX, the same tests run on it.
+on any CPU with AVX-512 and bf16 dot products. Where the CPU has AMX, the same tests run on it. The child
+must leave SIGILL alone (no faulthandler).
 """
 
 from __future__ import annotations
