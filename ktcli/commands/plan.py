@@ -120,9 +120,7 @@ def render(name: str, made: Plan) -> str:
     """The plan for people."""
     host = made.host
     fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
-    words = [
-        f"{safe(name)} {fits}: {gib(made.need_bytes)} of {gib(host.available_bytes)} available memory"
-    ]
+    words = [f"{safe(name)} {fits}{_sizes(made)}"]
     words += ["", _parts(made), ""]
     if made.nodes:
         words += [_nodes(made), ""]
@@ -132,6 +130,15 @@ def render(name: str, made: Plan) -> str:
     if host.notes:
         words += ["", *(f"Note: {safe(note)}" for note in host.notes)]
     return "\n".join(words)
+
+
+def _sizes(made: Plan) -> str:
+    """What is needed and there: in all, or on the node that is too small although the whole is not."""
+    have = made.host.available_bytes
+    full = next((need for need in made.nodes if not need.fits), None)
+    if full is None or made.need_bytes > have:
+        return f": {gib(made.need_bytes)} of {gib(have)} available memory"
+    return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
 
 
 def _parts(made: Plan) -> str:
