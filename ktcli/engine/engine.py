@@ -30,7 +30,13 @@ from ktcli.hardware.team import make_team
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program
-from ktcli.planner.memory import PREFILL_CHUNK, default_context, drops_cached, margin_bytes
+from ktcli.planner.memory import (
+    PREFILL_CHUNK,
+    default_context,
+    drops_cached,
+    margin_bytes,
+    node_room_bytes,
+)
 from ktcli.planner.nodes import node_shortage
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
@@ -82,7 +88,7 @@ class Engine:
     ) -> None:
         self.model, self.recipe, self.pool, self.exact = model, recipe, pool, options.exact
         self.spec: Spec = model.spec
-        self.context = _context(model, recipe, options.context)
+        self.context = _context(model, recipe, pool, options.context)
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, pool, self.layout.cache_bytes(self.context))
         self._tensors: Tensors = load(model, recipe, source, pool, progress)
@@ -178,11 +184,15 @@ def _refusals(pool: Pool, tensors: Tensors) -> Iterator[str]:
         )
 
 
-def _context(model: Model, recipe: Recipe, asked: int | None) -> int:
+def _context(model: Model, recipe: Recipe, pool: Pool, asked: int | None) -> int:
     if asked is None:
         memory = read_memory(SYSTEM_ROOT)
-        room_bytes = memory.free_bytes - margin_bytes(memory.total_bytes)
-        return default_context(model, recipe, room_bytes)
+        margin = margin_bytes(memory.total_bytes)
+        bound = {number for team in pool.teams for number in team.memory}
+        nodes = [node for node in read_nodes(SYSTEM_ROOT, (), memory) if node.id in bound]
+        on_nodes = node_room_bytes(model, recipe, pool.teams, nodes, margin)
+        room = memory.free_bytes - margin
+        return default_context(model, recipe, room if on_nodes is None else min(room, on_nodes))
     most = model.spec.context
     if not 1 <= asked <= most:
         raise UsageError(
@@ -198,8 +208,7 @@ def _require_memory(model: Model, recipe: Recipe, pool: Pool, cache_bytes: int) 
     memory = read_memory(SYSTEM_ROOT)
     if need > memory.free_bytes:
         raise NotEnoughMemory(what, need, memory.free_bytes)
-    if len(pool.teams) > 1:
-        nodes = read_nodes(SYSTEM_ROOT, (), memory)
-        for node, need, have in node_shortage(model, recipe, pool.teams, nodes, cache_bytes):
-            hint = "--numa off lets the memory lie on any node"
-            raise NotEnoughMemory(what, need, have, node=node, hint=hint)
+    nodes = read_nodes(SYSTEM_ROOT, (), memory)
+    for node, need, have in node_shortage(model, recipe, pool.teams, nodes, cache_bytes):
+        hint = "--numa off lets the memory lie on any node"
+        raise NotEnoughMemory(what, need, have, node=node, hint=hint)

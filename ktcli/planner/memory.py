@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ktcli.hardware.machine import Node
-from ktcli.hardware.team import NodeTeam
 from ktcli.layers.tensors import Role
 from ktcli.models.model import Model
-from ktcli.native import PAGE_TOKENS
+from ktcli.native import PAGE_TOKENS, Team
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
 from ktcli.weights.recipe import Recipe
@@ -54,7 +53,8 @@ def scratch_bytes(model: Model) -> int:
 
     The residual stream and what each half of a layer makes of it; the widest dense projection and what
     follows it; gate, up and activation of the chosen experts; queries and results of latent attention
-    in every head. Counts up to a fifth more than the engine reserves, never less.
+    in every head. Counts up to a fifth more than the engine reserves with a few threads, never less; each
+    thread has a megabyte or two of its own, and each of several nodes its sums: the margin holds those.
     """
     spec = model.spec
     dense = max(
@@ -75,7 +75,7 @@ def scratch_bytes(model: Model) -> int:
 def node_room_bytes(
     model: Model,
     recipe: Recipe,
-    teams: Sequence[NodeTeam],
+    teams: Sequence[Team],
     nodes: Sequence[Node],
     margin_bytes: int,
 ) -> int | None:

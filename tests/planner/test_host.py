@@ -153,7 +153,7 @@ def test_a_tile_multiplies_as_the_instruction_tables_say():
 
 
 def test_tiles_help_prefill_and_nothing_else():
-    tiles, vectors = assumed_rates("amx", (32,)), assumed_rates("avx512bf16", (32,))
+    tiles, vectors = (assumed_rates(row, 32, 1e11) for row in ("amx", "avx512bf16"))
     for unit in Unit:
         assert tiles.reached(unit, 1) == pytest.approx(vectors.reached(unit, 1))
     for unit in (Unit.INT8, Unit.BF16):
@@ -162,7 +162,7 @@ def test_tiles_help_prefill_and_nothing_else():
 
 
 def test_tiles_are_assumed_to_reach_what_others_publish():
-    rates = assumed_rates("amx", (32,))
+    rates = assumed_rates("amx", 32, 1e11)
     assert rates.reached(Unit.INT8, 512) == pytest.approx(35e12, rel=0.1)
     assert rates.reached(Unit.BF16, 512) == pytest.approx(21e12, rel=0.1)
 
