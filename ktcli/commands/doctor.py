@@ -180,9 +180,7 @@ def _measure(machine: Machine) -> Machine:
     if crossover.look(cpu, threads).measurable:
         out.note("  tiles against vectors …")
         crossover.save(cpu, threads, amx.ROW, crossover.measure(cpu, threads, amx.ROW))
-    rates = measured.measure(
-        machine.cpu, machine.memory.free_bytes, lambda what: out.note(f"  {what} …")
-    )
+    rates = measured.measure(machine, lambda what: out.note(f"  {what} …"))
     measured.save(machine.cpu, rates)
     return replace(machine, measured=rates)
 
@@ -325,8 +323,9 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
                 f"bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
             )
         )
+        nodes = f" on {rates.nodes} nodes" if rates.nodes > 1 else ""
         rows.append(
-            ("", f"measured {rates.date} with {_n(rates.threads, 'thread')} of {rates.isa}")
+            ("", f"measured {rates.date} with {_n(rates.threads, 'thread')} of {rates.isa}{nodes}")
         )
     return rows
 

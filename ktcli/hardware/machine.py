@@ -143,6 +143,7 @@ class Measured:
         read_bps: bytes per second read from memory.
         int8_ops, bf16_ops: operations per second; a multiply and an add are two.
         date: of the measurement, YYYY-MM-DD.
+        nodes: NUMA nodes that were read at once, each by the team bound to it; 1: memory anywhere.
     """
 
     isa: str
@@ -151,6 +152,7 @@ class Measured:
     int8_ops: float
     bf16_ops: float
     date: str
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)

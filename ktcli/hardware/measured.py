@@ -19,8 +19,9 @@ from typing import Any
 
 from ktcli import config
 from ktcli.errors import KtError
-from ktcli.hardware.machine import Cpu, Measured
-from ktcli.hardware.team import make_team, team_size
+from ktcli.hardware.machine import Cpu, Machine, Measured
+from ktcli.hardware.numa import asked_numa
+from ktcli.hardware.team import bound_nodes, make_team, team_size
 
 # Larger than any cache of a CPU socket, so that reading it is reading memory.
 BUFFER_BYTES = 1 << 30
@@ -46,6 +47,7 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
             int8_ops=float(found["int8_ops"]),
             bf16_ops=float(found["bf16_ops"]),
             date=str(found["date"]),
+            nodes=int(found.get("nodes", 1)),
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -53,19 +55,19 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
     return rates if all(1 <= value < MAX_RATE for value in values) else None
 
 
-def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
-    """Measure with all threads for about three seconds; nothing is stored.
+def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
+    """Measure with all threads for about three seconds, in the teams that a model would get; nothing is
+    stored.
 
     Args:
-        free_bytes: memory that may be taken.
         step: told what is measured now.
     Raises:
         NativeError: the native library is missing or refuses KT_ISA.
     """
     from ktcli.native import Ceiling
 
-    pool = make_team(cpu)
-    size = max(SMALLEST_BUFFER_BYTES, min(BUFFER_BYTES, free_bytes // 4))
+    pool = make_team(machine.cpu, nodes=machine.nodes, numa=asked_numa(None))
+    size = max(SMALLEST_BUFFER_BYTES, min(BUFFER_BYTES, machine.memory.free_bytes // 4))
     step("memory bandwidth")
     arenas = [pool.arena(size // len(pool.node_threads), i) for i in range(len(pool.node_threads))]
     for arena in arenas:  # pages that were never written are all one zero page, which caches hold
@@ -79,7 +81,8 @@ def measure(cpu: Cpu, free_bytes: int, step: Callable[[str], None]) -> Measured:
     step("bf16 arithmetic")
     bf16_ops = pool.ceiling(Ceiling.BF16, 0.5)
     today = date.today().isoformat()
-    return Measured(pool.isa, pool.threads, read_bps, int8_ops, bf16_ops, today)
+    nodes = bound_nodes(pool.teams)
+    return Measured(pool.isa, pool.threads, read_bps, int8_ops, bf16_ops, today, nodes)
 
 
 def save(cpu: Cpu, rates: Measured) -> None:

@@ -22,7 +22,7 @@ from ktcli.hardware.numa import AUTO, MOST_TEAMS, OFF, Numa
 from ktcli.hardware.text import cpu_text
 
 if TYPE_CHECKING:
-    from ktcli.native import Pool
+    from ktcli.native import Pool, Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,11 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
     while sum(parts) > count:
         parts[min((i for i, part in enumerate(parts) if part > 1), key=missing)] -= 1
     return parts
+
+
+def bound_nodes(teams: Sequence[Team]) -> int:
+    """Memories that teams are bound to, each by itself; 1 where they are not."""
+    return max(1, len({team.memory for team in teams if team.memory}))
 
 
 # --- starting them --------------------------------------------------------------------------------

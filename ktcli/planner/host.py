@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
 from ktcli.hardware.numa import AUTO, OFF, Numa
-from ktcli.hardware.team import NodeTeam, node_teams, on_nodes, planned_size
+from ktcli.hardware.team import NodeTeam, bound_nodes, node_teams, on_nodes, planned_size
 from ktcli.hardware.text import cpu_text
 from ktcli.planner import memory
 from ktcli.planner.cost import (
@@ -112,10 +112,11 @@ def _best_row(machine: Machine) -> str:
 
 
 def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
-    """Measured rates, scaled to another thread count; assumed ones if the row was not measured."""
+    """Measured rates, scaled to another thread count; assumed ones if the row was not measured, or with
+    memory bound otherwise."""
     threads, cores = sum(team.threads for team in teams), machine.cpu.threads
     found = machine.measured
-    if found is None or found.isa != isa:
+    if found is None or found.isa != isa or found.nodes != bound_nodes(teams):
         # More threads than cores, or than the container's time is for, get no more done.
         useful = min(threads, cores) / threads
         return assumed_rates(isa, threads * useful, _assumed_read_bps(machine, teams, useful))

@@ -140,7 +140,7 @@ def test_cached_pages_after_a_load(
         pytest.skip("this file system keeps nothing in the page cache")
     Engine.load(pack, context=64, threads=1, numa=numa)
     after = sum(map(cached_bytes, files))
-    assert after == before if room == "enough" else after <= before // 4
+    assert after >= before if room == "enough" else after <= before // 4
 
 
 def cached_bytes(path: Path) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ def test_what_was_saved_comes_back() -> None:
     measured.save(CPU, RATES)
     assert measured.load(CPU) == RATES
     assert measured.load(CPU, threads=1) is None
+    two = replace(RATES, nodes=2)
+    measured.save(CPU, two)
+    assert measured.load(CPU) == two
 
 
 @pytest.mark.parametrize("value", [0, -1, 1e-300, float("nan"), float("inf"), 10**400, "fast", []])

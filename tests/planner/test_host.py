@@ -134,6 +134,17 @@ def test_rates_of_another_row_are_not_this_rows():
     assert "assumed" in rates.basis
 
 
+def test_rates_of_otherwise_bound_memory_are_not_these():
+    nodes = (Node(0, (0, 1, 2, 3), 32 * GIB, 24 * GIB), Node(1, (4, 5, 6, 7), 32 * GIB, 24 * GIB))
+    found = eight_cores(nodes=nodes)
+    assert not host_of(found).rates.measured  # measured with memory anywhere
+    assert host_of(found, numa=OFF).rates.measured
+    both = eight_cores(nodes=nodes, measured=replace(MEASURED, nodes=2))
+    assert host_of(both).rates.read_bps == MEASURED.read_bps
+    assert host_of(both, numa=Numa(4)).rates.measured  # each node split, all memory bound
+    assert not host_of(both, numa=OFF).rates.measured
+
+
 def test_a_row_this_version_does_not_have_is_not_planned_with():
     cpu = replace(eight_cores().cpu, isa=("some-later-row", "avx512", "portable"))
     assert host_of(eight_cores(cpu=cpu)).isa == "avx512"
