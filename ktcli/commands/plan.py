@@ -159,15 +159,19 @@ def _parts(made: Plan) -> str:
 
 
 def _nodes(made: Plan) -> str:
-    """Each node with what it holds and who reads it first of all."""
-    head = ("node", "needs", "free", "team")
+    """Each node with what it holds and whose memory it is; one that is too small in red."""
+    head = ("node", "needs", "free", "team", "")
     rows = []
     for need in made.nodes:
         teams = [_team_words(team) for team in made.host.teams if need.node in team.memory]
         words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams"
-        short = "" if need.fits else out.style("  too little", "red")
-        rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), f"{words}{short}"))
-    return table(rows, head, right=(0, 1, 2))
+        short = "" if need.fits else "too little"
+        rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), words, short))
+    first, *lines = table(rows, head, right=(0, 1, 2)).splitlines()
+    shown = zip(lines, made.nodes, strict=True)
+    return "\n".join(
+        [first, *(line if need.fits else out.style(line, "red") for line, need in shown)]
+    )
 
 
 def _team_words(team: NodeTeam) -> str:
@@ -193,16 +197,15 @@ def _facts(made: Plan) -> str:
             f" {speed.decode_full:.1f} at the end of the context{somewhere}",
         ),
         ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {min(PREFILL_CHUNK, made.context)}"),
-        (
-            "Rates",
-            f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
-            f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
-        ),
-        *(("", words) for words in rates.basis.split("; ")),
     ]
     if made.traffic_bytes:
         between = "Between nodes" if len(made.nodes) > 1 else "Between teams"
-        rows.insert(-2, (between, _traffic_words(made)))
+        rows.append((between, _traffic_words(made)))
+    words = (
+        f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
+        f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s"
+    )
+    rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
     return table(rows)
 
 

@@ -271,7 +271,7 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
     yield line(KV_CACHE, "bf16", spread, kv_bytes(spec, context), positions)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
     yield line("scratch", "f32", spread, scratch_bytes(model), buffers)
-    others = f"the program itself; {gib(host.margin_bytes)} left for others"
+    others = f"the program; {gib(host.margin_bytes)} for others"
     yield line("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
 
 

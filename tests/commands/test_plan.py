@@ -10,6 +10,7 @@ from shapes import config
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Memory, Node
 from ktcli.hardware.profile import document as machine_document
 from ktcli.main import main
+from ktcli.output import out
 from ktcli.store import catalog
 
 GIB = 1 << 30
@@ -118,9 +119,10 @@ def test_people_see_every_node(home: Path, capsys):
     shown = capsys.readouterr().out
     for words in ("32 threads on CPUs 0-31", "32 threads on CPUs 32-63", "Between nodes  964 KiB"):
         assert words in shown
+    assert shown.index("Between nodes") < shown.index("Rates") < shown.index("assumed for")
 
 
-def test_a_full_node_is_shown(home: Path, capsys):
+def test_a_full_node_is_shown(home: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     machine = server()
     nodes = (machine.nodes[0], replace(machine.nodes[1], free_bytes=GIB), *machine.nodes[2:])
     path = str(write(replace(machine, nodes=nodes), home))
@@ -130,6 +132,11 @@ def test_a_full_node_is_shown(home: Path, capsys):
     assert "too little" in shown
     assert "--numa off fits" in shown
     assert main(["plan", "qwen3-30b-a3b", "--machine", path, "--numa", "off"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(out, "style", lambda text, style: f"\x1b[31m{text}\x1b[0m")
+    main(["plan", "qwen3-30b-a3b", "--machine", path])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in lines if "too little" in line] == ["\x1b[31m"]
 
 
 def test_the_environment_speaks_of_this_machine_only(
