@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.engine.bench import Ceilings
 from ktcli.engine.measure import PAIRS, Measurement, alternate
-from ktcli.engine.memory import NodeMemory, aligned
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.layers.backend import Reads
 from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
@@ -36,7 +36,7 @@ from ktcli.native import (
     cache_bytes,
     packed_bytes,
 )
-from ktcli.planner.slices import Part, parts_of
+from ktcli.planner.slices import Slice, slices_of
 
 # A stack of layers: far larger than a usual last cache, or 8 times this machine's, within reason.
 _STACK_BYTES = 512 << 20
@@ -183,11 +183,11 @@ class Stack:
         self.draw = np.random.default_rng(_SEED)
         self.program = Program(pool, max_tokens=max_tokens, max_outputs=1, exact=False)
         self._matrices = matrices
-        self._parts = [_parts(tensor, fmt, pool.node_threads) for tensor in matrices]
+        self._slices = [_slices(tensor, fmt, pool.node_threads) for tensor in matrices]
         self._memory = NodeMemory(
             pool,
             [
-                self.layers * sum(aligned(parts[node].size_bytes) for parts in self._parts)
+                self.layers * sum(aligned(slices[node].size_bytes) for slices in self._slices)
                 for node in range(len(pool.node_threads))
             ],
             0,
@@ -213,15 +213,15 @@ class Stack:
         return self._seconds() - before
 
     def _weights(self) -> list[tuple[Weight, ...]]:
-        """The matrices of the next layer, filled: of each the parts of the nodes."""
+        """The matrices of the next layer, filled: of each the slices of the nodes."""
         return [
-            tuple(self._weight(part, tensor.count, node) for node, part in enumerate(parts))
-            for tensor, parts in zip(self._matrices, self._parts, strict=True)
+            tuple(self._weight(each, tensor.count, node) for node, each in enumerate(slices))
+            for tensor, slices in zip(self._matrices, self._slices, strict=True)
         ]
 
-    def _weight(self, part: Part, count: int, node: int) -> Weight:
-        piece = self._memory.take(part.size_bytes, node)
-        weight = Weight(self.format, part.n, part.k, count, piece.address, piece.owner)
+    def _weight(self, of: Slice, count: int, node: int) -> Weight:
+        piece = self._memory.take(of.size_bytes, node)
+        weight = Weight(self.format, of.n, of.k, count, piece.address, piece.owner)
         self._seed += 1
         if weight.size_bytes:
             self.pool.fill_random(weight, self._seed)
@@ -312,8 +312,8 @@ class LinearStack(Stack):
         out = self.program.buffer(self.N)
 
         def layer(x: View) -> View:
-            (parts,) = self._weights()
-            self.program.linear(out, x, parts, None, Reads.FORMAT)
+            (slices,) = self._weights()
+            self.program.linear(out, x, slices, None, Reads.FORMAT)
             return out
 
         self._record(self.K, layer)
@@ -382,10 +382,10 @@ def _ceiling(stack: Stack, case: Case) -> Ceiling:
     return Ceiling.INT8 if stack.format.bits <= 8 else Ceiling.BF16
 
 
-def _parts(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Part, ...]:
+def _slices(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
     """Of each node; all of it where there is one."""
     size = packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
-    return parts_of(tensor, fmt, shares) or (Part(0, tensor.n, tensor.n, tensor.k, size),)
+    return slices_of(tensor, fmt, shares) or (Slice(range(tensor.n), tensor.n, tensor.k, size),)
 
 
 def _stack_bytes() -> int:

@@ -1,6 +1,6 @@
 """Filling memory with a model's tensors: from a pack, or with random weights.
 
-Each node of the pool has an arena for its parts of the weights that nodes share; all else lies in one
+Each node of the pool has an arena for its slices of the weights that nodes share; all else lies in one
 arena over all nodes. Where the bytes come from is a `TensorSource`; what they become is decided by the
 tensor's role and cut.
 """
@@ -16,13 +16,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.memory import NodeMemory, Piece, aligned
+from ktcli.engine.arenas import NodeMemory, Piece, aligned
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models import Model
-from ktcli.native import Axis, Format, Pool, Slice, Weight
-from ktcli.planner.slices import Part, parts_of
+from ktcli.native import Axis, Format, Pool, Weight
+from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
@@ -37,9 +37,9 @@ class TensorSource(Protocol):
         """Write the tensor's bytes into `memory`, which `target` shows as what it is."""
 
     def place(
-        self, tensor: Tensor, whole: Weight, parts: Sequence[Part], targets: Sequence[Weight]
+        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
     ) -> None:
-        """Write each node's part of a weight into its target; `whole` is its shape."""
+        """Write each node's slice of a weight into its target; `whole` is its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def load(
     """Place and fill every tensor of the model."""
     places = [_Place.of(tensor, recipe, pool.node_threads) for tensor in model.tensors]
     nodes = range(len(pool.node_threads))
-    node_bytes = [sum(aligned(p.parts[i].size_bytes) for p in places if p.parts) for i in nodes]
-    shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.parts)
+    node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]
+    shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.slices)
     memory = NodeMemory(pool, node_bytes, shared_bytes)
     by_name: dict[str, Loaded] = {}
     done, total = 0, sum(place.size_bytes for place in places)
@@ -85,32 +85,32 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor goes: `parts` to their nodes, or all of it to the common memory."""
+    """Where a tensor goes: `slices` to their nodes, or all of it to the common memory."""
 
     tensor: Tensor
     format: Format | None
     size_bytes: int
-    parts: tuple[Part, ...]
+    slices: tuple[Slice, ...]
 
     @classmethod
     def of(cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> _Place:
         fmt = format_of(tensor, recipe)
-        parts = parts_of(tensor, fmt, shares) if fmt is not None else ()
-        return cls(tensor, fmt, stored_bytes(tensor, recipe), parts)
+        slices = slices_of(tensor, fmt, shares) if fmt is not None else ()
+        return cls(tensor, fmt, stored_bytes(tensor, recipe), slices)
 
     def fill(self, source: TensorSource, memory: NodeMemory) -> Loaded:
-        if self.format is None or not self.parts:
+        if self.format is None or not self.slices:
             piece = memory.take(self.size_bytes)
             target = self._whole(piece)
             source.fill(self.tensor, target, piece.bytes)
             return target
         shape = Weight(self.format, self.tensor.n, self.tensor.k, self.tensor.count, 0, None)
-        pieces = [memory.take(part.size_bytes, node) for node, part in enumerate(self.parts)]
+        pieces = [memory.take(each.size_bytes, node) for node, each in enumerate(self.slices)]
         targets = tuple(
-            Weight(self.format, part.n, part.k, self.tensor.count, piece.address, piece.owner)
-            for part, piece in zip(self.parts, pieces, strict=True)
+            Weight(self.format, each.n, each.k, self.tensor.count, piece.address, piece.owner)
+            for each, piece in zip(self.slices, pieces, strict=True)
         )
-        source.place(self.tensor, shape, self.parts, targets)
+        source.place(self.tensor, shape, self.slices, targets)
         return targets
 
     def _whole(self, piece: Piece) -> Loaded:
@@ -145,16 +145,13 @@ class PackSource:
             self._pool.read_file(descriptor, place.offset, memory)
 
     def place(
-        self, tensor: Tensor, whole: Weight, parts: Sequence[Part], targets: Sequence[Weight]
+        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
     ) -> None:
         place = self._pack.locate(tensor)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
-        slices = [
-            Slice(part.first, part.last, target.address)
-            for part, target in zip(parts, targets, strict=True)
-        ]
+        cuts = [each.of for each in slices]
         with self._reading(place) as descriptor:
-            self._pool.place(descriptor, place.offset, whole, axis, slices)
+            self._pool.place(descriptor, place.offset, whole, axis, cuts, targets)
 
     @contextmanager
     def _reading(self, place: Location) -> Iterator[int]:
@@ -184,7 +181,7 @@ class RandomSource:
     """Random weights of the true shapes, for measuring a machine without a checkpoint.
 
     Norm gains are 1 and biases 0; matrices have rms 1/sqrt(k), so that activations keep their size and
-    the router's choices spread evenly. The parts of nodes are random by themselves.
+    the router's choices spread evenly. The slices of nodes are random by themselves.
     """
 
     def __init__(self, pool: Pool, seed: int) -> None:
@@ -202,7 +199,7 @@ class RandomSource:
             target[:] = 0.0 if tensor.name.endswith("bias") else 1.0
 
     def place(
-        self, tensor: Tensor, whole: Weight, parts: Sequence[Part], targets: Sequence[Weight]
+        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
     ) -> None:
         for target in targets:
             self._seed += 1

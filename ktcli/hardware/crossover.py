@@ -31,6 +31,7 @@ from ktcli.hardware import measured
 from ktcli.hardware.amx import ROW
 from ktcli.hardware.machine import Cpu
 from ktcli.hardware.memory import read_memory
+from ktcli.hardware.team import pinned_to
 
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
@@ -235,7 +236,7 @@ def measure(
     from ktcli.native import Arena, Pool, packed_bytes
 
     effort = effort or _usual_effort()
-    pins = cpu.cores[:threads] if threads <= len(cpu.cores) else None
+    pins = pinned_to(cpu, threads) or None
     pools = [
         Pool(threads, isa=isa, cpus=pins, spin_us=_SPIN_US, tile_min=(least, least, least))
         for least in (2, _NEVER)

@@ -17,9 +17,9 @@ from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.text import cpu_list, cpu_text
 
-MAX_TEAMS = 16  # of a count; there are machines with more nodes, but none to try splitting on
-MOST_TEAMS = 64  # of a pool: KT_MAX_NODES of kt.h
-_HINT = "--numa is auto, off, a number of teams from 1 to 16, or nodes=LIST, e.g. nodes=0,2-3"
+MAX_TEAMS = 64  # of a pool: KT_MAX_NODES of kt.h
+_MOST_ASKED = 16  # as a count; there are machines with more nodes, but none to try splitting on
+_HINT = f"--numa is auto, off, a number of teams from 1 to {_MOST_ASKED}, or nodes=LIST, e.g. nodes=0,2-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
     """The value of an option or a variable called `source`.
 
     Raises:
-        UsageError: it is neither of the four.
+        UsageError: it is none of the four.
     """
     word = text.strip().lower()
     if word in ("auto", "off"):
         return AUTO if word == "auto" else OFF
     if re.fullmatch(r"[0-9]{1,9}", word):
-        if not 1 <= int(word) <= MAX_TEAMS:
-            raise UsageError(f"{source} is {word}, it can be 1 to {MAX_TEAMS} teams", hint=_HINT)
+        if not 1 <= int(word) <= _MOST_ASKED:
+            raise UsageError(f"{source} is {word}, it can be 1 to {_MOST_ASKED} teams", hint=_HINT)
         return Numa(teams=int(word))
     name, equals, numbers = word.partition("=")
     if (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Node
-from ktcli.hardware.numa import AUTO, MOST_TEAMS, OFF, Numa
+from ktcli.hardware.numa import AUTO, MAX_TEAMS, OFF, Numa
 from ktcli.hardware.text import cpu_text
 
 if TYPE_CHECKING:
@@ -129,9 +129,9 @@ def node_teams(
     """
     places = _places(machine_nodes, cpu, numa)
     if not numa.bound or not places:
-        return (NodeTeam(threads, pinned_to(cpu, threads) or ()),)
+        return (NodeTeam(threads, pinned_to(cpu, threads)),)
     threads = min(threads, sum(len(place.cores) for place in places))
-    count = numa.teams or min(len(places), threads, MOST_TEAMS)
+    count = numa.teams or min(len(places), threads, MAX_TEAMS)
     slots = _merged(places, count) if count <= len(places) else _split(places, count)
     sizes = proportional(max(threads, count), [max(1, len(slot.cores)) for slot in slots])
     pinned = all(size <= len(slot.cores) for size, slot in zip(sizes, slots, strict=True))
@@ -230,9 +230,9 @@ def teams_here(
     return node_teams(nodes, cpu, team_size(on_nodes(nodes, cpu, numa), threads), numa)
 
 
-def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...] | None:
-    """The CPUs of one team over all cores, one per thread; None: more threads than cores, not pinned."""
-    return cpu.cores[:threads] if threads <= len(cpu.cores) else None
+def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...]:
+    """The CPUs of one team over all cores, one per thread; (): more threads than cores, not pinned."""
+    return cpu.cores[:threads] if threads <= len(cpu.cores) else ()
 
 
 def make_team(

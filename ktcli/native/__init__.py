@@ -19,10 +19,11 @@ from ktcli.native.library import (
     Weight,
     amx_info,
     cache_bytes,
+    cut_columns,
     isa_rows,
     packed_bytes,
 )
-from ktcli.native.pool import Axis, Pool, Slice, Team
+from ktcli.native.pool import Axis, Pool, Team
 from ktcli.native.program import Program, Step, View
 
 __all__ = [
@@ -39,13 +40,13 @@ __all__ = [
     "Pool",
     "Program",
     "Scale",
-    "Slice",
     "Step",
     "Team",
     "View",
     "Weight",
     "amx_info",
     "cache_bytes",
+    "cut_columns",
     "isa_rows",
     "packed_bytes",
 ]

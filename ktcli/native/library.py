@@ -174,6 +174,11 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
     return size
 
 
+def cut_columns(fmt: Format) -> int:
+    """Columns between the places where a packed weight can be cut: a step of the kernels, or a group."""
+    return int(library()[1].kt_cut_columns(c_format(fmt)))
+
+
 class Arena:
     """Zeroed memory on huge pages where the system gives them.
 

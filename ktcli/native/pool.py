@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -43,15 +42,6 @@ class Axis(IntEnum):
 
     ROWS = 0
     COLUMNS = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Rows or columns [first, last) of every matrix of a weight, as a weight of its own at `address`."""
-
-    first: int
-    last: int
-    address: int
 
 
 # The bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
@@ -221,16 +211,27 @@ class Pool:
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
     def place(
-        self, fd: int, offset: int, whole: Weight, axis: Axis, slices: Sequence[Slice]
+        self,
+        fd: int,
+        offset: int,
+        whole: Weight,
+        axis: Axis,
+        cuts: Sequence[range],
+        slices: Sequence[Weight],
     ) -> None:
-        """Fill the nodes' slices of a packed weight from an open file; of `whole` only the shape counts.
+        """Fill the nodes' slices of a packed weight from an open file; see kt_place.
 
+        Args:
+            whole: only its shape counts.
+            cuts: rows or columns of each node, which follow one another; may be empty.
+            slices: what these are, as weights of their own.
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
         """
-        require(len(slices) == len(self.node_threads), "there is not one slice for each node")
-        cast = self._ffi.cast
-        rows = [(s.first, s.last, cast("void *", s.address)) for s in slices]
+        nodes = len(self.node_threads)
+        require(len(cuts) == len(slices) == nodes, "there is not one slice for each node")
+        cast, pairs = self._ffi.cast, zip(cuts, slices, strict=True)
+        rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in pairs]
         given = self._ffi.new("kt_slice[]", rows)
         weight = self.c_weight(whole)
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))

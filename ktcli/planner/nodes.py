@@ -13,7 +13,7 @@ from ktcli.hardware.machine import Node
 from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models.model import Model
 from ktcli.native import Team
-from ktcli.planner.slices import parts_of
+from ktcli.planner.slices import slices_of
 from ktcli.planner.spec import part_name
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
@@ -34,12 +34,12 @@ class NodeNeed:
 
 
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of each team's part of a tensor; (): it is not cut, but interleaved.
+    """Bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
 
-    Parts along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
+    Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
     fmt = format_of(tensor, recipe)
-    return tuple(part.size_bytes for part in parts_of(tensor, fmt, shares)) if fmt else ()
+    return tuple(each.size_bytes for each in slices_of(tensor, fmt, shares)) if fmt else ()
 
 
 def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ktcli.layers.tensors import Cut, Role, Tensor
-from ktcli.native import PANEL_ROWS, Format, packed_bytes
+from ktcli.native import PANEL_ROWS, Format, cut_columns, packed_bytes
 
 ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
 
@@ -39,48 +39,42 @@ def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(first, last) for first, last in pairwise(edges))
 
 
-def unit_of(fmt: Format) -> int:
-    """Columns between two cuts of a packed weight: a step of the kernels, or a group of scales."""
-    return max(64 if fmt.bits <= 8 else 32, fmt.group)
-
-
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one team has of a tensor: rows or columns [first, last) of every matrix, or nothing.
+class Slice:
+    """What one team has of a tensor: some rows or columns of every matrix, or nothing.
 
     Attributes:
-        n, k: of the part as a matrix; one of them is 0 if there is nothing.
+        of: these rows or columns; empty: nothing.
+        n, k: of the slice as a matrix; one of them is 0 if there is nothing.
         size_bytes: of all its matrices, packed.
     """
 
-    first: int
-    last: int
+    of: range
     n: int
     k: int
     size_bytes: int
 
 
-def parts_of(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Part, ...]:
-    """The parts of a packed tensor, one per team; empty if it is not cut.
+def slices_of(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
+    """The slices of a packed tensor, one per team; empty if it is not cut.
 
     The experts of a layer are cut by width: columns of down, and the rows of gate and up that give them.
     """
     if tensor.cut is Cut.NONE or len(shares) == 1:
         return ()
     by_rows = tensor.cut is Cut.ROWS
-    if (
-        tensor.role is Role.EXPERTS and by_rows
-    ):  # gate and up alternate: two rows of panels per column
-        columns = cut(tensor.n // 2, unit_of(fmt), shares)
+    if tensor.role is Role.EXPERTS and by_rows:
+        # Gate and up alternate: two rows per column of down.
+        columns = cut(tensor.n // 2, cut_columns(fmt), shares)
         ranges = tuple(range(2 * each.start, 2 * each.stop) for each in columns)
     elif by_rows:
         ranges = cut(tensor.n, ROW_UNIT, shares)
     else:
-        ranges = cut(tensor.k, unit_of(fmt), shares)
-    return tuple(_part(tensor, fmt, each, by_rows) for each in ranges)
+        ranges = cut(tensor.k, cut_columns(fmt), shares)
+    return tuple(_slice(tensor, fmt, each, by_rows) for each in ranges)
 
 
-def _part(tensor: Tensor, fmt: Format, of: range, by_rows: bool) -> Part:
+def _slice(tensor: Tensor, fmt: Format, of: range, by_rows: bool) -> Slice:
     n, k = (len(of), tensor.k) if by_rows else (tensor.n, len(of))
     size = packed_bytes(fmt, n, k) * tensor.count if n and k else 0
-    return Part(of.start, of.stop, n, k, size)
+    return Slice(of, n, k, size)

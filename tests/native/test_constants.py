@@ -1,0 +1,41 @@
+"""What the binding says in numbers of its own is what kt.h says."""
+
+from enum import IntEnum
+
+import pytest
+
+from ktcli import native
+from ktcli.hardware.crossover import TileMin
+from ktcli.hardware.numa import MAX_TEAMS
+from ktcli.layers.backend import Reads
+from ktcli.native.library import library
+
+CONSTANTS = {
+    "KT_PAGE_TOKENS": native.PAGE_TOKENS,
+    "KT_BLOCK_COLUMNS": native.BLOCK_COLUMNS,
+    "KT_PANEL_ROWS": native.PANEL_ROWS,
+    "KT_MAX_NODES": MAX_TEAMS,
+    "KT_TILE_KINDS": len(TileMin._fields),
+} | {f"KT_TILE_{kind.upper()}": i for i, kind in enumerate(TileMin._fields)}
+
+ENUMS = {
+    "KT_SCALE_": native.Scale,
+    "KT_": native.DType,
+    "KT_CEILING_": native.Ceiling,
+    "KT_CUT_": native.Axis,
+    "KT_READ_": Reads,
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants(name: str) -> None:
+    assert getattr(library()[1], name) == CONSTANTS[name]
+
+
+@pytest.mark.parametrize("prefix", ENUMS)
+def test_enums(prefix: str) -> None:
+    values: type[IntEnum] = ENUMS[prefix]
+    _, lib = library()
+    assert {each.name: getattr(lib, prefix + each.name) for each in values} == {
+        each.name: each.value for each in values
+    }
