@@ -1,12 +1,16 @@
 /* test_amx.c - the products of the row amx: integer formats equal the row avx512 to the bit and bf16 the order of
  * TDPBF16PS, at every count of tokens around a tile and a token block; the tile instructions they take are those of
  * docs/amx.md; tile_min; and tiles are given back. Runs in the emulator where the CPU has no AMX. */
-#define _POSIX_C_SOURCE 200112L     /* posix_memalign */
+#define _POSIX_C_SOURCE 200112L     /* posix_memalign, nanosleep */
 
 #include "amxtrap/amxtrap.h"
 #include "oracle.h"
+#include "pool.h"
+
+#include <time.h>
 
 #define SPARE 3                     /* rows of x before the first that is used */
+#define SKIPPED 77                  /* exit code, as test_native_c.py reads it: nothing here can run */
 
 static const kt_kernels *amx, *vectors;
 
@@ -46,7 +50,7 @@ static problem make_problem(const kt_format *f, int64_t n, int64_t k, int64_t mo
     p.xh = allocate((size_t)(rows * stride) * 2);
     for (int64_t t = 0; t < rows; t++) {
         float *x = random_floats_of((size_t)k, state);
-        vectors->quantize(x, k, &p.x8, t);
+        vectors->quantize(x, k, -1.0f, &p.x8, t);
         vectors->to_bf16(x, k, stride, p.xh + t * stride);
         free(x);
     }
@@ -293,6 +297,36 @@ static void test_pools(void)
     law("amx", "tiles are used from tile_min tokens on, and given back", cases, broken);
 }
 
+static void note_palette(void *arg, int thread, int threads)
+{
+    (void)threads;
+    ((int *)arg)[thread] = palette();
+}
+
+/* Every thread has its tiles in every task, and has given them back when all have gone to sleep: a worker does so by
+ * itself, so this waits until it has, for ten seconds at most. */
+static void test_sleep(void)
+{
+    enum { THREADS = 3, RUNS = 4 };
+    char error[300] = "";
+    int64_t broken = 0;
+    unsigned long taken = amxtrap_count("ldtilecfg"), given = amxtrap_count("tilerelease");
+    kt_pool_options o = {.isa = "amx", .n_threads = THREADS};       /* spin_us 0: who has nothing to do, sleeps */
+    kt_pool *pool = kt_pool_create(&o, error, sizeof error);
+    for (int run = 0; run < RUNS && pool; run++) {
+        int seen[THREADS] = {0};
+        pool_run(pool, note_palette, seen);
+        for (int i = 0; i < THREADS; i++)
+            broken += seen[i] != 1;
+    }
+    unsigned long all = RUNS + (THREADS - 1) * (RUNS + 1);          /* workers also when they are started */
+    for (int i = 0; i < 10000 && amxtrap_count("tilerelease") - given < all; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    broken += !pool || amxtrap_count("tilerelease") - given != all || amxtrap_count("ldtilecfg") - taken != all;
+    kt_pool_free(pool);
+    law("amx", "threads have tiles in a task, and none asleep", THREADS * RUNS, broken);
+}
+
 static void test_facts(void)
 {
     kt_amx_info a;
@@ -308,7 +342,7 @@ int main(void)
     vectors = cpu_choose_row("avx512", NULL, 0);
     if (!amx) {
         printf("skip %s\n", error);
-        return 0;
+        return SKIPPED;
     }
     test_facts();
     amx->enter();
@@ -319,6 +353,7 @@ int main(void)
     amx->leave();
     if (is_emulated()) {
         test_pools();
+        test_sleep();
         law("amx", "tile products ran", 2, !amxtrap_count("tdpbssd") + !amxtrap_count("tdpbf16ps"));
     }
     return failures != 0;
