@@ -18,7 +18,7 @@ from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, 
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
-from ktcli.hardware.team import NodeTeam, node_teams, on_nodes, team_size
+from ktcli.hardware.team import NodeTeam, node_teams, on_nodes
 from ktcli.hardware.text import cpu_text
 from ktcli.output import out, safe, table
 
@@ -46,10 +46,10 @@ def doctor(
     kernels, native_error = _kernels()
     setting = _setting(native_error, problems)
     machine = probe()
-    if measure and not native_error:
-        machine = _measure(machine)
     threads = _threads(machine, setting, problems)
-    tiles = None if native_error else _tiles(machine, kernels, setting, problems)
+    if measure and not native_error:
+        machine = _measure(machine, threads.count)
+    tiles = None if native_error else _tiles(machine, kernels, threads.count, problems)
     verdict = tiles.verdict if tiles else None
     problems = sorted(
         [*problems, *diagnose(machine, kernels, setting, verdict)], key=lambda p: -p.level
@@ -173,9 +173,9 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
     return _Threads(teams, numa, setting.forced_threads is not None)
 
 
-def _measure(machine: Machine) -> Machine:
+def _measure(machine: Machine, threads: int) -> Machine:
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
-    cpu, threads = machine.cpu, team_size(machine.cpu)
+    cpu = machine.cpu
     # First, as making the team for the rates would measure it too.
     if crossover.look(cpu, threads).measurable:
         out.note("  tiles against vectors …")
@@ -221,12 +221,12 @@ class _Tiles:
 
 
 def _tiles(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, problems: list[Problem]
+    machine: Machine, kernels: tuple[Kernel, ...], threads: int, problems: list[Problem]
 ) -> _Tiles:
     used = next((kernel.name for kernel in kernels if kernel.used), "")
     choice = None
     try:
-        choice = crossover.look(machine.cpu, setting.forced_threads or machine.cpu.threads, used)
+        choice = crossover.look(machine.cpu, threads, used)
     except UsageError as error:
         problems.append(Problem(Level.ERROR, str(error), "unset KT_TILE_MIN"))
     return _Tiles(amx.explain(amx_facts(machine, used)), choice)

@@ -21,7 +21,7 @@ from ktcli import config
 from ktcli.errors import KtError
 from ktcli.hardware.machine import Cpu, Machine, Measured
 from ktcli.hardware.numa import asked_numa
-from ktcli.hardware.team import bound_nodes, make_team, team_size
+from ktcli.hardware.team import bound_nodes, make_team
 
 # Larger than any cache of a CPU socket, so that reading it is reading memory.
 BUFFER_BYTES = 1 << 30
@@ -30,14 +30,15 @@ MAX_RATE = 1e18  # per second; more is no measurement
 MAX_BYTES = 1 << 20  # of measured.json
 
 
-def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Measured | None:
+def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
     """The rates of this CPU with these threads and this row; None if nobody measured them.
 
+    Args:
+        isa: None: KT_ISA, else the best.
     Raises:
-        UsageError: KT_THREADS makes no sense.
+        UsageError: KT_HOME names something that is not a folder.
     """
     isa = isa or config.forced_isa() or (cpu.isa[0] if cpu.isa else "")
-    threads = team_size(cpu, threads)
     found = entry(cpu, threads, isa)
     try:
         rates = Measured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from ktcli.hardware.amx import ROW, Facts
 from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import read_gpus
-from ktcli.hardware.machine import Cpu, Disk, Machine, Measured
+from ktcli.hardware.machine import Cpu, Disk, Machine, Measured, Node
 from ktcli.hardware.memory import read_memory, read_nodes
+from ktcli.hardware.numa import asked_numa
+from ktcli.hardware.team import teams_here
 from ktcli.hardware.text import read
 
 SYSTEM_ROOT = Path("/")
@@ -31,15 +34,16 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
     if here and cpu.model is None:
         cpu = replace(cpu, model=_asked_name())
     memory = read_memory(root)
+    nodes = read_nodes(root, cpu.cores, memory)
     return Machine(
         name="this machine" if here else root.name,
         system=f"Linux {release}" if (release := read(root / "proc/sys/kernel/osrelease")) else "",
         cpu=cpu,
         memory=memory,
-        nodes=read_nodes(root, cpu.cores, memory),
+        nodes=nodes,
         gpus=read_gpus(root),
         disk=_library_disk() if here else None,
-        measured=_rates(cpu) if here else None,
+        measured=_rates(cpu, nodes) if here else None,
     )
 
 
@@ -53,7 +57,7 @@ def _asked_name() -> str | None:
         return None
 
 
-# A wrong KT_HOME or KT_THREADS is an error of the command that needs it, not of looking at the machine.
+# A wrong KT_HOME, KT_THREADS or KT_NUMA is an error of the command that needs it, not of looking at the machine.
 
 
 def _library_disk() -> Disk | None:
@@ -63,9 +67,11 @@ def _library_disk() -> Disk | None:
         return None
 
 
-def _rates(cpu: Cpu) -> Measured | None:
+def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
+    """Those of the teams that a command would start now."""
     try:
-        return measured.load(cpu)
+        teams = teams_here(nodes, cpu, None, asked_numa(None))
+        return measured.load(cpu, sum(team.threads for team in teams))
     except UsageError:
         return None
 

@@ -118,7 +118,7 @@ def test_rates_and_crossover_share_an_entry(home: Path) -> None:
     measured.save(CPU, replace(rates, read_bps=2e10))
     assert len(json.loads((home / "measured.json").read_text())) == 1
     assert look(CPU, 2, "amx").tile_min == FOUND
-    kept = measured.load(CPU, isa="amx")
+    kept = measured.load(CPU, 2, "amx")
     assert kept is not None and kept.read_bps == 2e10
 
 

@@ -25,13 +25,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_saved_comes_back() -> None:
-    assert measured.load(CPU) is None
+    assert measured.load(CPU, 2) is None
     measured.save(CPU, RATES)
-    assert measured.load(CPU) == RATES
-    assert measured.load(CPU, threads=1) is None
+    assert measured.load(CPU, 2) == RATES
+    assert measured.load(CPU, 1) is None
     two = replace(RATES, nodes=2)
     measured.save(CPU, two)
-    assert measured.load(CPU) == two
+    assert measured.load(CPU, 2) == two
 
 
 @pytest.mark.parametrize("value", [0, -1, 1e-300, float("nan"), float("inf"), 10**400, "fast", []])
@@ -41,15 +41,15 @@ def test_a_rate_that_is_none_is_no_measurement(value: object, home: Path) -> Non
     known = json.loads(path.read_text())
     next(iter(known.values()))["int8_ops"] = value
     path.write_text(json.dumps(known))
-    assert measured.load(CPU) is None
+    assert measured.load(CPU, 2) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_a_damaged_file_is_no_measurement(content: bytes, home: Path) -> None:
     (home / "measured.json").write_bytes(content)
-    assert measured.load(CPU) is None
+    assert measured.load(CPU, 2) is None
 
 
 def test_a_pipe_is_not_waited_for(home: Path) -> None:
     os.mkfifo(home / "measured.json")
-    assert measured.load(CPU) is None
+    assert measured.load(CPU, 2) is None

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hardware.trees import TREES, build
 
-from ktcli.hardware import profile
+from ktcli.hardware import measured, profile
 from ktcli.hardware.gpu import parse_gpus
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Machine, Measured
 from ktcli.hardware.probe import probe
 from ktcli.hardware.text import cpu_list, cpu_text
 
@@ -124,6 +124,22 @@ def test_this_machine() -> None:
     assert found.cpu.cores
     assert found.memory.total_bytes > 0
     assert profile.from_document(profile.document(found)) == found
+
+
+def test_rates_are_those_of_the_teams_that_would_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    monkeypatch.setenv("KT_NUMA", "16")
+    for name in ("KT_ISA", "KT_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    cpu = probe().cpu
+    rates = Measured(cpu.isa[0], max(16, cpu.threads), 1e10, 1e12, 1e11, "2026-01-01")
+    measured.save(cpu, rates)
+    assert probe().measured == rates
+    monkeypatch.setenv("KT_THREADS", "1")
+    monkeypatch.setenv("KT_NUMA", "off")
+    assert probe().measured is None
 
 
 def test_a_name_nobody_knows_is_asked_of_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
