@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.figures import ceiling_figures, ceiling_words, machine_figures, warn_noisy
+from ktcli.commands.figures import (
+    ceiling_figures,
+    ceiling_words,
+    machine_figures,
+    threads_words,
+    warn_noisy,
+)
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
     DenseOpt,
@@ -31,6 +37,7 @@ from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.models import build
+from ktcli.native import Pool
 from ktcli.output import out, table
 from ktcli.planner.memory import margin_bytes
 
@@ -161,7 +168,7 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
             "ceilings": ceiling_figures(ceilings),
             "results": [row],
         },
-        lambda: _render(row, result, ceilings, profile),
+        lambda: _render(row, result, engine.pool, ceilings, profile),
     )
     _warn(result)
 
@@ -227,13 +234,15 @@ def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[s
     return row
 
 
-def _render(row: dict[str, Any], result: Result, ceilings: Ceilings, profile: bool) -> str:
+def _render(
+    row: dict[str, Any], result: Result, pool: Pool, ceilings: Ceilings, profile: bool
+) -> str:
     of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     weights = f"{row['format']} experts, {row['dense']} dense, {gib(row['weights_bytes'])}"
     rows = [
         ("Model", f"{row['model']}, {layers}, {weights}"),
-        ("Threads", f"{row['threads']}, {row['isa']}"),
+        ("Threads", threads_words(pool)),
         (
             result.job.kind.value.capitalize(),
             f"{row['tok_s']:.1f} tokens/s ({row['tok_s_min']:.1f} to {row['tok_s_max']:.1f},"

@@ -19,7 +19,7 @@ from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
 from ktcli.hardware.team import NodeTeam, node_teams, on_nodes
-from ktcli.hardware.text import cpu_text
+from ktcli.hardware.text import cpu_text, numbered
 from ktcli.output import out, safe, table
 
 
@@ -152,9 +152,9 @@ class _Threads:
 
 
 def _team_words(team: NodeTeam) -> str:
-    pins = f"pinned to CPUs {cpu_text(team.cpus)}" if team.cpus else "not pinned"
-    nodes = f"node{'s' if len(team.memory) > 1 else ''} {cpu_text(team.memory)}"
-    return f"{team.threads}, {pins}{f', memory of {nodes}' if team.memory else ''}"
+    pins = f"pinned to {numbered('CPU', team.cpus)}" if team.cpus else "not pinned"
+    beside = f", memory of {numbered('node', team.memory)}" if team.memory else ""
+    return f"{team.threads}, {pins}{beside}"
 
 
 def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Threads:

@@ -20,7 +20,14 @@ def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
         "memory_bytes": machine.memory.total_bytes,
         "isa": pool.isa,
         "threads": pool.threads,
+        "teams": len(pool.node_threads),
     }
+
+
+def threads_words(pool: Pool) -> str:
+    """The threads for people: "2, avx512", "64 in 2 teams, amx"."""
+    teams = len(pool.node_threads)
+    return f"{pool.threads}{f' in {teams} teams' if teams > 1 else ''}, {pool.isa}"
 
 
 def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:

@@ -14,6 +14,7 @@ from ktcli.commands.figures import (
     ceiling_words,
     machine_figures,
     ops_words,
+    threads_words,
     warn_noisy,
 )
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
@@ -187,7 +188,7 @@ def _row(pool: Pool, result: Result) -> dict[str, Any]:
 
 
 def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
-    facts = [("Threads", f"{pool.threads}, {pool.isa}"), ("Ceiling", ceiling_words(ceilings))]
+    facts = [("Threads", threads_words(pool)), ("Ceiling", ceiling_words(ceilings))]
     head = (
         "work",
         "shape",

@@ -24,7 +24,7 @@ from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
 from ktcli.hardware.team import NodeTeam, on_nodes, team_size
-from ktcli.hardware.text import cpu_text
+from ktcli.hardware.text import numbered
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
@@ -175,8 +175,8 @@ def _nodes(made: Plan) -> str:
 
 
 def _team_words(team: NodeTeam) -> str:
-    pins = f" on CPUs {cpu_text(team.cpus)}" if team.cpus else ""
-    over = f", with nodes {cpu_text(team.memory)} together" if len(team.memory) > 1 else ""
+    pins = f" on {numbered('CPU', team.cpus)}" if team.cpus else ""
+    over = f", {numbered('node', team.memory)} together" if len(team.memory) > 1 else ""
     return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}{over}"
 
 

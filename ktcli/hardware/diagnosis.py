@@ -14,7 +14,7 @@ from ktcli.errors import gib
 from ktcli.hardware.amx import Verdict
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.team import home_of
-from ktcli.hardware.text import cpu_text
+from ktcli.hardware.text import cpu_text, numbered
 
 _LITTLE_MEMORY = 2 << 30  # a small model, its cache and the interpreter
 _LITTLE_DISK = 20 << 30  # less than the smallest model of the catalogue, pulled and converted
@@ -154,7 +154,7 @@ def _processor(
         yield Problem(
             Level.NOTE,
             f"this process may use {len(cpu.cores)} of {cpu.physical_cores} physical cores "
-            f"(CPUs {cpu_text(cpu.cores)})",
+            f"({numbered('CPU', cpu.cores)})",
             "the cpuset comes from taskset, numactl, a container or a batch system",
         )
 

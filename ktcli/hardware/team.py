@@ -19,7 +19,7 @@ from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Node
 from ktcli.hardware.numa import AUTO, MAX_TEAMS, OFF, Numa
-from ktcli.hardware.text import cpu_text
+from ktcli.hardware.text import cpu_text, numbered
 
 if TYPE_CHECKING:
     from ktcli.native import Pool, Team
@@ -88,7 +88,7 @@ def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
     wrong = [number for number in numa.nodes if number not in usable]
     if wrong:
         missing = [n for n in wrong if n not in {node.id for node in nodes}]
-        named = f"node{'s' if len(missing or wrong) > 1 else ''} {cpu_text(missing or wrong)[:60]}"
+        named = numbered("node", missing or wrong)[:60]
         why = "there is no" if missing else "no cores and memory can be used together on"
         raise UsageError(
             f"nodes={cpu_text(numa.nodes)[:60]} is asked for, but {why} {named}",

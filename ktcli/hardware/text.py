@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 
@@ -52,6 +52,11 @@ def cpu_text(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def numbered(what: str, numbers: Collection[int]) -> str:
+    """ "node 2", "CPUs 0-31"."""
+    return f"{what}{'' if len(numbers) == 1 else 's'} {cpu_text(numbers)}"
 
 
 def table(text: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ from ktcli.errors import gib
 from ktcli.hardware.machine import Machine, Node
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.team import NodeTeam, bound_nodes, node_teams, on_nodes, planned_size
-from ktcli.hardware.text import cpu_text
+from ktcli.hardware.text import numbered
 from ktcli.planner import memory
 from ktcli.planner.cost import (
     CORE_READ_BPS,
@@ -185,4 +185,4 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
 
 def node_words(nodes: Sequence[Node]) -> str:
     """ "node 2", "nodes 0-3"."""
-    return f"node{'s' if len(nodes) > 1 else ''} {cpu_text(node.id for node in nodes)}"
+    return numbered("node", [node.id for node in nodes])

@@ -250,6 +250,17 @@ def test_a_row_that_does_not_run_here_is_refused_with_those_there_are(capsys):
         assert words in said
 
 
+@pytest.mark.parametrize("work", ["decode", "prefill", "kernel"])
+def test_teams_are_measured_and_named(work: str, model: str, capsys):
+    small = ["--shape", "64,192,4,2", "--work", "prefill", "--format", "int4"]
+    what = [work, *(small if work == "kernel" else [model]), "-n", "4", "--numa", "3"]
+    found = measured(capsys, *what)
+    assert found["machine"]["teams"] == 3
+    assert {row["threads"] for row in found["results"]} == {3}
+    assert main(["bench", *what, "--runs", "1"]) == 0
+    assert "3 in 3 teams" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
