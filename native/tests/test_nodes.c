@@ -224,6 +224,23 @@ static void compare(run *one, run *many, const layer *l, int64_t n, const char *
     }
 }
 
+/* As many nodes with the same columns, and two threads more: the same bits. */
+static void compare_threads(run *many, const layer *l, const float *bias, const char *isa, int32_t exact,
+                            const char *what)
+{
+    kt_pool *pool = make_nodes(isa, many->parts[0].nodes, 4);
+    run more = record(pool, l, bias, exact, KT_READ_FORMAT);
+    step(many, MOST);
+    step(&more, MOST);
+    int64_t wrong = 0;
+    for (int64_t t = 0; t < MOST; t++)
+        wrong += memcmp(row_of(many->program, many->out, t), row_of(more.program, more.out, t),
+                        HIDDEN * sizeof(float)) != 0;
+    CHECK(wrong == 0, "%s: %lld rows change with the threads", what, (long long)wrong);
+    free_run(&more);
+    kt_pool_free(pool);
+}
+
 static void check_layer(const char *isa, int format, int32_t width, int32_t exact)
 {
     static const int64_t counts[] = {1, 2, MOST};
@@ -255,6 +272,8 @@ static void check_layer(const char *isa, int format, int32_t width, int32_t exac
                 step(&many, counts[c]);
             compare(&one, &many, &l, counts[c], what);
         }
+        if (i == 1)
+            compare_threads(&many, &l, bias, isa, exact, what);
         free_run(&many);
         kt_pool_free(pool);
     }
