@@ -18,8 +18,8 @@ from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routi
 from ktcli.layers.tensors import Tensor
 from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
 
-# What the loader put into memory: packed weights, one part per node of the pool, or a single one where nodes do
-# not share it; bf16 rows of the embedding, f32 vectors.
+# What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
+# do not share it; bf16 rows of the embedding, f32 vectors.
 Loaded = tuple[Weight, ...] | NDArray[Any]
 
 
@@ -83,7 +83,7 @@ class NativeBackend(Backend):
     def linear(
         self, x: View, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
-        packed = self._parts(weight)
+        packed = self._slices(weight)
         offsets = None if bias is None else self._array(bias)
         out = self._buffer(weight.n, like=x)
         self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, reads), out, x)
@@ -132,7 +132,7 @@ class NativeBackend(Backend):
         out = self._buffer(shape.heads * shape.v, like=q)
         s = shape
         facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, layer * self._layer_bytes)
-        uk_in, uk_out, uv = (self._parts(tensor)[0] for tensor in weights)
+        uk_in, uk_out, uv = (self._slices(tensor)[0] for tensor in weights)
         self._note(lambda p, w: p.mla(w[0], w[1], w[2], facts, (uk_in, uk_out, uv)), out, q, latent)
         return out
 
@@ -157,7 +157,7 @@ class NativeBackend(Backend):
         return routed
 
     def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
-        packed = self._parts(gate_up), self._parts(down)
+        packed = self._slices(gate_up), self._slices(down)
         out = self._buffer(down.n, like=x)
         self._note(
             lambda p, v: p.experts(v[0], v[1], self._routings[routed.index], *packed), out, x
@@ -223,7 +223,7 @@ class NativeBackend(Backend):
         self._widths.append((width, outputs or (like is not None and self._widths[like.buffer][1])))
         return View(len(self._widths) - 1, 0, width)
 
-    def _parts(self, tensor: Tensor) -> tuple[Weight, ...]:
+    def _slices(self, tensor: Tensor) -> tuple[Weight, ...]:
         found = self._loaded[tensor.name]
         assert isinstance(found, tuple), tensor.name
         return found

@@ -101,16 +101,16 @@ class Program:
         )
 
     def linear(
-        self, out: View, x: View, parts: Sequence[Weight], bias: F32Array | None, reads: int
+        self, out: View, x: View, slices: Sequence[Weight], bias: F32Array | None, reads: int
     ) -> None:
-        """`parts`: of each node of the pool its rows of the matrix."""
+        """`slices`: of each node of the pool its rows of the matrix."""
         bias_pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
         self._record(
             "linear",
             self._lib.kt_program_linear,
             self._view(out),
             self._view(x),
-            self._parts(parts),
+            self._slices(slices),
             bias_pointer,
             reads,
         )
@@ -172,7 +172,7 @@ class Program:
         self, out: View, x: View, routing: int, gate_up: Sequence[Weight], down: Sequence[Weight]
     ) -> None:
         """`gate_up`, `down`: of each node of the pool its rows, and its columns."""
-        weights = self._parts(gate_up), self._parts(down)
+        weights = self._slices(gate_up), self._slices(down)
         self._record(
             "experts",
             self._lib.kt_program_experts,
@@ -276,11 +276,11 @@ class Program:
     def _view(self, view: View) -> Any:
         return self._ffi.new("kt_view *", (view.buffer, view.column, view.width))[0]
 
-    def _parts(self, parts: Sequence[Weight]) -> Any:
+    def _slices(self, slices: Sequence[Weight]) -> Any:
         """One weight of each node."""
         nodes = len(self.pool.node_threads)
-        require(len(parts) == nodes, f"{len(parts)} parts of a weight for {nodes} nodes")
-        return self._weights(parts)
+        require(len(slices) == nodes, f"{len(slices)} slices of a weight for {nodes} nodes")
+        return self._weights(slices)
 
     def _weights(self, weights: Sequence[Weight]) -> Any:
         self._keep += weights

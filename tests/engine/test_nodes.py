@@ -94,6 +94,17 @@ def policy(address: int) -> str:
     return max(pair for pair in starts if pair[0] <= address)[1]
 
 
+@pytest.mark.parametrize("numa", [Numa(1), Numa(3)], ids=str)
+def test_progress_grows_to_the_whole(pack: Path, numa: Numa) -> None:
+    seen: list[tuple[int, int]] = []
+    engine = Engine.load(
+        pack, context=64, threads=1, numa=numa, progress=lambda *told: seen.append(told)
+    )
+    assert len(seen) == len(engine.model.tensors)
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert {total for _, total in seen} == {seen[-1][0]}
+
+
 # --- too little memory on a node ------------------------------------------------------------------
 
 
