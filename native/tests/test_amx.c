@@ -46,7 +46,7 @@ static problem make_problem(const kt_format *f, int64_t n, int64_t k, int64_t mo
     p.xh = allocate((size_t)(rows * stride) * 2);
     for (int64_t t = 0; t < rows; t++) {
         float *x = random_floats_of((size_t)k, state);
-        vectors->quantize(x, k, &p.x8, t);
+        vectors->quantize(x, k, -1.0f, &p.x8, t);
         vectors->to_bf16(x, k, stride, p.xh + t * stride);
         free(x);
     }
