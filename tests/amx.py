@@ -1,6 +1,6 @@
 """The emulator of AMX for Python tests: a library that a child process preloads, so that the row amx runs
-on any CPU with AVX-512 and bf16 dot products. Where the CPU has AMX, the same tests run on it. The child
-must leave SIGILL alone (no faulthandler).
+on any CPU with AVX-512 (VNNI); without avx512_bf16 it takes a build of libkt of its own. Where the CPU has
+AMX, the same tests run on it. The child must leave SIGILL alone (no faulthandler).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,11 +44,27 @@ def why_not() -> str:
         return "the compiler of this build does not know AMX"
     if rows["amx"].usable:
         return ""
-    if not rows["avx512bf16"].usable:
-        return f"the row amx needs what this CPU lacks: {rows['avx512bf16'].missing}"
+    if not rows["avx512"].usable:
+        return f"the row amx needs what this CPU lacks: {rows['avx512'].missing}"
     if not SOURCE.is_file():
         return "the emulator is not part of an installed package"
-    return "" if shutil.which(compiler()) else "there is no C compiler for the emulator"
+    if not shutil.which(compiler()):
+        return "there is no C compiler for the emulator"
+    return "" if has_bf16() or shutil.which("cmake", path=tools()) else "cmake is not installed"
+
+
+def has_bf16() -> bool:
+    """Whether the row amx of the installed library can run here, emulated."""
+    return any(row.name == "avx512bf16" and row.usable for row in isa_rows())
+
+
+def cmake_flags() -> list[str]:
+    """What a build of libkt needs so that its row amx can run here, emulated."""
+    return [] if has_bf16() else ["-DKT_AMX_WITHOUT_BF16=ON"]
+
+
+def tools() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def compiler() -> str:
@@ -61,4 +78,17 @@ def prepare(folder: Path) -> Amx:
         return Amx(base, emulated=False)
     library = folder / "libamxtrap.so"
     subprocess.run([compiler(), *BUILD, SOURCE, "-o", library], check=True)
-    return Amx({**base, "LD_PRELOAD": str(library), "AMXTRAP_STATS": "1"}, emulated=True)
+    base |= {"LD_PRELOAD": str(library), "AMXTRAP_STATS": "1"}
+    if flags := cmake_flags():
+        base["KT_LIBRARY"] = str(build_library(folder / "native", flags))
+    return Amx(base, emulated=True)
+
+
+def build_library(folder: Path, flags: list[str]) -> Path:
+    """libkt.so, built in `folder`."""
+    cmake = shutil.which("cmake", path=tools()) or "cmake"
+    native = SOURCE.parents[2]
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    subprocess.run([cmake, "-S", native, "-B", folder, python, *flags], check=True)
+    subprocess.run([cmake, "--build", folder, "--target", "libkt", "--parallel"], check=True)
+    return folder / "libkt.so"

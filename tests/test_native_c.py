@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from amx import cmake_flags
 
 NATIVE = Path(__file__).resolve().parent.parent / "native"
 EMULATOR = NATIVE / "tests" / "amxtrap" / "amxtrap.c"
@@ -120,7 +121,7 @@ def build(name: str, folder: Path) -> Build:
         # Checks as calls: the portable row's unrolled loops otherwise take gcc half a minute.
         flags += ["--param", "asan-instrumentation-with-call-threshold=0"]
     must(cmake, "-S", NATIVE, "-B", folder, "-DCMAKE_BUILD_TYPE=Sanitized", f"-DCMAKE_C_COMPILER={compiler()}",
-         f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}")  # fmt: skip
+         f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}", *cmake_flags())  # fmt: skip
     must(cmake, "--build", folder, "--target", "libkt", "--parallel", CPUS)
     must(compiler(), "-O3", "-Wall", "-Werror", "-c", EMULATOR, "-o", emulator(folder))
     return Build(flags, folder, prefix)

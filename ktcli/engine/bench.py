@@ -197,7 +197,7 @@ def run(
 
     def work() -> None:
         nonlocal done
-        _once(session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        once(session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
         done += 1
         progress(done)
 
@@ -221,7 +221,7 @@ def _predicted_s(engine: Engine, job: Job, rates: Rates) -> float:
     )
 
 
-def _once(session: Session, job: Job, ids: list[int]) -> None:
+def once(session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
     session.truncate(job.context)
     if job.kind is Kind.PREFILL:

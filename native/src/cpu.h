@@ -30,7 +30,11 @@
      KT_CPU_AVX512_VNNI | KT_CPU_ZMM_STATE)
 #define KT_CPU_ROW_AVX512BF16 (KT_CPU_ROW_AVX512 | KT_CPU_AVX512_BF16)
 #define KT_CPU_AMX (KT_CPU_AMX_TILE | KT_CPU_AMX_INT8 | KT_CPU_AMX_BF16 | KT_CPU_TILE_STATE | KT_CPU_AMX_SHAPE)
+#ifdef KT_AMX_WITHOUT_BF16     /* CMakeLists.txt says why */
+#define KT_CPU_ROW_AMX (KT_CPU_ROW_AVX512 | KT_CPU_AMX | KT_CPU_AMX_PERMISSION)
+#else
 #define KT_CPU_ROW_AMX (KT_CPU_ROW_AVX512BF16 | KT_CPU_AMX | KT_CPU_AMX_PERMISSION)
+#endif
 
 /* KT_CPU_* bits of the machine this runs on. Asks Linux for the use of tiles where all else is there. */
 uint64_t cpu_features(void);

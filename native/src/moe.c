@@ -24,6 +24,7 @@
 #define SUM_BYTES ((int64_t)4 << 20)    /* outputs of a task, to which all experts add: they are fetched in time, */
 #define SUM_PANELS 4                    /* or, with very many tokens, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
+#define TILE_PANELS 2                   /* tiles are two panels wide: a task of one would leave half of them unused */
 #define REDUCE_COLUMNS 512              /* of a task that adds up the nodes' sums */
 
 /* What one node has of the experts; its scratch holds, behind one another, hidden values f32, the same as down
@@ -260,7 +261,8 @@ static void quantize_run(const void *arg, worker *w)
 static int64_t panels_per_task(const matrices *down, int64_t tokens, int threads)
 {
     int64_t fit = max64(SUM_PANELS, SUM_BYTES / (tokens * KT_PANEL_ROWS * (int64_t)sizeof(float)));
-    int64_t fair = max64(1, down->panels / ((int64_t)threads * (tokens > 1 ? 4 : TASKS_PER_THREAD)));
+    int64_t fair = tokens > 1 ? max64(TILE_PANELS, down->panels / ((int64_t)threads * 4))
+                              : max64(1, down->panels / ((int64_t)threads * TASKS_PER_THREAD));
     return min64(fit, fair);
 }
 
