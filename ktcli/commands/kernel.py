@@ -19,7 +19,7 @@ from ktcli.commands.figures import (
 )
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.engine.bench import CEILING_BYTES, Ceilings
-from ktcli.engine.engine import Options, make_pool
+from ktcli.engine.engine import Options, make_pool, refusals
 from ktcli.engine.kernels import (
     SHAPES,
     ExpertStack,
@@ -105,6 +105,8 @@ def kernel(
     machine = probe()
     pool = make_pool(Options(threads=threads, isa=isa, numa=asked_numa(numa)))
     ceilings = Ceilings.of(pool)
+    for warning in refusals(pool, ceilings.unbound):
+        out.warn(warning)
     results = [*_results(wanted, pool, ceilings, machine)]
     rows = [_row(pool, result) for result in results]
     out.result(

@@ -108,6 +108,11 @@ class Ceilings:
             arena.bytes.fill(1)
         return cls(pool, arenas)
 
+    @property
+    def unbound(self) -> str:
+        """Why the system did not bind memory to the pool's nodes; "" if it did, or need not."""
+        return next((arena.refused for arena in self.arenas if arena.refused), "")
+
     def measure(self, kind: Ceiling) -> float:
         """This ceiling now."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()

@@ -92,7 +92,7 @@ class Engine:
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, pool, self.layout.cache_bytes(self.context))
         self._tensors: Tensors = load(model, recipe, source, pool, progress)
-        self.warnings = tuple(_refusals(pool, self._tensors))
+        self.warnings = tuple(refusals(pool, self._tensors.unbound))
         self.program, self._outputs, self.routings = self._record(options)
 
     @classmethod
@@ -169,17 +169,22 @@ def make_pool(options: Options) -> Pool:
     return make_team(cpu, options.threads, isa=isa, nodes=nodes, numa=numa)
 
 
-def _refusals(pool: Pool, tensors: Tensors) -> Iterator[str]:
-    if pool.unpinned and tensors.unbound:
+def refusals(pool: Pool, unbound: str) -> Iterator[str]:
+    """What the system did not let a pool and its memory do, one sentence at most.
+
+    Args:
+        unbound: why the system did not bind memory; "" if it did.
+    """
+    if pool.unpinned and unbound:
         yield (
             f"the system lets kt neither pin threads nor bind memory to NUMA nodes ({pool.unpinned}):"
             " both lie where the system puts them, which is slower"
         )
     elif pool.unpinned:
         yield f"the system does not let kt pin threads ({pool.unpinned}): they may wander, which is slower"
-    elif tensors.unbound:
+    elif unbound:
         yield (
-            f"the system does not let kt bind memory to NUMA nodes ({tensors.unbound}):"
+            f"the system does not let kt bind memory to NUMA nodes ({unbound}):"
             " it lies where it was touched first"
         )
 

@@ -171,7 +171,7 @@ def cached_bytes(path: Path) -> int:
 
 # --- a system that refuses, a process that dies ---------------------------------------------------
 
-# Forbids pinning and binding, as some containers do, and then talks to the built-in model.
+# Forbids pinning and binding, as some containers do, and then runs a command.
 FORBIDDEN = """
 import ctypes, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -184,18 +184,23 @@ program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 5, ctypes.addresso
 if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, program, 0, 0):
     sys.exit(77)
 from ktcli.main import main
-sys.exit(main(["chat", "kt-mini", "--numa", "2", "hello"]))
+sys.exit(main(sys.argv[1:]))
 """
+COMMANDS = {
+    "chat": ("chat", "kt-mini", "hello"),
+    "kernel": ("bench", "kernel", "--shape", "64,64,4,2", "--work", "decode", "--runs", "1"),
+}
 
 
-def test_a_container_that_forbids_binding_is_warned_of_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_container_that_forbids_binding_is_warned_of_once(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "KT_HOME": str(tmp_path)}
-    command = [sys.executable, "-c", FORBIDDEN]
+    command = [sys.executable, "-c", FORBIDDEN, *COMMANDS[name], "--numa", "2"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode == 77:
         pytest.skip("this system allows no seccomp filter")
-    assert done.returncode == 0 and "kt" in done.stdout, done.stderr
-    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning")]
+    assert done.returncode == 0 and done.stdout, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if "warning: the system" in line]
     assert len(warnings) == 1 and "neither pin threads nor bind memory" in warnings[0]
     assert "Operation not permitted" in warnings[0]
 
