@@ -105,6 +105,20 @@ def test_progress_grows_to_the_whole(pack: Path, numa: Numa) -> None:
     assert {total for _, total in seen} == {seen[-1][0]}
 
 
+def test_every_byte_of_a_pack_is_read_once(pack: Path) -> None:
+    size = sum(path.stat().st_size for path in pack.glob("*.safetensors"))
+    read = bytes_read()
+    Engine.load(pack, context=64, threads=1, numa=Numa(3))
+    beside = 200_000  # headers, the manifest, the config, what /proc and /sys say
+    assert size <= bytes_read() - read <= size + beside
+
+
+def bytes_read() -> int:
+    """Bytes this process has asked the system for so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["rchar"])
+
+
 # --- too little memory on a node ------------------------------------------------------------------
 
 
