@@ -217,7 +217,7 @@ from ktcli.engine import Engine
 from ktcli.hardware.numa import Numa
 print("ready", flush=True)
 while True:
-    Engine.load(Path(sys.argv[1]), context=100, threads=2, numa=Numa(2))
+    Engine.load(Path(sys.argv[1]), context=100, threads=1, numa=Numa(2))
 """
 
 
