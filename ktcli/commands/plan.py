@@ -199,8 +199,8 @@ def _facts(made: Plan) -> str:
         ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {min(PREFILL_CHUNK, made.context)}"),
     ]
     if made.traffic_bytes:
-        between = "Between nodes" if len(made.nodes) > 1 else "Between teams"
-        rows.append((between, _traffic_words(made)))
+        what = "nodes" if len(made.nodes) == len(host.teams) else "teams"
+        rows.append((f"Between {what}", _traffic_words(made)))
     words = (
         f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
         f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s"

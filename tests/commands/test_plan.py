@@ -120,6 +120,11 @@ def test_people_see_every_node(home: Path, capsys):
     for words in ("32 threads on CPUs 0-31", "32 threads on CPUs 32-63", "Between nodes  964 KiB"):
         assert words in shown
     assert shown.index("Between nodes") < shown.index("Rates") < shown.index("assumed for")
+    for numa in ("1", "8"):  # not a team per node
+        main(["plan", "qwen3-30b-a3b", "--numa", numa, "--machine", str(write(server(), home))])
+        shown = capsys.readouterr().out
+        assert "Between nodes" not in shown
+        assert ("Between teams" in shown) == (numa == "8")
 
 
 def test_a_full_node_is_shown(home: Path, capsys, monkeypatch: pytest.MonkeyPatch):
