@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ktcli.hardware.text import read, read_int
+from ktcli.hardware.text import read, read_int, whole
 
 # Version 1 writes "no limit" as the largest page-aligned number; nothing real comes near this.
 _UNLIMITED = 1 << 60
@@ -20,9 +20,9 @@ def cpu_quota(root: Path) -> float | None:
     """CPUs' worth of time that may be used; None: no limit."""
     quotas: list[float] = []
     for folder in _levels(root, "cpu"):
-        words = (read(folder / "cpu.max") or "").split()
-        if len(words) == 2 and words[0].isdigit() and int(words[1]) > 0:
-            quotas.append(int(words[0]) / int(words[1]))
+        words = [whole(word) for word in (read(folder / "cpu.max") or "").split()]
+        if len(words) == 2 and words[0] is not None and words[1]:
+            quotas.append(words[0] / words[1])
         quota = read_int(folder / "cpu.cfs_quota_us")
         period = read_int(folder / "cpu.cfs_period_us")
         if quota and quota > 0 and period:
@@ -47,7 +47,7 @@ def _file_cache(folder: Path) -> int:
     for line in (read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")
         if key in ("inactive_file", "active_file"):
-            total += int(value)
+            total += whole(value) or 0
     return total
 
 

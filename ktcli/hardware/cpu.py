@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ktcli.hardware import cgroup
 from ktcli.hardware.machine import Cache, Cpu
-from ktcli.hardware.text import cpu_list, read, read_int
+from ktcli.hardware.text import listed, read, read_int, whole
 
 # What doctor reports and the planner may ask about; a CPU has more than a hundred others.
 INTERESTING = (
@@ -44,21 +44,20 @@ def read_signature(root: Path) -> tuple[int, int] | None:
     """Family and model number of the CPU; None where the system does not say."""
     info = read(root / "proc/cpuinfo") or ""
     family, model = _field(info, "cpu family"), _field(info, "model")
-    return (int(family), int(model)) if family.isdecimal() and model.isdecimal() else None
+    pair = whole(family), whole(model)
+    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
     """CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
-    return cpu_list(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
+    return listed(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
     """CPUs that are switched on."""
     base = root / "sys/devices/system/cpu"
-    listed = cpu_list(read(base / "online"))
-    return listed or tuple(
-        sorted(int(p.name[3:]) for p in base.glob("cpu[0-9]*") if p.name[3:].isdigit())
-    )
+    numbers = (whole(path.name[3:]) for path in base.glob("cpu[0-9]*"))
+    return listed(read(base / "online")) or tuple(sorted(n for n in numbers if n is not None))
 
 
 def physical_cores(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -76,7 +75,7 @@ def _cores(root: Path) -> tuple[list[set[int]], set[int]]:
     for cpu in sorted(online):
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = read(topology / "core_cpus_list") or read(topology / "thread_siblings_list")
-        core = (set(cpu_list(siblings)) & online) | {cpu}
+        core = (set(listed(siblings)) & online) | {cpu}
         cores.setdefault(frozenset(core), core)
         package = read_int(topology / "physical_package_id")
         packages.add(-1 if package is None else package)
@@ -90,10 +89,10 @@ def _caches(root: Path) -> tuple[Cache, ...]:
     for cpu in online:
         for index in sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*")):
             level, size = read_int(index / "level"), read(index / "size") or ""
-            if level and read(index / "type") in ("Data", "Unified") and size[:-1].isdigit():
+            count = whole(size[:-1])
+            if level and read(index / "type") in ("Data", "Unified") and count is not None:
                 shared = read(index / "shared_cpu_list") or str(cpu)
-                size_bytes = int(size[:-1]) * _SIZES.get(size[-1], 1)
-                found.setdefault(level, {})[shared] = size_bytes
+                found.setdefault(level, {})[shared] = count * _SIZES.get(size[-1], 1)
     return tuple(
         Cache(level, next(iter(copies.values())), len(copies))
         for level, copies in sorted(found.items())

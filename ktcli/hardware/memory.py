@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ktcli.hardware import cgroup
 from ktcli.hardware.machine import Memory, Node
-from ktcli.hardware.text import cpu_list, kib, read, table
+from ktcli.hardware.text import kib, listed, read, table, whole
 
 
 def read_memory(root: Path) -> Memory:
@@ -28,14 +28,14 @@ def read_memory(root: Path) -> Memory:
         used_bytes=limit[1] if limit else None,
         swap_bytes=kib(info.get("SwapTotal")) or 0,
         huge_pages=modes.group(1) if modes else None,
-        huge_free_bytes=int(info.get("HugePages_Free") or 0) * (kib(info.get("Hugepagesize")) or 0),
+        huge_free_bytes=(whole(info.get("HugePages_Free", "")) or 0)
+        * (kib(info.get("Hugepagesize")) or 0),
     )
 
 
 def allowed_nodes(root: Path) -> tuple[int, ...] | None:
     """Nodes whose memory this process may use, which a cpuset may limit; None: the system does not say."""
-    listed = table(read(root / "proc/self/status")).get("Mems_allowed_list")
-    return None if listed is None else cpu_list(listed)
+    return listed(table(read(root / "proc/self/status")).get("Mems_allowed_list")) or None
 
 
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
@@ -46,7 +46,8 @@ def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node
     """
     base = root / "sys/devices/system/node"
     usable, allowed, nodes = set(cores), allowed_nodes(root), []
-    for number in sorted(int(p.name[4:]) for p in base.glob("node[0-9]*") if p.name[4:].isdigit()):
+    numbers = (whole(path.name[4:]) for path in base.glob("node[0-9]*"))
+    for number in sorted(number for number in numbers if number is not None):
         folder = base / f"node{number}"
         prefix = f"Node {number} "
         lines = (read(folder / "meminfo") or "").splitlines()
@@ -55,7 +56,7 @@ def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node
         nodes.append(
             Node(
                 id=number,
-                cores=tuple(c for c in cpu_list(read(folder / "cpulist")) if c in usable),
+                cores=tuple(c for c in listed(read(folder / "cpulist")) if c in usable),
                 size_bytes=kib(info.get("MemTotal")) or 0,
                 free_bytes=sum(kib(info.get(key)) or 0 for key in easy),
                 allowed=allowed is None or number in allowed,

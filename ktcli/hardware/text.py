@@ -1,4 +1,8 @@
-"""Reading the small text files of `/proc` and `/sys`, under any root; missing files are None."""
+"""Reading the small text files of `/proc` and `/sys`, under any root; missing files are None.
+
+What such a file says is believed only if the kernel could have written it: anything else is as if it were
+missing. `cpu_list` alone refuses, since people write such lists, too.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,29 @@ def read(path: Path) -> str | None:
 
 def read_int(path: Path) -> int | None:
     """A file that holds one whole number; None for anything else ("max" too)."""
-    text = read(path)
-    try:
-        return int(text) if text else None
-    except ValueError:
-        return None
+    text = read(path) or ""
+    number = whole(text.removeprefix("-"))
+    return -number if number is not None and text.startswith("-") else number
+
+
+_DIGITS = 20  # of the largest number that a kernel writes, 2^64 - 1
+
+
+def whole(text: str) -> int | None:
+    """A number of decimal digits; None for anything else."""
+    plain = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    return int(text) if plain else None
 
 
 MAX_CPUS = 1 << 16  # eight times what Linux can be built for
+
+
+def listed(text: str | None) -> tuple[int, ...]:
+    """A list that the kernel wrote; empty for anything else."""
+    try:
+        return cpu_list(text)
+    except ValueError:
+        return ()
 
 
 def cpu_list(text: str | None) -> tuple[int, ...]:
@@ -33,11 +52,13 @@ def cpu_list(text: str | None) -> tuple[int, ...]:
         ValueError: not such a list, or a number no machine has.
     """
     numbers: set[int] = set()
+    count = 0  # as listed: a short text could name all of them a thousand times
     for part in (text or "").replace("\n", ",").split(","):
         first, dash, last = part.strip().partition("-")
         if first:
             start, end = int(first), int(last if dash else first)
-            if end >= MAX_CPUS:
+            count += max(0, end + 1 - start)
+            if end >= MAX_CPUS or count > MAX_CPUS:
                 raise ValueError(f"CPU {end} is more than any machine has")
             numbers.update(range(start, end + 1))
     return tuple(sorted(numbers))
@@ -66,5 +87,5 @@ def table(text: str | None) -> dict[str, str]:
 
 def kib(value: str | None) -> int | None:
     """Bytes of a meminfo value, "131072 kB"."""
-    number = (value or "").split(" ")[0]
-    return int(number) * 1024 if number.isdigit() else None
+    number = whole((value or "").split(" ")[0])
+    return None if number is None else number * 1024

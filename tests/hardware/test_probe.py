@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from hardware.trees import TREES, build
+from hardware.trees import TREES, Tree, build
 
 from ktcli.hardware import profile
 from ktcli.hardware.gpu import parse_gpus
 from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.text import cpu_list, cpu_text
+from ktcli.planner.host import host_of
 
 GIB = 1 << 30
 
@@ -153,3 +156,53 @@ def test_gpus() -> None:
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0-3,8,10-11"])
 def test_cpu_lists(text: str) -> None:
     assert cpu_text(cpu_list(text)) == text
+
+
+# --- files that say what no kernel writes ---------------------------------------------------------
+
+HOSTILE = Tree(
+    (((0,), (1,)),),
+    {0: ("0", 8), 1: ("1", 8)},
+    "0-1",
+    mems="0-1",
+    memory_gib=16,
+    files={
+        "proc/self/cgroup": "4:memory:/a\n2:cpu:/a\n0::/b",
+        "sys/fs/cgroup/b/cpu.max": "200000 100000",
+        "sys/fs/cgroup/b/memory.max": str(8 << 30),
+        "sys/fs/cgroup/b/memory.current": "4096",
+        "sys/fs/cgroup/b/memory.stat": "active_file 4096",
+        "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "100000",
+        "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(8 << 30),
+    },
+)
+NUMBERS = ("", "x", "-", "-1", "²", "1e9", "0x10", "9" * 18, "9" * 4000, "9" * 5000, "0-1000000000")
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda text: text[:12])
+def test_a_number_that_makes_no_sense_is_none(number: str, tmp_path: Path) -> None:
+    root = build(HOSTILE, tmp_path)
+    for path in [path for path in root.rglob("*") if path.is_file()]:
+        said = path.read_text()
+        path.write_text(re.sub("[0-9]+", number, said))
+        machine = probe(root)
+        assert profile.document(machine)
+        for numa in (AUTO, OFF, Numa(2), Numa(16)):
+            assert host_of(machine, numa=numa).threads >= 1, path
+        path.write_text(said)
+
+
+def test_thousands_of_nodes(tmp_path: Path) -> None:
+    cores = tuple((core,) for core in range(100))
+    nodes = {7 * i: (f"{i}" if i < 100 else "", 1) for i in range(2000)}
+    machine = probe(build(Tree((cores,), nodes, "0-99"), tmp_path))
+    assert len(machine.nodes) == 2000
+    teams = host_of(machine).teams
+    assert len(teams) == 64 and sum(team.threads for team in teams) == 100
+
+
+def test_a_list_names_no_cpu_a_thousand_times() -> None:
+    assert cpu_list("0-65535") == tuple(range(1 << 16))
+    with pytest.raises(ValueError, match="more than any machine has"):
+        cpu_list("0-65535," * 1000)
