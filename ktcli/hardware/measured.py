@@ -51,7 +51,7 @@ def load(cpu: Cpu, *, threads: int | None = None, isa: str | None = None) -> Mea
         )
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    values = (rates.read_bps, rates.int8_ops, rates.bf16_ops)
+    values = (rates.read_bps, rates.int8_ops, rates.bf16_ops, rates.nodes)
     return rates if all(1 <= value < MAX_RATE for value in values) else None
 
 
@@ -96,8 +96,7 @@ def save(cpu: Cpu, rates: Measured) -> None:
 
 def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
     """All that is kept of this CPU with these threads and this row, unchecked; empty: nothing."""
-    found = _read().get(_key(cpu.model, threads, isa))
-    return found if isinstance(found, dict) else {}
+    return _read().get(_key(cpu.model, threads, isa), {})
 
 
 def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
@@ -128,7 +127,8 @@ def _path() -> Path:
     return config.home() / "measured.json"
 
 
-def _read() -> dict[str, object]:
+def _read() -> dict[str, dict[str, Any]]:
+    """All entries; what cannot be one is dropped, and gone after the next write."""
     try:
         if not stat.S_ISREG(_path().stat().st_mode):  # a pipe would block
             return {}
@@ -136,4 +136,13 @@ def _read() -> dict[str, object]:
             known = json.loads(stream.read(MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return known if isinstance(known, dict) else {}
+    entries = known.items() if isinstance(known, dict) else ()
+    return {key: value for key, value in entries if isinstance(value, dict) and _is_flat(value)}
+
+
+def _is_flat(value: object, levels: int = 3) -> bool:
+    """Whether it nests no deeper than what is written here: writing it again must not recurse without end."""
+    if not isinstance(value, dict | list):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_flat(part, levels - 1) for part in parts)

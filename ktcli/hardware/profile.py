@@ -50,6 +50,7 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     Raises:
         ValueError: a field is missing, unknown or of the wrong type; the message names it.
     """
+    _check_cores(found)
     machine = _build(Machine, found, "the file")
     assert isinstance(machine, Machine)
     rates = machine.measured
@@ -62,6 +63,19 @@ def from_document(found: Mapping[str, Any]) -> Machine:
         if times > 1:
             raise ValueError(f"nodes holds {name} {number} twice")
     return machine
+
+
+def _check_cores(found: Any) -> None:
+    """Stop at the first core that is listed twice, before the nodes are made: a short file could list all
+    cores a thousand times."""
+    nodes = found.get("nodes") if isinstance(found, Mapping) else None
+    seen: set[int] = set()
+    for row in nodes if isinstance(nodes, list) else ():
+        text = row.get("cores") if isinstance(row, Mapping) else None
+        cores = _cores(text, "cores of a node") if isinstance(text, str) else ()
+        if not seen.isdisjoint(cores):
+            raise ValueError(f"nodes holds core {min(seen.intersection(cores))} twice")
+        seen.update(cores)
 
 
 def read_machine(path: Path) -> Machine:

@@ -50,6 +50,25 @@ def test_a_damaged_file_is_no_measurement(content: bytes, home: Path) -> None:
     assert measured.load(CPU) is None
 
 
+@pytest.mark.parametrize("depth", [5, 400, 990, 1500])
+def test_what_nests_is_dropped_by_the_next_write(depth: int, home: Path) -> None:
+    measured.save(CPU, RATES)
+    path = home / "measured.json"
+    known = path.read_text().rstrip().removesuffix("}")
+    nested = "[" * depth + "]" * depth
+    path.write_text(f'{known}, "x": {{"a": {nested}}}, "y": {nested}}}')
+    measured.keep(CPU, 1, "avx2", {"a": 1})
+    kept = json.loads(path.read_text())
+    assert len(kept) in (1, 2) and not {"x", "y"} & kept.keys()
+    assert measured.entry(CPU, 1, "avx2") == {"a": 1}
+
+
+@pytest.mark.parametrize("nodes", [-5, 0, 10**18])
+def test_so_many_nodes_are_none(nodes: int) -> None:
+    measured.save(CPU, replace(RATES, nodes=nodes))
+    assert measured.load(CPU) is None
+
+
 def test_a_pipe_is_not_waited_for(home: Path) -> None:
     os.mkfifo(home / "measured.json")
     assert measured.load(CPU) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,18 @@ def test_a_name_no_system_takes() -> None:
     with pytest.raises(NotFound) as caught:
         profile.read_machine(Path("x" * 5000))
     assert len(str(caught.value)) < 500
+
+
+def test_cores_are_not_counted_a_thousand_times(tmp_path: Path) -> None:
+    found = profile.document(probe())
+    node = {"cores": "0-65535", "size_bytes": 1, "free_bytes": 1}
+    found["nodes"] = [{"id": i, **node} for i in range(900)]
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(found))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match="nodes holds core 0 twice"):
+            profile.read_machine(path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
