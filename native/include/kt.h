@@ -98,7 +98,7 @@ KT_API const char *kt_pool_error(const kt_pool *pool);
 KT_API const char *kt_pool_isa(const kt_pool *pool);
 KT_API int32_t kt_pool_threads(const kt_pool *pool);
 KT_API int32_t kt_pool_nodes(const kt_pool *pool);
-KT_API int32_t kt_pool_node_threads(const kt_pool *pool, int32_t node);
+KT_API int32_t kt_pool_node_threads(const kt_pool *pool, int32_t node);     /* 0: there is no such node */
 /* 0, or the errno with which the system refused to pin the threads: they run unpinned then. */
 KT_API int32_t kt_pool_unpinned(const kt_pool *pool);
 

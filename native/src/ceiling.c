@@ -8,6 +8,7 @@
 #include "pool.h"
 
 #define READ_PIECE ((size_t)4 << 20)    /* bytes between looks at the clock */
+#define MOST_SECONDS 3600.0             /* nobody waits longer, and there is no way to stop it */
 #define ROUNDS 20000                    /* of the arithmetic loops, likewise: some tens of microseconds */
 
 typedef struct ceiling_task {
@@ -58,10 +59,16 @@ static void ceiling_run(void *arg, int thread, int threads)
 int kt_ceiling(kt_pool *pool, int32_t kind, const void *const *data, size_t size, double seconds, double *rate)
 {
     size_t least = (size_t)kt_pool_threads(pool) * 4096;
-    if (kind < KT_CEILING_READ || kind > KT_CEILING_BF16 || !(seconds > 0.0) ||
+    if (kind < KT_CEILING_READ || kind > KT_CEILING_BF16 || !(seconds > 0.0 && seconds <= MOST_SECONDS) ||
         (kind == KT_CEILING_READ && (!data || size < least))) {
         pool_set_error(pool, "cannot measure ceiling %d over %zu bytes for %g s", (int)kind, size, seconds);
         return KT_ERR_RANGE;
+    }
+    for (int32_t i = 0; kind == KT_CEILING_READ && i < kt_pool_nodes(pool); i++) {
+        if (!data[i]) {
+            pool_set_error(pool, "cannot measure reading: node %d has no data", i);
+            return KT_ERR_RANGE;
+        }
     }
     ceiling_task t = {.pool = pool, .kind = kind, .data = data, .size = size, .seconds = seconds};
     pool_run(pool, ceiling_run, &t);

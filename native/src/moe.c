@@ -394,14 +394,15 @@ static void record(kt_program *p, moe *o, kt_view in)
 /* Check the nodes' parts and fill them. */
 static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *gate_up, const kt_weight *down)
 {
-    int64_t width = 0, unit = kt_cut_columns(&down->format);
+    int64_t width = 0;
     for (int32_t i = 0; i < o->nodes; i++) {
         part *own = &o->parts[i];
-        int64_t padded = (down[i].k + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
         if (down[i].k < 0 || down[i].k > MAX_COLUMNS)
             return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)down[i].k);
         if (down[i].k == 0)
             continue;
+        int64_t unit = kt_cut_columns(&down[i].format);
+        int64_t padded = (down[i].k + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
         if (unit && width % unit)
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d begins at column %lld; they are cut every %lld", i,
                                 (long long)width, (long long)unit);

@@ -241,6 +241,10 @@ int kt_place(kt_pool *pool, int32_t fd, uint64_t offset, const kt_weight *w, int
     cutting c = {.r = {.pool = pool, .fd = fd, .offset = offset, .size = size}, .w = w, .slices = slices,
                  .axis = axis, .nodes = kt_pool_nodes(pool), .whole = layout_of(&w->format, w->k)};
     int failed = fd < 0 ? KT_OK : check_range(pool, offset, size);
+    if (fd < 0 && !w->data) {
+        pool_set_error(pool, "no file to place %zu bytes from, and no data", size);
+        failed = KT_ERR_SHAPE;
+    }
     if (!failed)
         failed = check_slices(pool, &c);
     if (failed)

@@ -494,7 +494,7 @@ int32_t kt_pool_nodes(const kt_pool *pool)
 
 int32_t kt_pool_node_threads(const kt_pool *pool, int32_t node)
 {
-    return pool->teams[node].threads;
+    return node >= 0 && node < pool->n_teams ? pool->teams[node].threads : 0;
 }
 
 int32_t kt_pool_unpinned(const kt_pool *pool)

@@ -88,12 +88,24 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     return p;
 }
 
+/* Give back what kt_program_finish reserved. */
+static void release(kt_program *p)
+{
+    for (int32_t i = 0; p->nodes && i < p->n_nodes; i++) {
+        kt_arena_free(p->nodes[i].arena);
+        p->nodes[i].arena = NULL;
+    }
+    kt_arena_free(p->arena);
+    p->arena = NULL;
+    free(p->profile);
+    p->profile = NULL;
+}
+
 void kt_program_free(kt_program *p)
 {
     if (!p)
         return;
-    for (int32_t i = 0; p->nodes && i < p->n_nodes; i++)
-        kt_arena_free(p->nodes[i].arena);
+    release(p);
     for (int32_t i = 0; i < p->owned.n; i++)
         free(p->owned.at[i]);
     free(p->owned.at);
@@ -103,8 +115,6 @@ void kt_program_free(kt_program *p)
     free(p->routings.at);
     free(p->phases.at);
     free(p->recent.at);
-    free(p->profile);
-    kt_arena_free(p->arena);
     free(p);
 }
 
@@ -374,8 +384,10 @@ int kt_program_finish(kt_program *p, size_t *size)
         good = create_node(p, i);
         all = size_add(all, node_size(p, i));
     }
-    if (!good)
+    if (!good) {
+        release(p);
         return KT_ERR_MEMORY;
+    }
     lay_out(p, kt_arena_data(p->arena));
     p->finished = 1;
     if (size)

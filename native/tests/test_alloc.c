@@ -1,5 +1,6 @@
 /* test_alloc.c - nothing is allocated while a program runs: every way to get memory is wrapped (linked
- * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context.
+ * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context. And
+ * where there is no memory for a program, nothing is kept of it.
  *
  * link: -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=mmap,--wrap=free
  */
@@ -10,6 +11,7 @@
 #include <sys/mman.h>
 
 static _Atomic int counting, calls;
+static int maps_left = -1;      /* so many mappings are given, then none; negative: no end */
 
 static void note(void)
 {
@@ -57,6 +59,9 @@ void *__wrap_aligned_alloc(size_t alignment, size_t size)
 void *__wrap_mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset)
 {
     note();
+    if (maps_left == 0)
+        return MAP_FAILED;
+    maps_left -= maps_left > 0;
     return __real_mmap(at, size, protection, flags, fd, offset);
 }
 
@@ -80,8 +85,29 @@ static void count(everything *e, int64_t n, int64_t start, const char *what)
     CHECK(atomic_load(&calls) == 0, "%s: %d calls to the allocator", what, atomic_load(&calls));
 }
 
+/* A reservation that fails halfway gives back what it had, and may be tried again. */
+static void check_finish(void)
+{
+    static const int32_t threads[] = {1, 1};
+    kt_pool *pool = make_pool_of(&(kt_pool_options){.isa = "portable", .n_threads = 2, .n_nodes = 2,
+                                                    .node_threads = threads});
+    for (int maps = 0; maps < 3; maps++) {
+        kt_program *p = make_program(pool, 4, 1, 0);
+        kt_view view = make_view(p, 16, KT_ROWS_TOKENS);
+        maps_left = maps;
+        REFUSED(kt_program_finish(p, NULL), KT_ERR_MEMORY, kt_program_error(p), "no memory");
+        CHECK(kt_program_data(p, view.buffer, NULL) == NULL, "a buffer of an unfinished program");
+        maps_left = -1;
+        OK(kt_program_finish(p, NULL), kt_program_error(p));
+        CHECK(row_of(p, view, 3) != NULL, "no buffer");
+        kt_program_free(p);
+    }
+    kt_pool_free(pool);
+}
+
 int main(void)
 {
+    check_finish();
     kt_pool *pool = make_pool(own_row(), 2);
     for (int32_t exact = 0; exact < 2; exact++) {
         everything *e = ev_make(pool, exact);

@@ -122,12 +122,49 @@ static void check_refusals(void)
     REFUSED(kt_place(pool, fd, 0, &t.w, KT_CUT_COLUMNS, good), KT_ERR_IO, kt_pool_error(pool), "the file ends");
     REFUSED(kt_place(pool, fd, UINT64_MAX - 5, &t.w, KT_CUT_COLUMNS, good), KT_ERR_RANGE, kt_pool_error(pool), "no file");
     close(fd);
+    kt_weight nothing = t.w;
+    nothing.data = NULL;
+    REFUSED(kt_place(pool, -1, 0, &nothing, KT_CUT_COLUMNS, good), KT_ERR_SHAPE, kt_pool_error(pool), "no data");
+    double rate;
+    const void *far[] = {room, NULL};
+    REFUSED(kt_ceiling(pool, KT_CEILING_READ, far, 100000, 0.001, &rate), KT_ERR_RANGE, kt_pool_error(pool), "node 1");
+    REFUSED(kt_ceiling(pool, KT_CEILING_INT8, NULL, 0, (double)INFINITY, &rate), KT_ERR_RANGE, kt_pool_error(pool), "inf");
+    CHECK(kt_pool_node_threads(pool, -1) == 0 && kt_pool_node_threads(pool, 2) == 0, "threads of a node that is not there");
     kt_format odd = {.bits = 5};
     CHECK(kt_cut_columns(&odd) == 0 && kt_cut_columns(&test_formats[BF16].format) == 32 &&
               kt_cut_columns(&test_formats[INT8].format) == 64,
           "where columns are cut");
     free(room);
     free_weight(&t);
+    kt_pool_free(pool);
+}
+
+/* Experts whose first node has nothing, not even a format, and whose others are cut within a group. */
+static void check_wrong_experts(void)
+{
+    kt_pool *pool = make_nodes("portable", 3, 1);
+    kt_program *p = make_program(pool, 2, 1, 0);
+    const kt_format *f = &test_formats[INT4_G64].format;
+    test_weight up = make_weight(pool, f, 224, HIDDEN, EXPERTS, 1), down = make_weight(pool, f, HIDDEN, 100, EXPERTS, 2);
+    kt_view x = make_view(p, HIDDEN, KT_ROWS_TOKENS), out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
+    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .scale = 1};
+    int32_t routing = kt_program_route(p, make_view(p, EXPERTS, KT_ROWS_TOKENS), &router);
+    kt_weight ups[3] = {{.n = 0}, up.w, up.w}, downs[3] = {{.k = 0}, down.w, down.w};
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "node 2 begins at column 100");
+    ups[1].n = 128;
+    downs[1].k = 64;
+    downs[2].k = INT64_MAX;
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "a width of");
+    downs[2].k = -16;
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "a width of -16");
+    downs[2] = down.w;
+    ups[2].n = 192;
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "[224, 72]");
+    ups[2] = up.w;
+    OK(kt_program_experts(p, out, x, routing, ups, downs), kt_program_error(p));
+    kt_program_free(p);
+    free_weight(&up);
+    free_weight(&down);
     kt_pool_free(pool);
 }
 
@@ -284,5 +321,6 @@ int main(void)
     }
     check_layer(own_row(), INT4_G64, 768, 1);
     check_refusals();
+    check_wrong_experts();
     return report("test_nodes");
 }
