@@ -256,6 +256,7 @@ def test_a_row_that_does_not_run_here_is_refused_with_those_there_are(capsys):
         (["kernel", "--shape", "D"], 2, "A, B, C"),
         (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
         (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "no shape"),
+        (["kernel", "--shape", "9" * 5000 + ",1,1,1"], 2, "no shape"),
         (["kernel", "--isa", "sse9"], 9, "portable"),
         (["kernel", "--threads", "4097"], 2, "physical core"),
         (["kernel", "--numa", "nodes=4095"], 2, "no node 4095"),
