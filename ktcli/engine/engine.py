@@ -35,6 +35,7 @@ from ktcli.planner.memory import (
     default_context,
     drops_cached,
     margin_bytes,
+    need_bytes,
     node_room_bytes,
 )
 from ktcli.planner.nodes import node_shortage
@@ -118,7 +119,7 @@ class Engine:
         pack = Pack.open(path)
         model, pool = build(pack.config), make_pool(options)
         have = read_memory(SYSTEM_ROOT).free_bytes
-        drop = drops_cached(pack.size_bytes, memory_bytes(model, pack.recipe), have)
+        drop = drops_cached(pack.size_bytes, need_bytes(model, pack.recipe, context or 0), have)
         source = PackSource(pack, pool, drop=drop)
         return cls(model, pack.recipe, source, pool, options, progress)
 

@@ -21,6 +21,7 @@ from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.engine.bench import Ceilings
 from ktcli.engine.measure import PAIRS, Measurement, alternate
 from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.text import whole
 from ktcli.layers.backend import Reads
 from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.native import (
@@ -77,8 +78,9 @@ class Shape:
         if text.upper() in SHAPES:
             return SHAPES[text.upper()]
         parts = text.split(",")
-        if len(parts) == 4 and all(part.strip().isdecimal() for part in parts):
-            hidden, width, experts, top_k = map(int, parts)
+        numbers = [whole(part.strip()) for part in parts]
+        if len(numbers) == 4 and None not in numbers:
+            hidden, width, experts, top_k = (number or 0 for number in numbers)
             sizes = min(hidden, width) >= 1 and max(hidden, width) <= _MOST_COLUMNS
             if sizes and 1 <= top_k <= experts <= _MOST_EXPERTS:
                 return cls(text, hidden, width, experts, top_k)

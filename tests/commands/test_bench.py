@@ -267,6 +267,7 @@ def test_teams_are_measured_and_named(work: str, model: str, capsys):
         (["kernel", "--shape", "D"], 2, "A, B, C"),
         (["kernel", "--shape", "64,48,4,6"], 2, "no shape"),
         (["kernel", "--shape", "99999999999999999999,1,1,1"], 2, "no shape"),
+        (["kernel", "--shape", "9" * 5000 + ",1,1,1"], 2, "no shape"),
         (["kernel", "--isa", "sse9"], 9, "portable"),
         (["kernel", "--threads", "4097"], 2, "physical core"),
         (["kernel", "--numa", "nodes=4095"], 2, "no node 4095"),

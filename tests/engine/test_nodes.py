@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.engine import engine as engine_module
-from ktcli.errors import NotEnoughMemory
+from ktcli.errors import BadPack, NotEnoughMemory
 from ktcli.hardware.machine import Memory, Node
 from ktcli.hardware.numa import Numa
 from ktcli.hardware.team import NodeTeam
@@ -140,6 +141,23 @@ def test_a_full_node_is_named_before_anything_is_loaded(
     with pytest.raises(NotEnoughMemory, match="NUMA node 1, only 1000 B") as caught:
         Engine.load(pack, context=100)
     assert "--numa off" in caught.value.hint
+
+
+@pytest.mark.parametrize("numa", [Numa(1), Numa(2)], ids=str)
+def test_a_file_that_shrinks_while_it_is_loaded(
+    pack: Path, numa: Numa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(pack, tmp_path / "pack")
+    real = engine_module.load
+
+    def shrink(*given: object) -> object:
+        for path in copy.glob("layer-*.safetensors"):
+            os.truncate(path, path.stat().st_size // 2)
+        return real(*given)
+
+    monkeypatch.setattr(engine_module, "load", shrink)
+    with pytest.raises(BadPack, match=r"layer-00000.* the file ends at offset"):
+        Engine.load(copy, context=64, threads=1, numa=numa)
 
 
 # --- the page cache -------------------------------------------------------------------------------
