@@ -175,8 +175,7 @@ def test_cached_pages_after_a_load(
 ) -> None:
     files = sorted(pack.glob("layer-*.safetensors"))
     size = sum(path.stat().st_size for path in pack.iterdir())
-    # What the engine takes for weights and cache fits in either case.
-    have = (10 if room == "enough" else 1) * size + (16 << 20 if room == "enough" else 0)
+    have = 4 << 30 if room == "enough" else size
     if room == "scarce":
         monkeypatch.setattr(engine_module, "_require_memory", lambda *_: None)
     monkeypatch.setattr(engine_module, "read_memory", lambda _: Memory(64 << 30, have))
