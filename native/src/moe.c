@@ -13,6 +13,7 @@
  * things cross between nodes: the largest hidden value of each row, since all columns of a row have one
  * activation scale, and the sums over each node's columns, which a last phase adds up in the nodes' order.
  */
+#include "groups.h"
 #include "program.h"
 
 #include <stdatomic.h>
@@ -53,68 +54,14 @@ static const part *own_part(const moe *o, const worker *w)
     return &o->parts[w->own.node];
 }
 
-/* The step's slots by expert; arrays in this thread's scratch. */
-typedef struct groups {
-    int32_t n_active, n_slots;
-    int32_t *active;                    /* [n_active] experts that have slots, ascending */
-    int32_t *first;                     /* [experts + 1] expert e has sorted rows first[e]..first[e+1] */
-    int32_t *token;                     /* [n_slots] of each sorted row, */
-    float *gate;                        /* [n_slots] and its weight */
-} groups;
-
-static size_t groups_bytes(const moe *o)
+static groups own_groups(const moe *o, const worker *w)
 {
-    size_t size = size_mul((size_t)o->max_slots * 2 + (size_t)o->experts * 2 + 1, sizeof(int32_t));
-    return (size + 63) / 64 * 64;
+    return groups_at(local_scratch(w), o->experts, o->max_slots);
 }
 
-static groups groups_at(const moe *o, const worker *w)
+static size_t groups_size(const moe *o)
 {
-    groups g = {.active = (int32_t *)(void *)local_scratch(w)};
-    g.first = g.active + o->experts;
-    g.token = g.first + o->experts + 1;
-    g.gate = (float *)(void *)(g.token + o->max_slots);
-    return g;
-}
-
-/* What the first phase of the step left in this thread's scratch. */
-static groups groups_again(const moe *o, const worker *w)
-{
-    groups g = groups_at(o, w);
-    g.n_slots = g.first[o->experts];
-    for (int64_t e = 0; e < o->experts; e++)
-        g.n_active += g.first[e + 1] > g.first[e];
-    return g;
-}
-
-static groups group_slots(const moe *o, const worker *w)
-{
-    groups g = groups_at(o, w);
-    const routing *r = &w->program->routings.at[o->routing];
-    const int32_t *ids = r->ids;
-    int64_t n = rows_of(w, o->domain) * o->top_k;
-    memset(g.first, 0, (size_t)(o->experts + 1) * sizeof *g.first);
-    for (int64_t s = 0; s < n; s++) {
-        if (ids[s] >= 0)
-            g.first[ids[s] + 1]++;
-    }
-    for (int64_t e = 0; e < o->experts; e++) {
-        if (g.first[e + 1] > 0)
-            g.active[g.n_active++] = (int32_t)e;
-        g.first[e + 1] += g.first[e];
-    }
-    /* first[e] walks through its rows here; afterwards it stands at the next expert's first. */
-    for (int64_t s = 0; s < n; s++) {
-        if (ids[s] >= 0) {
-            int32_t row = g.first[ids[s]]++;
-            g.token[row] = (int32_t)(s / o->top_k);
-            g.gate[row] = r->gate[s];
-        }
-    }
-    memmove(g.first + 1, g.first, (size_t)o->experts * sizeof *g.first);
-    g.first[0] = 0;
-    g.n_slots = g.first[o->experts];
-    return g;
+    return groups_bytes(o->experts, o->max_slots);
 }
 
 static float *hidden(const worker *w)
@@ -169,7 +116,7 @@ static float largest_of(const moe *o, int64_t row)
 static void gate_up_block(const moe *o, const worker *w, const groups *g, const piece *b, float *h)
 {
     const part *own = own_part(o, w);
-    float *y = (float *)(void *)(local_scratch(w) + groups_bytes(o));
+    float *y = (float *)(void *)(local_scratch(w) + groups_size(o));
     int64_t columns = (b->last_pair - b->pair) * 2 * KT_PANEL_ROWS;
     int64_t width = min64(columns / 2, own->width - b->pair * KT_PANEL_ROWS);
     act a;
@@ -190,7 +137,7 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
 static void gate_up(const moe *o, const worker *w, const groups *g, const piece *all, int whole)
 {
     const part *own = own_part(o, w);
-    float *rows = (float *)(void *)(local_scratch(w) + groups_bytes(o)) + BLOCK_FLOATS;
+    float *rows = (float *)(void *)(local_scratch(w) + groups_size(o)) + BLOCK_FLOATS;
     act a = hidden_act(o, w);
     piece b = *all;
     for (b.row = all->row; b.row < all->last_row; b.row = b.last_row) {
@@ -226,7 +173,9 @@ static void gate_up_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const part *own = own_part(o, w);
-    groups g = group_slots(o, w);
+    const routing *r = &w->program->routings.at[o->routing];
+    groups g = own_groups(o, w);
+    group_slots(&g, r->ids, r->gate, rows_of(w, o->domain), o->top_k);
     int64_t pairs = own->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
     int64_t tasks = blocks * g.n_active;
     int whole = has_whole_rows(o, w, &g);
@@ -246,7 +195,8 @@ static void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const part *own = own_part(o, w);
-    groups g = groups_again(o, w);
+    groups g = own_groups(o, w);
+    groups_again(&g);
     act a = hidden_act(o, w);
     int64_t n = own->width == 0 || has_whole_rows(o, w, &g) ? 0 : g.n_slots;
     for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < n;) {
@@ -296,7 +246,8 @@ static void down_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const matrices *m = &own_part(o, w)->down;
-    groups g = groups_again(o, w);
+    groups g = own_groups(o, w);
+    groups_again(&g);
     int64_t rows = rows_of(w, o->domain), run = panels_per_task(m, max64(1, rows), w->own.threads);
     for (int64_t panel = worker_take_own(w, run), ahead; panel < m->panels; panel = ahead) {
         ahead = worker_take_own(w, run);
@@ -365,7 +316,7 @@ static void reserve(kt_program *p, moe *o)
         widest = max64(widest, own->h_stride);
     }
     size_t rows = o->largest ? 0 : size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)widest);
-    program_reserve(p, 0, size_add(groups_bytes(o), size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float))));
+    program_reserve(p, 0, size_add(groups_size(o), size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float))));
 }
 
 static void record(kt_program *p, moe *o, kt_view in)

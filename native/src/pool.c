@@ -2,17 +2,15 @@
  *
  * One team of pinned threads per NUMA node, the caller's thread being number 0 of the first. Threads meet at
  * barriers in two steps, team by team and then the teams, so that a barrier costs one line between sockets
- * per team. Everything waits on a *bell*: a number that is counted up, watched by spinning for a short time
- * and then by sleeping on it (futex), so that waiting costs well under a microsecond while work is coming
- * and no CPU while it is not.
+ * per team. Everything waits on bells (bell.h).
  */
 #define _GNU_SOURCE
 #include "pool.h"
 
+#include "bell.h"
 #include "cpu.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -21,11 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
-#define LINE 64             /* bytes of a cache line: what different threads write lies apart */
 #define MAX_THREADS 4096
 
 /* How long a barrier spins before it sleeps: about what sleeping and being woken costs, and waking costs
@@ -33,11 +27,6 @@
  * core (2 threads beside 8 other processes: 1 ms made a step take 4 times as long as 20 us). */
 #define BARRIER_SPIN_NS 10000
 #define BARRIER_SPIN_NS_PER_THREAD 5000
-
-typedef struct bell {
-    _Alignas(LINE) _Atomic uint32_t rung;   /* how often; the futex word */
-    _Atomic uint32_t sleepers;
-} bell;
 
 typedef struct counter {
     _Alignas(LINE) _Atomic int64_t next;
@@ -76,57 +65,6 @@ struct kt_pool {
     int unpinned;           /* errno: why threads are not pinned although it was asked */
     char error[256];
 };
-
-/* ---- bells -------------------------------------------------------------------------------------- */
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-/* 1 if it rang within spin_ns. */
-static int bell_spin(bell *b, uint32_t seen, int64_t spin_ns)
-{
-    if (spin_ns > 0) {
-        int64_t end = now_ns() + spin_ns;
-        do {
-            for (int i = 0; i < 64; i++) {
-                if (atomic_load_explicit(&b->rung, memory_order_acquire) != seen)
-                    return 1;
-                relax();
-            }
-        } while (now_ns() < end);
-    }
-    return 0;
-}
-
-static void bell_wait(bell *b, uint32_t seen, int64_t spin_ns)
-{
-    if (bell_spin(b, seen, spin_ns))
-        return;
-    /* Announce, then sleep: the kernel looks at the number again, so a ring in between is not lost. */
-    while (atomic_load(&b->rung) == seen) {
-        atomic_fetch_add(&b->sleepers, 1);
-        syscall(SYS_futex, &b->rung, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
-        atomic_fetch_sub(&b->sleepers, 1);
-    }
-}
-
-static void bell_ring(bell *b)
-{
-    atomic_fetch_add(&b->rung, 1);
-    if (atomic_load(&b->sleepers) > 0)
-        syscall(SYS_futex, &b->rung, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-}
 
 /* ---- inside a task ------------------------------------------------------------------------------ */
 
