@@ -123,7 +123,8 @@ def build(name: str, folder: Path) -> Build:
         # Checks as calls: the portable row's unrolled loops otherwise take gcc half a minute.
         flags += ["--param", "asan-instrumentation-with-call-threshold=0"]
     must(cmake, "-S", NATIVE, "-B", folder, "-DCMAKE_BUILD_TYPE=Sanitized", f"-DCMAKE_C_COMPILER={compiler()}",
-         f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}", f"-DKT_ROWS={ROWS[name]}", *cmake_flags())  # fmt: skip
+         f"-DCMAKE_C_FLAGS={' '.join(flags)}", f"-DPython_EXECUTABLE={sys.executable}",
+         f"-DKT_ROWS={ROWS[name]}", *cmake_flags())  # fmt: skip
     must(cmake, "--build", folder, "--target", "libkt", "--parallel", CPUS)
     must(compiler(), "-O3", "-Wall", "-Werror", "-c", EMULATOR, "-o", emulator(folder))
     return Build(flags, folder, prefix)
