@@ -116,7 +116,7 @@ def measure(model: Model, pack: Pack, pool: Pool, copy: Copy) -> dict[str, Any]:
 
     def work() -> float:
         start = time.perf_counter()
-        tensors = load(model, pack.recipe, PackSource(pack, pool))
+        tensors = load(model, pack.recipe, PackSource(pack, pool), pool)
         seconds = time.perf_counter() - start
         del tensors  # giving memory back is no part of loading
         return seconds

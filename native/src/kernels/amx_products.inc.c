@@ -34,34 +34,28 @@ INLINE uint8_t *sums_at(const amx_work *w, int64_t tile, int q)
     return w->sums + (2 * tile + q) * TILE_BYTES;
 }
 
-/* `tiles` times `panels` output tiles: sum (i, q) is tile 2 i + q. */
+/* OP(number, where its partial sum is kept) for `tiles` times `panels` output tiles: sum (i, q) is tile 2 i + q. */
+#define EACH_SUM(OP, w, a, tiles, panels)                   \
+    do {                                                    \
+        OP(0, sums_at(w, (a)->tile, 0), 64);                \
+        if (panels > 1)                                     \
+            OP(1, sums_at(w, (a)->tile, 1), 64);            \
+        if (tiles > 1)                                      \
+            OP(2, sums_at(w, (a)->tile + 1, 0), 64);        \
+        if (tiles > 1 && panels > 1)                        \
+            OP(3, sums_at(w, (a)->tile + 1, 1), 64);        \
+    } while (0)
+
 INLINE void load_sums(const amx_work *w, const pair *a, int tiles, int panels)
 {
-    if (a->step == 0) {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+    if (a->step > 0) {
+        EACH_SUM(TILE_LOAD, w, a, tiles, panels);
         return;
     }
-    TILE_LOAD(0, sums_at(w, a->tile, 0), 64);
-    if (panels > 1)
-        TILE_LOAD(1, sums_at(w, a->tile, 1), 64);
-    if (tiles > 1)
-        TILE_LOAD(2, sums_at(w, a->tile + 1, 0), 64);
-    if (tiles > 1 && panels > 1)
-        TILE_LOAD(3, sums_at(w, a->tile + 1, 1), 64);
-}
-
-INLINE void store_sums(const amx_work *w, const pair *a, int tiles, int panels)
-{
-    TILE_STORE(0, sums_at(w, a->tile, 0), 64);
-    if (panels > 1)
-        TILE_STORE(1, sums_at(w, a->tile, 1), 64);
-    if (tiles > 1)
-        TILE_STORE(2, sums_at(w, a->tile + 1, 0), 64);
-    if (tiles > 1 && panels > 1)
-        TILE_STORE(3, sums_at(w, a->tile + 1, 1), 64);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
 }
 
 INLINE void multiply_pair(amx_work *w, const pair *a, int is_bf16, int tiles, int panels)
@@ -85,7 +79,7 @@ INLINE void multiply_pair(amx_work *w, const pair *a, int is_bf16, int tiles, in
         if (tiles > 1 && panels > 1)
             TILE_DOT(is_bf16, 3, 5, 7);
     }
-    store_sums(w, a, tiles, panels);
+    EACH_SUM(TILE_STORE, w, a, tiles, panels);
 }
 
 /* All columns are summed up: rows of y. */
