@@ -143,7 +143,12 @@ class Backend(Protocol):
         """Choose experts per token -> a routing, for `experts`."""
 
     def experts(self, x: Value, routed: Value, gate_up: Tensor, down: Tensor) -> Value:
-        """Weighted sum of the chosen experts -> [T, hidden]."""
+        """Start the chosen experts -> what `collect` takes. Once per layer with experts, in their order."""
+
+    def collect(self, started: Value) -> Value:
+        """Weighted sum of the chosen experts -> [T, hidden].
+
+        With deferral, of those that were not deferred here and of those the layer before deferred."""
 
     def swiglu(self, x: Value, width: int) -> Value:
         """silu(gate) * up of alternating runs of 16 -> [T, width]."""

@@ -128,8 +128,10 @@ class SparseMlp:
         """x [T, hidden] -> [T, hidden]."""
         logits = b.linear(x, self.router, reads=Reads.F32)  # [T, experts]
         routed = b.route(logits, self.routing, bias=self.router_bias)
-        mixed = b.experts(x, routed, self.gate_up, self.down)
-        return b.add(mixed, self.shared.forward(b, x)) if self.shared else mixed
+        started = b.experts(x, routed, self.gate_up, self.down)
+        shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
+        mixed = b.collect(started)
+        return mixed if shared is None else b.add(mixed, shared)
 
 
 Mlp = DenseMlp | SparseMlp
