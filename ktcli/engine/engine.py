@@ -20,7 +20,8 @@ from ktcli.engine.loader import (
     load,
     memory_bytes,
 )
-from ktcli.engine.session import Outputs, Session
+from ktcli.engine.session import Session
+from ktcli.engine.steps import Outputs, ProgramSteps
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.memory import read_memory, read_nodes
@@ -143,7 +144,8 @@ class Engine:
 
     def session(self) -> Session:
         """A new timeline; its cache is reserved now."""
-        return Session(self.program, self._outputs, self.layout, self.context)
+        steps = ProgramSteps(self.program, self._outputs, self.layout, self.context)
+        return Session(steps, self.context)
 
     def _record(self, options: Options) -> tuple[Program, Outputs, tuple[int, ...]]:
         chunk = min(PREFILL_CHUNK, self.context)

@@ -1,52 +1,79 @@
 """One timeline on an engine: the ids in the cache, and the way forward and back.
 
 Prefill and decode are the same call with many ids or one. Each chunk either completes or leaves no
-trace, so that an interrupt between chunks leaves a valid prefix.
+trace, so that an interrupt between chunks leaves a valid prefix. What runs a chunk, on which device, is
+the business of its `Steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.kvcache import KvCache, PageLayout
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.errors import ContextFull, UsageError
-from ktcli.native import Program, Step, View
 
 # progress(tokens done, tokens in all)
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
-    """Where a program leaves its results: rows of logits and their summary (see `Logits`)."""
+class Chunk:
+    """Ids that are computed in one step.
 
-    logits: View
-    best: View
-    peaks: View
-    sums: View
+    Attributes:
+        ids: [T] int32.
+        start: position of the first.
+        first_output: rows from here on give logits; T: none.
+        temperature: of the sums of the logits' summary; 0: none are wanted.
+        defer: experts of each token whose results may come a layer later, at most.
+    """
+
+    ids: NDArray[np.int32]
+    start: int
+    first_output: int
+    temperature: float = 0.0
+    defer: int = 0
+
+
+class Steps(Protocol):
+    """What computes the chunks of one session, with the session's own KV cache."""
+
+    @property
+    def vocab(self) -> int:
+        """Width of the logits."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a chunk."""
+
+    @property
+    def max_outputs(self) -> int:
+        """Of a chunk."""
+
+    def run(self, chunk: Chunk) -> None:
+        """Compute a chunk; either all of it is in the cache afterwards, or nothing counts."""
+
+    def last(self, temperature: float) -> Logits:
+        """Logits of the only output of the last chunk, in place: valid until the next one."""
+
+    def logits(self, n: int) -> F32Array:
+        """Logits [n, vocab] of the n outputs of the last chunk, in place."""
 
 
 class Session:
     """A sequence of ids with its KV cache.
 
     Args:
-        program: of the engine; shared by its sessions, which take turns.
-        outputs: where the program leaves its results.
         context: positions the cache can hold.
     """
 
-    def __init__(
-        self, program: Program, outputs: Outputs, layout: PageLayout, context: int
-    ) -> None:
-        self._program, self._outputs, self._vocab = program, outputs, outputs.logits.width
-        views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
-        self._row = tuple(program.rows(view, 1)[0] for view in views)
-        self._cache = KvCache(layout, context, program.pool.arena(layout.cache_bytes(context)))
+    def __init__(self, steps: Steps, context: int) -> None:
+        self._steps = steps
         self._ids = np.zeros(context, dtype=np.int32)
         self.context = context
         self.length = 0
@@ -62,22 +89,27 @@ class Session:
         return self.length
 
     def feed(
-        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
+        self,
+        ids: Sequence[int],
+        *,
+        progress: Progress | None = None,
+        temperature: float = 0.0,
+        defer: int = 0,
     ) -> Logits:
-        """Append ids; the logits after the last one, in place: valid until the program's next step.
+        """Append ids; the logits after the last one, in place: valid until the engine's next step.
 
         Args:
             temperature: of the logits' sums; 0: without sums.
+            defer: experts of each token whose results may come a layer later, at most.
         Raises:
             ContextFull: they do not fit; nothing was appended.
             UsageError: no ids, or one outside the vocabulary.
         """
         fresh = self._checked(ids)
-        for done in self._chunks(fresh, self._program.max_tokens, temperature):
+        for done in self._chunks(fresh, self._steps.max_tokens, temperature, defer):
             if progress:
                 progress(done, fresh.size)
-        values, best, peaks, sums = self._row
-        return Logits(values, int(best[0]), peaks, sums, temperature)
+        return self._steps.last(temperature)
 
     def advance(
         self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
@@ -97,14 +129,14 @@ class Session:
         self.truncate(common)
         return self.feed(ids[common:], progress=progress, temperature=temperature), common
 
-    def logits(self, ids: Sequence[int]) -> F32Array:
+    def logits(self, ids: Sequence[int], *, defer: int = 0) -> F32Array:
         """Append ids; the logits of every one, [T, vocab] f32."""
         fresh = self._checked(ids)
-        out = np.empty((fresh.size, self._vocab), dtype=np.float32)
+        out = np.empty((fresh.size, self._steps.vocab), dtype=np.float32)
         before = 0
-        chunk = min(self._program.max_tokens, self._program.max_outputs)
-        for done in self._chunks(fresh, chunk, None):
-            out[before:done] = self._program.rows(self._outputs.logits, done - before)
+        size = min(self._steps.max_tokens, self._steps.max_outputs)
+        for done in self._chunks(fresh, size, None, defer):
+            out[before:done] = self._steps.logits(done - before)
             before = done
         return out
 
@@ -112,9 +144,9 @@ class Session:
         wanted = np.asarray(ids, dtype=np.int64)
         if wanted.ndim != 1 or wanted.size == 0:
             raise UsageError("there is nothing to compute: no token ids were given")
-        if int(wanted.min()) < 0 or int(wanted.max()) >= self._vocab:
-            bad = next(int(i) for i in wanted if not 0 <= i < self._vocab)
-            raise UsageError(f"token id {bad} is outside the vocabulary of {self._vocab}")
+        if int(wanted.min()) < 0 or int(wanted.max()) >= self._steps.vocab:
+            bad = next(int(i) for i in wanted if not 0 <= i < self._steps.vocab)
+            raise UsageError(f"token id {bad} is outside the vocabulary of {self._steps.vocab}")
         if self.length + wanted.size > self.context:
             self._refuse(self.length + wanted.size)
         return wanted.astype(np.int32)
@@ -126,18 +158,15 @@ class Session:
         )
 
     def _chunks(
-        self, fresh: NDArray[np.int32], size: int, temperature: float | None
+        self, fresh: NDArray[np.int32], size: int, temperature: float | None, defer: int
     ) -> Iterator[int]:
         """Run the ids in chunks; yields how many are done after each. Outputs: the last id's, with sums
         for this temperature; None: every id's."""
-        self._program.attach(self._cache.memory, self._cache.layout.page_bytes)
         for start in range(0, fresh.size, size):
-            chunk = fresh[start : start + size]
-            done = start + chunk.size
-            first_output = 0 if temperature is None else chunk.size - (done == fresh.size)
-            self._program.run(
-                Step(chunk, self.length, self._cache.table, first_output, temperature or 0.0)
-            )
-            self._ids[self.length : self.length + chunk.size] = chunk
-            self.length += chunk.size
+            ids = fresh[start : start + size]
+            done = start + ids.size
+            first_output = 0 if temperature is None else ids.size - (done == fresh.size)
+            self._steps.run(Chunk(ids, self.length, first_output, temperature or 0.0, defer))
+            self._ids[self.length : self.length + ids.size] = ids
+            self.length += ids.size
             yield done
