@@ -1,0 +1,395 @@
+"""Every operation of a forward in plain torch: the reference row, right on any device.
+
+Rows of activations are f32 and may be column ranges of wider rows (the last dimension is contiguous, the row
+stride is any). `exact`: every product and the cache in f32; else what a product reads is rounded to bf16
+first and its sum is f32. With one token per sequence (run = 1) no operation waits for the device, so a step
+can be captured; long runs may wait, and allocate as they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.layers.gpu.packed import Matrix, Packed, Plain, unpack, unpack_many, unpack_whole
+from ktcli.native import PAGE_TOKENS, PANEL_ROWS
+
+# Up to so many rows, `experts` takes each row's matrices by index; above, the rows of each expert.
+GATHERED_ROWS = 16
+# Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
+_BLOCK_QUERIES = 1024
+# Keys and values that latent attention expands at once, in elements.
+_EXPANDED_ELEMENTS = 1 << 27
+
+RopeTable = tuple[Tensor, float]  # (inv_freq f32 [dim/2], scale of cos and sin)
+KvPages = tuple[Tensor, Tensor]  # K and V, each [pages, 64, kv_heads, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the T = sequences * run rows of a step stand.
+
+    Attributes:
+        positions: int64 [T], on the device.
+        pages: int32 [sequences, P], on the device: cache page of each run of 64 positions. Where run > 1, only
+            as many as the sequences reach with this step: all of them are read.
+        run: rows of each sequence, one behind the other.
+    """
+
+    positions: Tensor
+    pages: Tensor
+    run: int
+
+
+# -- rows by themselves --------------------------------------------------------------------------------
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
+    runs = x.reshape(x.shape[0], -1, gain.shape[0])
+    scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
+    return (runs * scale * gain).reshape(x.shape)
+
+
+def swiglu(x: Tensor, width: int) -> Tensor:
+    """silu(gate) * up -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
+    pairs = x.reshape(x.shape[0], -1, 2, PANEL_ROWS)
+    return (silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(x.shape[0], -1)[:, :width]
+
+
+def rope(
+    x: Tensor, rows: Rows, table: RopeTable, head_width: int, first: int, interleaved: bool
+) -> Tensor:
+    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated.
+
+    interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim/2).
+    """
+    inv_freq, scale = table
+    half = inv_freq.shape[0]
+    # In f32, as the models were trained: the angle is rounded before its sine is taken.
+    angles = (rows.positions.float()[:, None] * inv_freq)[:, None]  # [T, 1, dim/2]
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    out = x.clone(memory_format=torch.contiguous_format).view(x.shape[0], -1, head_width)
+    part = out[..., first : first + 2 * half]
+    split = (half, 2) if interleaved else (2, half)
+    a, b = torch.unflatten(part, -1, split).unbind(-1 if interleaved else -2)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
+    out[..., first : first + 2 * half] = turned.flatten(-2)
+    return out.view(x.shape)
+
+
+# -- products ------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, w: Matrix, bias: Tensor | None, *, exact: bool = False) -> Tensor:
+    """x [T, K] W^T + bias -> [T, N] f32."""
+    dtype = _reads(exact)
+    matrix = w.data.to(dtype) if isinstance(w, Plain) else unpack(w, 0, dtype)
+    out = product(x, matrix, exact=exact)
+    return out if bias is None else out + bias
+
+
+def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
+    """x [(B,) T, K] times the transpose of w [(B,) N, K] of the dtype products read -> f32."""
+    if exact:
+        return x @ w.mT
+    rounded = x.bfloat16()
+    if not x.is_cuda:
+        return rounded.float() @ w.float().mT
+    multiply = torch.mm if x.dim() == 2 else torch.bmm
+    return multiply(rounded, w.mT, out_dtype=torch.float32)
+
+
+def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
+    """The matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
+    return unpack_many(w, indices, _reads(exact))
+
+
+def _reads(exact: bool) -> torch.dtype:
+    return torch.float32 if exact else torch.bfloat16
+
+
+def _rounded(x: Tensor, exact: bool) -> Tensor:
+    """x as products read it, in f32."""
+    return x if exact else x.bfloat16().float()
+
+
+# -- routing and experts -------------------------------------------------------------------------------
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose top_k experts per token by the rule of kt_program_route.
+
+    Args:
+        logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
+    Returns:
+        ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
+    """
+    r = routing
+    score = logits.softmax(-1) if r.score is Score.SOFTMAX else logits.sigmoid()
+    rank = score if bias is None else score + bias
+    order = rank.sort(dim=-1, descending=True, stable=True).indices
+    if r.n_group > 1:
+        # Stable, so that the open experts come first and keep their order.
+        is_open = _open_experts(rank, r).gather(1, order)
+        order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
+    chosen = order[:, : r.top_k]
+    gate = score.gather(1, chosen)
+    if r.normalize:
+        gate = gate / (gate.sum(-1, keepdim=True) + 1e-20)  # DeepSeek's guard against a zero sum
+    return chosen.int(), gate * r.scale
+
+
+def _open_experts(rank: Tensor, r: Routing) -> Tensor:
+    """bool [T, E]: the experts of the topk_group best groups."""
+    grouped = torch.unflatten(rank, -1, (r.n_group, -1))
+    best = min(2, grouped.shape[-1]) if r.group_score is GroupScore.TOP2 else 1
+    value = grouped.topk(best, dim=-1).values.sum(-1)
+    groups = value.sort(dim=-1, descending=True, stable=True).indices[:, : r.topk_group]
+    is_open = torch.zeros_like(value, dtype=torch.bool).scatter(1, groups, True)
+    return is_open.unsqueeze(-1).expand_as(grouped).flatten(-2)
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Sum over the chosen experts that are here, by ascending id, of gate * down(swiglu(gate_up x)).
+
+    Args:
+        x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
+        slots: int32 [E], matrix of each expert in the stacks; negative: not here, skipped.
+    Returns:
+        [T, H] f32. Up to GATHERED_ROWS rows it never waits for the device.
+    """
+    if gate_up.count == 0:
+        return x.new_zeros(x.shape[0], down.n)
+    ids, order = ids.sort(dim=-1, stable=True)
+    gate = gate.gather(1, order)
+    slot = torch.where(ids >= 0, slots[ids.clamp(min=0)], -1)  # [T, K]
+    if x.shape[0] <= GATHERED_ROWS:
+        return _experts_gathered(x, slot, gate, (gate_up, down), exact)
+    return _experts_grouped(x, slot, gate, (gate_up, down), exact)
+
+
+def _expert(x: Tensor, gate_up: Tensor, down: Tensor, *, exact: bool) -> Tensor:
+    """x [(B,) T, H] through the experts of the matrices gate_up [(B,) 2I', H] and down [(B,) H, I]."""
+    wide = product(x, gate_up, exact=exact)
+    inner = swiglu(wide.flatten(0, -2), down.shape[-1]).view(*wide.shape[:-1], -1)
+    return product(inner, down, exact=exact)
+
+
+def _experts_gathered(
+    x: Tensor, slot: Tensor, gate: Tensor, stacks: tuple[Packed, Packed], exact: bool
+) -> Tensor:
+    """Slot by slot, the matrices of all rows by index."""
+    out = x.new_zeros(x.shape[0], stacks[1].n)
+    for k in range(slot.shape[1]):
+        taken = slot[:, k].clamp(min=0)
+        gate_up, down = (unpack_many(stack, taken, _reads(exact)) for stack in stacks)
+        y = _expert(x[:, None], gate_up, down, exact=exact)[:, 0]
+        here = (slot[:, k] >= 0)[:, None]
+        out = out + torch.where(here, gate[:, k, None] * y, 0.0)
+    return out
+
+
+def _experts_grouped(
+    x: Tensor, slot: Tensor, gate: Tensor, stacks: tuple[Packed, Packed], exact: bool
+) -> Tensor:
+    """Expert by expert, the rows that chose it; waits once, for how many these are."""
+    count = stacks[0].count
+    order = slot.flatten().sort(stable=True).indices
+    sizes = torch.bincount(slot.flatten() + 1, minlength=count + 1).tolist()
+    flat_gate = gate.flatten()
+    out = x.new_zeros(x.shape[0], stacks[1].n)
+    first = sizes[0]  # what is not here comes first
+    for expert, size in enumerate(sizes[1:]):
+        if not size:
+            continue
+        places = order[first : first + size]
+        tokens = places // slot.shape[1]
+        gate_up, down = (unpack(stack, expert, _reads(exact)) for stack in stacks)
+        y = _expert(x.index_select(0, tokens), gate_up, down, exact=exact)
+        out.index_add_(0, tokens, y * flat_gate.index_select(0, places)[:, None])
+        first += size
+    return out
+
+
+# -- attention -----------------------------------------------------------------------------------------
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    rows: Rows,
+    shape: GqaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append k and v to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * D], rotated; k, v: [T, kv * D].
+    Returns:
+        [T, heads * D] f32.
+    """
+    s = shape
+    for pages, new in zip(cache, (k, v), strict=True):
+        _append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
+    query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
+    if rows.run == 1:
+        return _gqa_one(_rounded(query, exact), cache, rows, s)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        keys, values = (_held(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
+        spread = (s.kv_heads, s.heads // s.kv_heads, *keys.shape[::2])
+        keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
+        mixed = _attend(heads, keys, values, rows.positions[of], s.scale)
+        out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
+def _gqa_one(query: Tensor, cache: KvPages, rows: Rows, s: GqaShape) -> Tensor:
+    """One query per sequence, [S, kv, group, D], over its whole page table."""
+    keys, values = (
+        pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
+    )  # [S, L, kv, D]
+    seen = _seen(rows)  # [S, L]
+    scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = values.masked_fill(~seen[:, :, None, None], 0.0)
+    return torch.einsum("skgl,slkd->skgd", weights, values).flatten(1)
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    shape: MlaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append the latent to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
+        cache: [pages, 64, lora + rope].
+        weights: uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], one matrix per head.
+    Returns:
+        [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
+    """
+    _append(cache, latent, rows)
+    query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    if rows.run == 1:
+        return _mla_one(query, cache, weights, rows, shape, exact)
+    out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        held = _held(cache, table, rows.positions[of])  # [L, lora + rope]
+        width = held.shape[0] * (shape.nope + shape.rope + shape.v)
+        step = max(1, _EXPANDED_ELEMENTS // width)
+        for first in range(0, shape.heads, step):
+            heads = slice(first, min(first + step, shape.heads))
+            keys, values = _expand(held, weights, heads, shape, exact)
+            asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
+            mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
+            out[of, heads] = mixed[0].transpose(0, 1)
+    return out.flatten(1)
+
+
+def _expand(
+    held: Tensor, weights: tuple[Packed, Packed, Packed], heads: slice, s: MlaShape, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """Keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
+    some = [Packed(w.format, w.n, w.k, w.data[heads]) for w in weights[1:]]
+    uk_out, uv = (unpack_whole(w, _reads(exact)) for w in some)
+    n, length = uk_out.shape[0], held.shape[0]
+    latent = held[:, : s.lora].float().expand(n, -1, -1)
+    values = product(latent, uv, exact=exact).to(held.dtype)
+    turned = held[:, s.lora :].expand(n, length, s.rope)
+    keys = torch.cat((product(latent, uk_out, exact=exact).to(held.dtype), turned), -1)
+    return keys, values
+
+
+def _mla_one(
+    query: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    s: MlaShape,
+    exact: bool,
+) -> Tensor:
+    """One query per sequence, [S, heads, nope + rope], on the latent itself."""
+    uk_in, _, uv = (unpack_whole(w, _reads(exact)).float() for w in weights)
+    held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+    seen = _seen(rows)
+    absorbed = torch.einsum("shn,hcn->shc", _rounded(query[..., : s.nope], exact), uk_in)
+    asked = _rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
+    scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
+    chance = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = held[..., : s.lora].masked_fill(~seen[:, :, None], 0.0)
+    mixed = _rounded(torch.einsum("shl,slc->shc", chance, values), exact)
+    return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
+
+
+def _append(pages: Tensor, new: Tensor, rows: Rows) -> None:
+    """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
+    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
+    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
+    pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
+
+
+def _held(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
+    anything."""
+    held = pages[table.long()].flatten(0, 1)
+    behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
+    return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
+
+
+def _seen(rows: Rows) -> Tensor:
+    """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
+    length = rows.pages.shape[1] * PAGE_TOKENS
+    return torch.arange(length, device=rows.pages.device) <= rows.positions[:, None]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """Causal attention of a run of one sequence, a block of queries at a time.
+
+    Args:
+        q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position.
+        positions: int64 [run], consecutive.
+    Returns:
+        [a, b, run, width of v] f32.
+    """
+    run, length = q.shape[2], k.shape[2]
+    places = torch.arange(length, device=q.device)
+    out = []
+    for first in range(0, run, _BLOCK_QUERIES):
+        last = min(first + _BLOCK_QUERIES, run)
+        reach = length - run + last  # no query of the block stands behind this
+        seen = places[:reach] <= positions[first:last, None]
+        block = q[:, :, first:last].to(k.dtype)
+        keys, values = k[:, :, :reach], v[:, :, :reach]
+        out.append(
+            scaled_dot_product_attention(block, keys, values, attn_mask=seen, scale=scale).float()
+        )
+    return torch.cat(out, 2)

@@ -1,0 +1,66 @@
+"""The table of rows of operations on a device: plain torch, exact torch, and Triton kernels on a GPU.
+
+All rows have the same signatures, which `functions` describes; a row is data, and the backend runs the one
+it is given. Inputs may be column ranges of wider rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ktcli.layers.backend import GqaShape, MlaShape, Routing
+from ktcli.layers.gpu import functions
+from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
+from ktcli.layers.gpu.packed import Matrix, Packed
+
+Absorbed = tuple[Packed, Packed, Packed]  # uk_in, uk_out, uv
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One row: what each operation is, see `functions` for arguments and results."""
+
+    name: str
+    norm: Callable[[Tensor, Tensor, float], Tensor]
+    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor]
+    swiglu: Callable[[Tensor, int], Tensor]
+    rope: Callable[[Tensor, Rows, RopeTable, int, int, bool], Tensor]
+    route: Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
+    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed], Tensor]
+    gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape], Tensor]
+    mla: Callable[[Tensor, Tensor, Tensor, Absorbed, Rows, MlaShape], Tensor]
+    unpack_all: Callable[[Packed, Tensor], Tensor]
+
+
+def _torch_row(name: str, *, exact: bool) -> Kernels:
+    f = functions
+    return Kernels(
+        name=name,
+        norm=f.norm,
+        linear=partial(f.linear, exact=exact),
+        swiglu=f.swiglu,
+        rope=f.rope,
+        route=f.route,
+        experts=partial(f.experts, exact=exact),
+        gqa=partial(f.gqa, exact=exact),
+        mla=partial(f.mla, exact=exact),
+        unpack_all=partial(f.unpack_all, exact=exact),
+    )
+
+
+TORCH = _torch_row("torch", exact=False)
+EXACT = _torch_row("exact", exact=True)
+
+
+def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
+    """The row for a device.
+
+    Args:
+        exact: f32 in every product and in the cache, to compare with a reference.
+    """
+    return EXACT if exact else TORCH

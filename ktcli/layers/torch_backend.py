@@ -1,0 +1,187 @@
+"""The device backend: executes a forward in torch, on a GPU or, in tests, on the CPU.
+
+One backend is one step: it is made with what the step reads (embedded rows, positions, pages), runs the
+forward once and is dropped; or it is run once under capture, and the graph replayed while the caller writes
+the same tensors anew. The residual stream and all rows between operations are f32. Where the experts run is
+not decided here: an `ExpertRunner` takes a layer's rows and gives back their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routing
+from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
+from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
+from ktcli.layers.gpu.packed import Matrix, Packed, Stack
+from ktcli.layers.tensors import Tensor
+from ktcli.native import PAGE_TOKENS
+
+Value = torch.Tensor
+Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
+
+
+class ExpertRunner(Protocol):
+    """Where the chosen experts of a layer run. `layer` counts the layers with experts from 0."""
+
+    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Any:
+        """Begin x [T, H] through the experts ids [T, K], weighted by gate [T, K]; what `finish` takes."""
+
+    def finish(self, pending: Any) -> Value:
+        """The weighted sum [T, H] f32, with what the runner kept of the layer before, if it defers."""
+
+
+class ResidentRunner:
+    """All experts on the device.
+
+    Args:
+        stacks: of each layer with experts. What a layer's slots leave out counts as zero.
+    """
+
+    def __init__(self, kernels: Kernels, stacks: Sequence[Stack]) -> None:
+        self._kernels, self._stacks = kernels, stacks
+
+    def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value:
+        stack = self._stacks[layer]
+        return self._kernels.experts(x, ids, gate, stack.slots, stack.gate_up, stack.down)
+
+    def finish(self, pending: Value) -> Value:
+        return pending
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model's tensors on the device, by name; experts and embedding are not among them.
+
+    Attributes:
+        matrices: dense matrices and the router, and latent attention's, packed, with one matrix per head.
+        vectors: f32.
+    """
+
+    matrices: Mapping[str, Matrix]
+    vectors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What one step reads, all on the device.
+
+    Attributes:
+        x: [T, H], the embedded rows.
+        caches: of each layer its pages, flat: 64 * elements per position * pages.
+        outputs: the rows whose logits are wanted.
+    """
+
+    x: torch.Tensor
+    rows: Rows
+    caches: Sequence[torch.Tensor]
+    outputs: slice = slice(None)
+
+
+class TorchBackend(Backend):
+    """Executes one step.
+
+    Attributes:
+        routings: of each layer with experts so far, what the router chose.
+    """
+
+    def __init__(
+        self, weights: Weights, step: StepInputs, kernels: Kernels, runner: ExpertRunner
+    ) -> None:
+        self._weights, self._step = weights, step
+        self._kernels, self._runner = kernels, runner
+        self.routings: list[Routed] = []
+
+    def embed(self, table: Tensor) -> Value:
+        """The rows that the caller gathered: the table itself stays in host memory."""
+        assert self._step.x.shape[1] == table.k, table.name
+        return self._step.x.float()
+
+    def norm(
+        self,
+        x: Value,
+        gain: Tensor,
+        eps: float,
+        *,
+        head_width: int | None = None,
+        columns: int | None = None,
+    ) -> Value:
+        values = self._weights.vectors[gain.name]
+        if columns is None:
+            return self._kernels.norm(x, values, eps)
+        x[:, :columns] = self._kernels.norm(x[:, :columns], values, eps)
+        return x
+
+    def linear(
+        self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
+    ) -> Value:
+        """WIDE is nothing special here: bf16 has no columns that are too large."""
+        kernels = EXACT if reads is Reads.F32 else self._kernels
+        offsets = None if bias is None else self._weights.vectors[bias.name]
+        return kernels.linear(x, self._weights.matrices[weight.name], offsets)
+
+    def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
+        return torch.split(x, list(widths), dim=-1)
+
+    def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value:
+        table = rope_table(rope, x.device)
+        return self._kernels.rope(x, self._step.rows, table, head_width, first, rope.interleaved)
+
+    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value:
+        pages = kv_pages(self._step.caches[layer], shape)
+        return self._kernels.gqa(q, k, v, pages, self._step.rows, shape)
+
+    def mla(
+        self,
+        q: Value,
+        latent: Value,
+        weights: tuple[Tensor, Tensor, Tensor],
+        shape: MlaShape,
+        *,
+        layer: int,
+    ) -> Value:
+        pages = self._step.caches[layer].view(-1, PAGE_TOKENS, shape.lora + shape.rope)
+        return self._kernels.mla(q, latent, pages, self._absorbed(weights), self._step.rows, shape)
+
+    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Routed:
+        offsets = None if bias is None else self._weights.vectors[bias.name]
+        routed = self._kernels.route(logits, routing, offsets)
+        self.routings.append(routed)
+        return routed
+
+    def experts(self, x: Value, routed: Routed, gate_up: Tensor, down: Tensor) -> Any:
+        return self._runner.start(len(self.routings) - 1, x, *routed)
+
+    def collect(self, started: Any) -> Value:
+        return self._runner.finish(started)
+
+    def swiglu(self, x: Value, width: int) -> Value:
+        return self._kernels.swiglu(x, width)
+
+    def add(self, a: Value, b: Value) -> Value:
+        return a + b
+
+    def select(self, x: Value) -> Value:
+        return x[self._step.outputs]
+
+    def _absorbed(self, weights: tuple[Tensor, Tensor, Tensor]) -> Absorbed:
+        found = [self._weights.matrices[tensor.name] for tensor in weights]
+        uk_in, uk_out, uv = (each for each in found if isinstance(each, Packed))
+        return uk_in, uk_out, uv
+
+
+def kv_pages(flat: torch.Tensor, shape: GqaShape) -> KvPages:
+    """K and V of a layer's cache, each [pages, 64, kv_heads, head_dim]."""
+    keys, values = flat.view(2, -1, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    return keys, values
+
+
+@cache
+def rope_table(rope: Rope, device: torch.device) -> RopeTable:
+    """The rotation's frequencies. Made at the first use on a device: before anything is captured there."""
+    return torch.tensor(rope.inv_freq, dtype=torch.float32, device=device), rope.scale
