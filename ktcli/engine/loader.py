@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.arenas import NodeMemory, Piece, aligned
+from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Cut, Role, Tensor
@@ -33,13 +33,23 @@ Progress = Callable[[int, int], None]
 class TensorSource(Protocol):
     """Where the bytes of tensors come from."""
 
-    def fill(self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8]) -> None:
-        """Write the tensor's bytes into `memory`, which `target` shows as what it is."""
+    def fill(
+        self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
+    ) -> None:
+        """Write bytes of the tensor, from `offset` on, into `memory`, which `target` shows as what it is.
+
+        Of a packed tensor these are whole panels, of another one the whole tensor."""
 
     def place(
-        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
+        self,
+        tensor: Tensor,
+        whole: Weight,
+        slices: Sequence[Slice],
+        targets: Sequence[Weight],
+        offset: int = 0,
     ) -> None:
-        """Write each node's slice of a weight into its target; `whole` is its shape."""
+        """Write each node's slice of some matrices, from byte `offset` of the tensor on, into its target;
+        `whole` is their shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Tensors:
     """A loaded model's tensors by name, and the memory they lie in.
 
     Attributes:
+        size_bytes: of what was filled.
         unbound: why the system did not bind the memory to its nodes; "" if it did.
     """
 
@@ -55,9 +66,23 @@ class Tensors:
     unbound: str = ""
 
 
-def memory_bytes(model: Model, recipe: Recipe) -> int:
-    """Memory that a model's tensors take when nodes do not share them."""
-    return sum(aligned(stored_bytes(tensor, recipe)) for tensor in model.tensors)
+# Experts that are elsewhere: bool [layers with experts, experts].
+Mask = NDArray[np.bool_]
+
+
+def memory_bytes(model: Model, recipe: Recipe, skip: Mask | None = None) -> int:
+    """Memory that a model's tensors take when nodes do not share them, without the experts of `skip`."""
+    kept = _kept(model, skip)
+    return sum(
+        aligned(stored_bytes(tensor, recipe) * _count(kept[tensor.name]) // tensor.count)
+        for tensor in model.tensors
+    )
+
+
+def expert_rows(model: Model) -> dict[int, int]:
+    """Number of a decoder layer with experts -> its row in a mask."""
+    layers = {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
+    return {layer: row for row, layer in enumerate(sorted(layers))}
 
 
 def load(
@@ -66,62 +91,122 @@ def load(
     source: TensorSource,
     pool: Pool,
     progress: Progress | None = None,
+    *,
+    skip: Mask | None = None,
 ) -> Tensors:
-    """Place and fill every tensor of the model."""
-    places = [_Place.of(tensor, recipe, pool.node_threads) for tensor in model.tensors]
+    """Place and fill every tensor of the model.
+
+    Args:
+        skip: experts that are neither read nor touched. Their place is kept, so that an expert's number
+            says where it lies; it takes no memory but what shares a page with others.
+    """
+    kept = _kept(model, skip)
+    places = [
+        _Place.of(tensor, recipe, pool.node_threads, kept[tensor.name]) for tensor in model.tensors
+    ]
     nodes = range(len(pool.node_threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]
     shared_bytes = sum(aligned(place.size_bytes) for place in places if not place.slices)
     memory = NodeMemory(pool, node_bytes, shared_bytes)
     by_name: dict[str, Loaded] = {}
-    done, total = 0, sum(place.size_bytes for place in places)
+    done, total = 0, sum(place.filled_bytes for place in places)
     for place in places:
         by_name[place.tensor.name] = place.fill(source, memory)
-        done += place.size_bytes
+        done += place.filled_bytes
         if progress:
             progress(done, total)
-    return Tensors(by_name, memory.size_bytes, memory.refused if len(nodes) > 1 else "")
+    empty = sum(place.size_bytes - place.filled_bytes for place in places)
+    unbound = memory.refused if len(nodes) > 1 else ""
+    return Tensors(by_name, memory.size_bytes - empty, unbound)
+
+
+def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
+    """Of each tensor the runs of consecutive matrices that are loaded."""
+    rows = expert_rows(model) if skip is not None else {}
+    kept: dict[str, tuple[range, ...]] = {}
+    for tensor in model.tensors:
+        kept[tensor.name] = (range(tensor.count),)
+        if skip is not None and tensor.role is Role.EXPERTS and tensor.layer is not None:
+            kept[tensor.name] = _runs(~skip[rows[tensor.layer]])
+    return kept
+
+
+def _runs(wanted: Mask) -> tuple[range, ...]:
+    """The runs of consecutive places where `wanted` [n] holds."""
+    edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).tolist()
+    return tuple(range(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+
+
+def _count(runs: Sequence[range]) -> int:
+    return sum(len(run) for run in runs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor goes: `slices` to their nodes, or all of it to the common memory."""
+    """Where a tensor goes: `slices` to their nodes, or all of it to the common memory.
+
+    Attributes:
+        size_bytes: of the whole tensor.
+        kept: the runs of matrices that are filled.
+    """
 
     tensor: Tensor
     format: Format | None
     size_bytes: int
     slices: tuple[Slice, ...]
+    kept: tuple[range, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> _Place:
+    def of(
+        cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int], kept: tuple[range, ...]
+    ) -> _Place:
         fmt = format_of(tensor, recipe)
         slices = slices_of(tensor, fmt, shares) if fmt is not None else ()
-        return cls(tensor, fmt, stored_bytes(tensor, recipe), slices)
+        return cls(tensor, fmt, stored_bytes(tensor, recipe), slices, kept)
+
+    @property
+    def filled_bytes(self) -> int:
+        return self.size_bytes // self.tensor.count * _count(self.kept)
 
     def fill(self, source: TensorSource, memory: NodeMemory) -> Loaded:
-        if self.format is None or not self.slices:
+        tensor = self.tensor
+        if self.format is None:
             piece = memory.take(self.size_bytes)
-            target = self._whole(piece)
-            source.fill(self.tensor, target, piece.bytes)
-            return target
-        shape = Weight(self.format, self.tensor.n, self.tensor.k, self.tensor.count, 0, None)
-        pieces = [memory.take(each.size_bytes, node) for node, each in enumerate(self.slices)]
+            rows = as_array(tensor, piece.bytes)
+            source.fill(tensor, rows, piece.bytes)
+            return rows
+        each = self.size_bytes // tensor.count
+        whole = Weight(self.format, tensor.n, tensor.k, tensor.count, 0, None)
+        if not self.slices:
+            piece = memory.take(self.size_bytes)
+            weight = replace(whole, address=piece.address, owner=piece.owner)
+            for run in self.kept:
+                part = piece.bytes[run.start * each : run.stop * each]
+                source.fill(tensor, (_matrices(weight, run),), part, run.start * each)
+            return (weight,)
+        pieces = [memory.take(cut.size_bytes, node) for node, cut in enumerate(self.slices)]
         targets = tuple(
-            Weight(self.format, each.n, each.k, self.tensor.count, piece.address, piece.owner)
-            for each, piece in zip(self.slices, pieces, strict=True)
+            replace(whole, n=cut.n, k=cut.k, address=piece.address, owner=piece.owner)
+            for cut, piece in zip(self.slices, pieces, strict=True)
         )
-        source.place(self.tensor, shape, self.slices, targets)
+        for run in self.kept:
+            parts = [_matrices(target, run) for target in targets]
+            shape = replace(whole, count=len(run))
+            source.place(tensor, shape, self.slices, parts, run.start * each)
         return targets
 
-    def _whole(self, piece: Piece) -> Loaded:
-        """The memory as what a program takes: packed weight, bf16 rows or f32 vector."""
-        tensor = self.tensor
-        if self.format is not None:
-            weight = (self.format, tensor.n, tensor.k, tensor.count, piece.address, piece.owner)
-            return (Weight(*weight),)
-        if tensor.role is Role.TABLE:
-            return piece.bytes.view(np.uint16).reshape(tensor.n, tensor.k)
-        return piece.bytes.view(np.float32)
+
+def _matrices(weight: Weight, run: range) -> Weight:
+    """Some matrices of a weight, as a weight."""
+    start = run.start * (weight.size_bytes // weight.count)
+    return replace(weight, count=len(run), address=weight.address + start)
+
+
+def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
+    """The bytes of a tensor that is not packed: bf16 rows of a table as uint16 [n, k], or f32."""
+    if tensor.role is Role.TABLE:
+        return memory.view(np.uint16).reshape(tensor.n, tensor.k)
+    return memory.view(np.float32)
 
 
 class PackSource:
@@ -134,24 +219,32 @@ class PackSource:
     def __init__(self, pack: Pack, pool: Pool, *, drop: bool = False) -> None:
         self._pack, self._pool, self._drop = pack, pool, drop
 
-    def fill(self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8]) -> None:
-        place = self._pack.locate(tensor)
-        if place.size_bytes != memory.nbytes:
-            raise BadPack(
-                f"{place.path.name}: {tensor.name} has {place.size_bytes} bytes, expected {memory.nbytes}",
-                hint="convert the model again: kt convert",
-            )
+    def fill(
+        self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
+    ) -> None:
+        place = self._part(tensor, offset, memory.nbytes)
         with self._reading(place) as descriptor:
             self._pool.read_file(descriptor, place.offset, memory)
 
     def place(
-        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
+        self,
+        tensor: Tensor,
+        whole: Weight,
+        slices: Sequence[Slice],
+        targets: Sequence[Weight],
+        offset: int = 0,
     ) -> None:
-        place = self._pack.locate(tensor)
+        place = self._part(tensor, offset, whole.size_bytes)
         axis = Axis.ROWS if tensor.cut is Cut.ROWS else Axis.COLUMNS
         cuts = [each.of for each in slices]
         with self._reading(place) as descriptor:
             self._pool.place(descriptor, place.offset, whole, axis, cuts, targets)
+
+    def _part(self, tensor: Tensor, offset: int, size_bytes: int) -> Location:
+        """Where some bytes of a tensor lie; `locate` has checked its format and shape."""
+        place = self._pack.locate(tensor)
+        assert 0 <= offset <= place.size_bytes - size_bytes, tensor.name
+        return Location(place.path, place.offset + offset, size_bytes)
 
     @contextmanager
     def _reading(self, place: Location) -> Iterator[int]:
@@ -187,7 +280,9 @@ class RandomSource:
     def __init__(self, pool: Pool, seed: int) -> None:
         self._pool, self._seed = pool, seed
 
-    def fill(self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8]) -> None:
+    def fill(
+        self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
+    ) -> None:
         self._seed += 1
         if isinstance(target, tuple):
             self._pool.fill_random(target[0], self._seed)
@@ -199,7 +294,12 @@ class RandomSource:
             target[:] = 0.0 if tensor.name.endswith("bias") else 1.0
 
     def place(
-        self, tensor: Tensor, whole: Weight, slices: Sequence[Slice], targets: Sequence[Weight]
+        self,
+        tensor: Tensor,
+        whole: Weight,
+        slices: Sequence[Slice],
+        targets: Sequence[Weight],
+        offset: int = 0,
     ) -> None:
         for target in targets:
             self._seed += 1

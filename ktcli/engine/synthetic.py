@@ -100,9 +100,11 @@ class ApartSource(RandomSource):
     _EXPONENT = np.uint16((127 + 5) << 7)
     _BLOCK_ROWS = 4096
 
-    def fill(self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8]) -> None:
+    def fill(
+        self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
+    ) -> None:
         if tensor.role is not Role.TABLE:
-            super().fill(tensor, target, memory)
+            super().fill(tensor, target, memory, offset)
             return
         draw = np.random.default_rng(_SEED)
         table = memory.view(np.uint16).reshape(tensor.n, tensor.k)
