@@ -13,7 +13,9 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     ├── HubError            6   a download failed
     ├── Busy                7   another process holds the lock
     ├── ContextFull         8   the conversation does not fit the context
-    └── NativeError         9   the native library is missing or refused
+    ├── NativeError         9   the native library is missing or refused
+    └── DeviceError        10   the GPU, its driver or torch failed
+        └── OutOfDeviceMemory   its memory is full: somebody else has it, or a plan was too bold
 """
 
 from __future__ import annotations
@@ -129,3 +131,16 @@ class NativeError(KtError):
     """The native library is missing or refused an argument."""
 
     exit_code = 9
+
+
+class DeviceError(KtError):
+    """The GPU, its driver or torch failed, or is not there."""
+
+    exit_code = 10
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint or "--device cpu runs without the GPU")
+
+
+class OutOfDeviceMemory(DeviceError):
+    """The GPU's memory is full."""

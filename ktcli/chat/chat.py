@@ -30,6 +30,10 @@ class EngineLike(Protocol):
     def context(self) -> int:
         """Positions of a session."""
 
+    @property
+    def defer(self) -> int:
+        """Depth of expert deferral while answering."""
+
     def session(self) -> Timeline:
         """A new timeline."""
 
@@ -192,6 +196,7 @@ class Chat:
             self.speaker.engine.context,
             cancelled,
             progress,
+            self.speaker.engine.defer,
             stats=reply.stats,
             ids=reply.ids,
         )

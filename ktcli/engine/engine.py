@@ -58,6 +58,7 @@ class Options:
         numa: teams and their memory; None: KT_NUMA, else one per node.
         exact: f32 activations and cache on the portable row in one team, to compare with a reference.
         all_logits: steps can give logits of every position.
+        defer: experts of each token that may come a layer later, at most, while answering.
     """
 
     context: int | None = None
@@ -66,6 +67,7 @@ class Options:
     numa: Numa | None = None
     exact: bool = False
     all_logits: bool = False
+    defer: int = 0
 
 
 class Engine:
@@ -74,6 +76,7 @@ class Engine:
     Attributes:
         spec: the model's shape.
         context: positions a session can hold.
+        defer: as the options have it.
         pool: the team that runs it.
         weights_bytes: memory of the weights.
         warnings: what the system refused, and what that costs; a sentence each.
@@ -90,6 +93,7 @@ class Engine:
     ) -> None:
         self.model, self.recipe, self.pool, self.exact = model, recipe, pool, options.exact
         self.spec: Spec = model.spec
+        self.defer = options.defer
         self.context = _context(model, recipe, pool, options.context)
         self.layout = PageLayout.of(self.spec, exact=options.exact)
         _require_memory(model, recipe, pool, self.layout.cache_bytes(self.context))
@@ -108,6 +112,7 @@ class Engine:
         numa: Numa | None = None,
         exact: bool = False,
         all_logits: bool = False,
+        defer: int = 0,
         progress: Progress | None = None,
     ) -> Engine:
         """The engine of a converted model; the keywords are `Options`.
@@ -116,7 +121,7 @@ class Engine:
             BadPack: the files are damaged.
             NotEnoughMemory: weights and cache do not fit.
         """
-        options = Options(context, threads, isa, numa, exact, all_logits)
+        options = Options(context, threads, isa, numa, exact, all_logits, defer)
         pack = Pack.open(path)
         model, pool = build(pack.config), make_pool(options)
         have = read_memory(SYSTEM_ROOT).free_bytes

@@ -34,10 +34,15 @@ class Timeline(Protocol):
         """Make the cache hold `ids`; logits after the last, and how many were there already."""
 
     def feed(
-        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
+        self,
+        ids: Sequence[int],
+        *,
+        progress: Progress | None = None,
+        temperature: float = 0.0,
+        defer: int = 0,
     ) -> Logits:
         """Append `ids`; logits after the last, with sums for this temperature. They may be gone after
-        the next call."""
+        the next call. `defer`: experts of each token that may come a layer later, at most."""
 
 
 class Finish(Enum):
@@ -79,6 +84,7 @@ class Generation:
         context: positions of the session.
         cancelled: asked between tokens and between chunks of the prompt.
         progress: told how the prompt goes on.
+        defer: depth of expert deferral while answering; prompts are read without.
         ids: handed out so far.
         finish: why it ended; CANCELLED until it ends by itself.
     """
@@ -91,6 +97,7 @@ class Generation:
     context: int
     cancelled: Callable[[], bool] = lambda: False
     progress: Progress | None = None
+    defer: int = 0
     stats: Stats = field(default_factory=Stats)
     ids: list[int] = field(default_factory=list)
     finish: Finish = Finish.CANCELLED
@@ -122,7 +129,7 @@ class Generation:
             self.stats.tokens += 1
             yield token  # shown while the next one is computed
             started = time.perf_counter()
-            logits = self.session.feed([token], temperature=self.sampler.sums_at)
+            logits = self.session.feed([token], temperature=self.sampler.sums_at, defer=self.defer)
             self.stats.eval_s += time.perf_counter() - started
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 

@@ -93,16 +93,20 @@ def load(
     progress: Progress | None = None,
     *,
     skip: Mask | None = None,
+    only: Role | None = None,
 ) -> Tensors:
     """Place and fill every tensor of the model.
 
     Args:
+        only: tensors of this role; None: all.
         skip: experts that are neither read nor touched. Their place is kept, so that an expert's number
             says where it lies; it takes no memory but what shares a page with others.
     """
     kept = _kept(model, skip)
     places = [
-        _Place.of(tensor, recipe, pool.node_threads, kept[tensor.name]) for tensor in model.tensors
+        _Place.of(tensor, recipe, pool.node_threads, kept[tensor.name])
+        for tensor in model.tensors
+        if only is None or tensor.role is only
     ]
     nodes = range(len(pool.node_threads))
     node_bytes = [sum(aligned(p.slices[i].size_bytes) for p in places if p.slices) for i in nodes]

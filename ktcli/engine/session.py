@@ -48,12 +48,11 @@ class Steps(Protocol):
         """Width of the logits."""
 
     @property
-    def max_tokens(self) -> int:
-        """Of a chunk."""
-
-    @property
     def max_outputs(self) -> int:
-        """Of a chunk."""
+        """Rows of a chunk that can give logits."""
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of the next chunk, when `left` are left; 1..left."""
 
     def run(self, chunk: Chunk) -> None:
         """Compute a chunk; either all of it is in the cache afterwards, or nothing counts."""
@@ -106,7 +105,7 @@ class Session:
             UsageError: no ids, or one outside the vocabulary.
         """
         fresh = self._checked(ids)
-        for done in self._chunks(fresh, self._steps.max_tokens, temperature, defer):
+        for done in self._chunks(fresh, temperature, defer):
             if progress:
                 progress(done, fresh.size)
         return self._steps.last(temperature)
@@ -134,8 +133,7 @@ class Session:
         fresh = self._checked(ids)
         out = np.empty((fresh.size, self._steps.vocab), dtype=np.float32)
         before = 0
-        size = min(self._steps.max_tokens, self._steps.max_outputs)
-        for done in self._chunks(fresh, size, None, defer):
+        for done in self._chunks(fresh, None, defer):
             out[before:done] = self._steps.logits(done - before)
             before = done
         return out
@@ -158,13 +156,17 @@ class Session:
         )
 
     def _chunks(
-        self, fresh: NDArray[np.int32], size: int, temperature: float | None, defer: int
+        self, fresh: NDArray[np.int32], temperature: float | None, defer: int
     ) -> Iterator[int]:
         """Run the ids in chunks; yields how many are done after each. Outputs: the last id's, with sums
         for this temperature; None: every id's."""
-        for start in range(0, fresh.size, size):
-            ids = fresh[start : start + size]
-            done = start + ids.size
+        done = 0
+        while done < fresh.size:
+            size = self._steps.chunk_tokens(fresh.size - done)
+            if temperature is None:
+                size = min(size, self._steps.max_outputs)
+            ids = fresh[done : done + size]
+            done += ids.size
             first_output = 0 if temperature is None else ids.size - (done == fresh.size)
             self._steps.run(Chunk(ids, self.length, first_output, temperature or 0.0, defer))
             self._ids[self.length : self.length + ids.size] = ids

@@ -39,12 +39,11 @@ class ProgramSteps:
         self.vocab = outputs.logits.width
 
     @property
-    def max_tokens(self) -> int:
-        return self._program.max_tokens
-
-    @property
     def max_outputs(self) -> int:
         return self._program.max_outputs
+
+    def chunk_tokens(self, left: int) -> int:
+        return min(left, self._program.max_tokens)
 
     def run(self, chunk: Chunk) -> None:
         self._program.attach(self._cache.memory, self._cache.layout.page_bytes)

@@ -78,7 +78,9 @@ class FakeSession:
         self.truncate(common)
         return self.feed(ids[common:], progress=progress, temperature=temperature), common
 
-    def feed(self, ids: Sequence[int], *, progress=None, temperature: float = 0.0) -> Logits:
+    def feed(
+        self, ids: Sequence[int], *, progress=None, temperature: float = 0.0, defer: int = 0
+    ) -> Logits:
         if len(self.cache) + len(ids) > self._engine.context:
             raise ContextFull("too long")
         for start in range(0, len(ids), CHUNK):
@@ -96,6 +98,7 @@ class FakeEngine:
         self, tokenizer: Tokenizer, script: Callable[[str], str | list[int]], context: int = 4096
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
+        self.defer = 0
         self.sessions: list[FakeSession] = []
 
     def session(self) -> FakeSession:

@@ -25,7 +25,7 @@ def script(question: str) -> str:
 
 
 class SlowSession(FakeSession):
-    def feed(self, ids, *, progress=None, temperature=0.0):
+    def feed(self, ids, *, progress=None, temperature=0.0, defer=0):
         time.sleep(SLOW_S if len(ids) == 1 else 0)
         return super().feed(ids, progress=progress, temperature=temperature)
 

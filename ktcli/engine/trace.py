@@ -1,0 +1,115 @@
+"""What happened when in one step, as a trace that Chrome and Perfetto show.
+
+Rows of the trace are tracks: the teams of the CPU, the device, the calls that launch work on it. All times
+are nanoseconds of CLOCK_MONOTONIC; who measures on another clock converts before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import KtError
+
+CPU, DEVICE, LAUNCHES = "CPU team", "GPU", "launches"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took time.
+
+    Attributes:
+        track: what it happened on.
+    """
+
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Events of some steps.
+
+    Attributes:
+        steps: how many.
+        seconds: that they took together.
+    """
+
+    events: tuple[Event, ...]
+    steps: int
+    seconds: float
+
+    def busy_share(self, track: str) -> float:
+        """Share of the time in which something happened on a track."""
+        return covered_ns(e for e in self.events if e.track == track) / 1e9 / self.seconds
+
+    @property
+    def launches(self) -> float:
+        """Calls that gave work to the device, per step."""
+        return sum(e.track == LAUNCHES for e in self.events) / self.steps
+
+    @property
+    def launch_share(self) -> float:
+        """Share of the time spent in those calls."""
+        return self.busy_share(LAUNCHES)
+
+    def write(self, path: Path) -> None:
+        """Write the trace-event format.
+
+        Raises:
+            KtError: the file cannot be written.
+        """
+        try:
+            path.write_text(json.dumps(self.document()), encoding="utf-8")
+        except OSError as error:
+            raise KtError(f"cannot write {path}: {error.strerror}") from error
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: microseconds from the first event on."""
+        first = min((e.start_ns for e in self.events), default=0)
+        tracks = sorted({e.track for e in self.events})
+        rows: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": i, "args": {"name": track}}
+            for i, track in enumerate(tracks)
+        ]
+        rows += [
+            {
+                "ph": "X",
+                "name": e.name,
+                "pid": 0,
+                "tid": tracks.index(e.track),
+                "ts": (e.start_ns - first) / 1e3,
+                "dur": (e.end_ns - e.start_ns) / 1e3,
+            }
+            for e in self.events
+        ]
+        return {"traceEvents": rows, "displayTimeUnit": "ns"}
+
+
+def covered_ns(events: Iterable[Event]) -> int:
+    """Time in which at least one of the events was under way."""
+    total, end = 0, 0
+    for event in sorted(events, key=lambda e: e.start_ns):
+        total += max(0, event.end_ns - max(end, event.start_ns))
+        end = max(end, event.end_ns)
+    return total
+
+
+def one_after_another(
+    track: str, start_ns: int, durations: Sequence[tuple[str, int]]
+) -> list[Event]:
+    """Operations of a team, which follow one another without gaps: (name, nanoseconds)."""
+    events = []
+    for name, duration in durations:
+        events.append(Event(track, name, start_ns, start_ns + duration))
+        start_ns += duration
+    return events
