@@ -74,13 +74,13 @@ class StepInputs:
     Attributes:
         x: [T, H], the embedded rows.
         caches: of each layer its pages, flat: 64 * elements per position * pages.
-        outputs: the rows whose logits are wanted.
+        first_output: rows from here on give logits.
     """
 
     x: torch.Tensor
     rows: Rows
     caches: Sequence[torch.Tensor]
-    outputs: slice = slice(None)
+    first_output: int = 0
 
 
 class TorchBackend(Backend):
@@ -167,7 +167,7 @@ class TorchBackend(Backend):
         return a + b
 
     def select(self, x: Value) -> Value:
-        return x[self._step.outputs]
+        return x[self._step.first_output :]
 
     def _absorbed(self, weights: tuple[Tensor, Tensor, Tensor]) -> Absorbed:
         found = [self._weights.matrices[tensor.name] for tensor in weights]

@@ -1,0 +1,93 @@
+"""A model run by the torch backend on the CPU, step by step, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ktcli.engine.gpu.cache import DeviceCache
+from ktcli.engine.gpu.weights import DeviceModel, load_device
+from ktcli.engine.kvcache import pages_for
+from ktcli.engine.loader import PackSource
+from ktcli.layers.gpu.functions import Rows
+from ktcli.layers.gpu.kernels import kernels_for
+from ktcli.layers.torch_backend import ResidentRunner, StepInputs, TorchBackend
+from ktcli.models import Model, build
+from ktcli.native import PAGE_TOKENS, Pool
+from ktcli.weights.pack import Pack
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Sequence_:
+    """One timeline: its pages and how many positions they hold."""
+
+    pages: tuple[int, ...]
+    length: int = 0
+
+
+@dataclass
+class DeviceRun:
+    """A model with all experts on the device.
+
+    Attributes:
+        routings: of the last step, as the backend noted them.
+    """
+
+    model: Model
+    loaded: DeviceModel
+    cache: DeviceCache
+    exact: bool
+    routings: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path, *, exact: bool = False, pages: int = 16) -> DeviceRun:
+        pack = Pack.open(path)
+        model = build(pack.config)
+        mask = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
+        loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), mask, CPU)
+        return cls(model, loaded, DeviceCache(model.spec, pages, CPU, exact=exact), exact)
+
+    def sequence(self, positions: int) -> Sequence_:
+        return Sequence_(self.cache.take(pages_for(positions)))
+
+    def step(self, ids: Sequence[Sequence[int]], of: Sequence[Sequence_]) -> NDArray[np.float32]:
+        """Logits [sequences, run, vocab] of the next ids of each sequence."""
+        run = len(ids[0])
+        rows = self._rows(of, run)
+        x = self.loaded.embedding[torch.tensor([i for each in ids for i in each])].float()
+        kernels = kernels_for(CPU, exact=self.exact)
+        runner = ResidentRunner(kernels, self.loaded.stacks)
+        inputs = StepInputs(x, rows, self.cache.layers)
+        backend = TorchBackend(self.loaded.weights, inputs, kernels, runner)
+        logits = self.model.forward(backend)
+        self.routings = backend.routings
+        for each in of:
+            each.length += run
+        return logits.view(len(of), run, -1).numpy()
+
+    def feed(self, ids: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [T, vocab] of a new sequence, fed in pieces of these sizes; the rest like the last."""
+        sequence, out, at, n = self.sequence(len(ids)), [], 0, 0
+        while at < len(ids):
+            size = sizes[min(n, len(sizes) - 1)]
+            out.append(self.step([ids[at : at + size]], [sequence])[0])
+            at, n = at + size, n + 1
+        self.cache.give_back(sequence.pages)
+        return np.concatenate(out)
+
+    def _rows(self, of: Sequence[Sequence_], run: int) -> Rows:
+        positions = [each.length + i for each in of for i in range(run)]
+        most = max(pages_for(each.length + run) for each in of)
+        # A step of single rows gets its whole page table, of equal length for all, as a captured one does.
+        if run == 1:
+            most = max(len(each.pages) for each in of)
+        table = [[*each.pages, *[self.cache.scratch] * most][:most] for each in of]
+        assert max(positions) < PAGE_TOKENS * most
+        return Rows(torch.tensor(positions), torch.tensor(table, dtype=torch.int32), run)
