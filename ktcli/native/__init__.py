@@ -23,6 +23,7 @@ from ktcli.native.library import (
     isa_rows,
     packed_bytes,
 )
+from ktcli.native.offload import Offload, Span
 from ktcli.native.pool import Axis, Pool, Team
 from ktcli.native.program import Program, Step, View
 
@@ -37,9 +38,11 @@ __all__ = [
     "DType",
     "Format",
     "IsaRow",
+    "Offload",
     "Pool",
     "Program",
     "Scale",
+    "Span",
     "Step",
     "Team",
     "View",

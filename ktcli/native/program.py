@@ -6,6 +6,7 @@ positions, pages) in one struct, allocated once and reused, so that a decode ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ class Step:
         pages: int32 cache page of each run of 64 positions.
         first_output: rows from here on give outputs; T: none.
         temperature: of the sums of a summary; 0: none are wanted.
+        defer: experts per token that a split defers, at most; 0: none.
     """
 
     ids: NDArray[np.int32]
@@ -46,6 +48,7 @@ class Step:
     pages: NDArray[np.int32]
     first_output: int
     temperature: float = 0.0
+    defer: int = 0
 
 
 class Program:
@@ -65,10 +68,11 @@ class Program:
         handle = self._lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NativeError(ffi.string(error).decode())
-        self._handle = ffi.gc(handle, self._lib.kt_program_free)
+        self.handle = ffi.gc(handle, self._lib.kt_program_free)
         self.pool = pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
         self.labels: list[str] = []
+        self._experts: list[int] = []  # of each routing
         self._keep: list[Any] = []
         self._step = ffi.new("kt_step *")
 
@@ -76,7 +80,7 @@ class Program:
 
     def buffer(self, width: int, *, outputs: bool = False) -> View:
         """A new buffer; one row per token, or per wanted output."""
-        number = self._check(self._lib.kt_program_buffer(self._handle, width, int(outputs)))
+        number = self._check(self._lib.kt_program_buffer(self.handle, width, int(outputs)))
         return View(number, 0, width)
 
     def embed(self, out: View, table: NDArray[np.uint16]) -> None:
@@ -119,7 +123,7 @@ class Program:
         """A rotation table; returns its number."""
         pointer = self._borrow("float[]", inv_freq)
         return self._check(
-            self._lib.kt_program_rope_table(self._handle, 2 * inv_freq.size, pointer, scale)
+            self._lib.kt_program_rope_table(self.handle, 2 * inv_freq.size, pointer, scale)
         )
 
     def rope(self, x: View, table: int, head_width: int, first: int, interleaved: bool) -> None:
@@ -166,7 +170,41 @@ class Program:
         pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
         router = self._ffi.new("kt_router *", (*rule, pointer))
         self.labels.append("route")
-        return self._check(self._lib.kt_program_route(self._handle, self._view(logits), router))
+        number = self._check(self._lib.kt_program_route(self.handle, self._view(logits), router))
+        self._experts.append(rule[0])
+        return number
+
+    def given(self, experts: int, top_k: int) -> int:
+        """A routing whose ids and gate the caller writes before each run (`routing` gives the arrays).
+
+        Returns its number.
+        """
+        number = self._check(self._lib.kt_program_given(self.handle, experts, top_k))
+        self._experts.append(experts)
+        return number
+
+    def split(
+        self, routing: int, elsewhere: NDArray[np.uint8] | None, *, late: bool
+    ) -> tuple[int, int]:
+        """A routing without the experts that are computed elsewhere, in two where `late`.
+
+        Args:
+            elsewhere: [E] uint8, read at each run: not 0 where something else computes the expert.
+            late: some experts are deferred, as many as `Step.defer` says.
+        Returns:
+            The numbers of what is computed now and of what is late; -1 for the latter without `late`.
+        """
+        ffi = self._ffi
+        require(0 <= routing < len(self._experts), f"routing {routing} of {len(self._experts)}")
+        experts = self._experts[routing]
+        fits = elsewhere is None or (elsewhere.dtype == np.uint8 and elsewhere.shape == (experts,))
+        require(fits, f"elsewhere says it of each of {experts} experts, in uint8")
+        mask = ffi.NULL if elsewhere is None else self._borrow("uint8_t[]", elsewhere)
+        numbers = ffi.new("int32_t[2]", (-1, -1))
+        second = numbers + 1 if late else ffi.NULL
+        self._record("split", self._lib.kt_program_split, routing, mask, numbers, second)
+        self._experts += [experts] * (1 + late)
+        return int(numbers[0]), int(numbers[1])
 
     def experts(
         self, out: View, x: View, routing: int, gate_up: Sequence[Weight], down: Sequence[Weight]
@@ -188,6 +226,18 @@ class Program:
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
 
+    def carry(self, out: View, x: View) -> None:
+        """out += x, in steps that defer."""
+        self._record("carry", self._lib.kt_program_carry, self._view(out), self._view(x))
+
+    def input(self, x: View) -> None:
+        """The caller writes `x` before what is recorded next runs."""
+        self._check(self._lib.kt_program_input(self.handle, self._view(x)))
+
+    def part(self) -> int:
+        """What is recorded from here on is the next part; returns its number."""
+        return self._check(self._lib.kt_program_part(self.handle))
+
     def select(self, out: View, x: View) -> None:
         """Copy the rows that are wanted as outputs."""
         self._record("select", self._lib.kt_program_select, self._view(out), self._view(x))
@@ -199,7 +249,7 @@ class Program:
     def finish(self) -> int:
         """Reserve buffers and scratch; returns their bytes."""
         size = self._ffi.new("size_t *")
-        result = self._lib.kt_program_finish(self._handle, size)
+        result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
             raise NotEnoughMemory("the program's buffers", int(size[0]), 0)
         self._check(result)
@@ -218,60 +268,74 @@ class Program:
         """Run every operation for one step.
 
         Raises:
-            KtError: an id or page out of range; nothing was computed.
+            KtError: an id or page out of range, and nothing was computed; or an expert of a given
+                routing that there is not, and the others were.
         """
+        self._run(self._lib.kt_program_run, step)
+
+    def run_part(self, step: Step, part: int) -> None:
+        """Run the operations of one part, with the same errors."""
+        self._run(self._lib.kt_program_run_part, step, part)
+
+    def _run(self, function: Any, step: Step, *part: int) -> None:
         ids, pages = step.ids, step.pages
         require(ids.dtype == np.int32 and pages.dtype == np.int32, "ids and pages are int32")
         needed = -(-(step.start + ids.size) // PAGE_TOKENS)
         require(pages.size >= needed, f"{pages.size} pages for {needed}")
         c = self._step
         c.n_tokens, c.start, c.first_output = ids.size, step.start, step.first_output
-        c.temperature = step.temperature
+        c.temperature, c.defer = step.temperature, step.defer
         ids_pointer = self._ffi.from_buffer("int32_t[]", ids)
         pages_pointer = self._ffi.from_buffer("int32_t[]", pages)
         c.ids, c.pages, c.n_pages = ids_pointer, pages_pointer, pages.size
-        result = self._lib.kt_program_run(self._handle, c)
-        if result < 0:
+        if function(self.handle, c, *part) < 0:
             raise KtError(self._error())
 
     def rows(self, view: View, n: int) -> F32Array:
         """The first `n` rows of a view, in place: valid until the next run."""
         stride = self._ffi.new("int64_t *")
-        pointer = self._lib.kt_program_data(self._handle, view.buffer, stride)
+        pointer = self._lib.kt_program_data(self.handle, view.buffer, stride)
         require(
             pointer != self._ffi.NULL and 0 < n <= max(self.max_tokens, self.max_outputs),
             "no such rows",
         )
-        # Whoever holds the rows holds the program: its memory must not go before them.
-        pointer = self._ffi.gc(pointer, lambda _, handle=self._handle: None)
         width = int(stride[0])
-        flat = np.frombuffer(self._ffi.buffer(pointer, n * width * 4), dtype=np.float32)
-        return flat.reshape(n, width)[:, view.column : view.column + view.width]
+        rows = self._array(pointer, (n, width), np.float32)
+        return rows[:, view.column : view.column + view.width]
 
     def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
-        """(ids, gate) [n, top_k] of the last run."""
+        """(ids, gate) [n, top_k] in place: of the last run, or to be written if the routing is given."""
         gate = self._ffi.new("const float **")
-        ids = self._lib.kt_program_routing(self._handle, number, gate)
+        ids = self._lib.kt_program_routing(self.handle, number, gate)
         require(ids != self._ffi.NULL, "no such routing")
         shape = (n, top_k)
-        return (
-            np.frombuffer(self._ffi.buffer(ids, n * top_k * 4), dtype=np.int32).reshape(shape),
-            np.frombuffer(self._ffi.buffer(gate[0], n * top_k * 4), dtype=np.float32).reshape(
-                shape
-            ),
-        )
+        return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
+
+    def chosen(self, routing: int) -> NDArray[np.int64]:
+        """[E] how often each expert was chosen since the program was made, in place: read between runs."""
+        counts = self._lib.kt_program_chosen(self.handle, routing)
+        require(counts != self._ffi.NULL, f"routing {routing} is not counted")
+        view = self._array(counts, (self._experts[routing],), np.int64)
+        view.flags.writeable = False
+        return view
 
     def profile(self) -> list[tuple[str, int]]:
         """(operation, nanoseconds so far) in recording order."""
         times = self._ffi.new("int64_t[]", len(self.labels))
-        n = self._lib.kt_program_profile(self._handle, times, len(self.labels))
+        n = self._lib.kt_program_profile(self.handle, times, len(self.labels))
         return list(zip(self.labels[:n], times[0:n], strict=False))
 
     # -- helpers -----------------------------------------------------------------------------------
 
+    def _array(self, pointer: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        """The program's memory as an array. Whoever holds it holds the program."""
+        pointer = self._ffi.gc(pointer, lambda _, handle=self.handle: None)
+        size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return np.frombuffer(self._ffi.buffer(pointer, size_bytes), dtype=dtype).reshape(shape)
+
     def _record(self, label: str, function: Any, *args: Any) -> None:
         self.labels.append(label)
-        self._check(function(self._handle, *args))
+        self._check(function(self.handle, *args))
 
     def _view(self, view: View) -> Any:
         return self._ffi.new("kt_view *", (view.buffer, view.column, view.width))[0]
@@ -299,5 +363,5 @@ class Program:
         return result
 
     def _error(self) -> str:
-        text: bytes = self._ffi.string(self._lib.kt_program_error(self._handle))
+        text: bytes = self._ffi.string(self._lib.kt_program_error(self.handle))
         return text.decode()

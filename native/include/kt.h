@@ -41,7 +41,8 @@ enum kt_result {
     KT_ERR_RANGE = -2,      /* an index or count lies outside its bounds */
     KT_ERR_MEMORY = -3,     /* the system gave no memory */
     KT_ERR_VALUE = -4,      /* NaN or Inf where a finite number is needed */
-    KT_ERR_IO = -5          /* a read failed or came up short */
+    KT_ERR_IO = -5,         /* a read failed or came up short */
+    KT_ERR_TIMEOUT = -6     /* something did not happen in time */
 };
 
 /* ---- ISA rows ------------------------------------------------------------------------------- */
@@ -302,6 +303,24 @@ typedef struct kt_router {
 KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
 KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, const float **gate);
 
+/* A routing whose ids [T][top_k] and gate [T][top_k] the caller writes before each run, where kt_program_routing
+ * says (its const cast away): something else chose the experts. -1: no expert. Any other id outside 0..experts-1
+ * counts as -1 and makes the run fail with KT_ERR_RANGE, after it. Rows are tokens. Its number or KT_ERR_*. */
+KT_API int32_t kt_program_given(kt_program *program, int32_t experts, int32_t top_k);
+
+/* Two routings from one, which share its gate. A slot whose expert e has elsewhere[e] != 0 is negative in both. Of
+ * a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in *late, all others in
+ * *now; of equal gates the later slot is deferred first. Slots keep their places.
+ *   elsewhere   [experts], read at each run, or NULL: nowhere
+ *   late        NULL: nothing is deferred
+ * Experts over *late are not computed at all in a step with defer 0: their output keeps what it holds. */
+KT_API int kt_program_split(kt_program *program, int32_t routing, const uint8_t *elsewhere, int32_t *now,
+                            int32_t *late);
+
+/* counts [experts]: how often route, or a split of a given routing, met each expert since the program was made.
+ * Counted while a step runs, to be read between steps. NULL: no such routing, or one that split made. */
+KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing);
+
 /* out[t] = sum over k, by ascending id, of gate[t][k] * down[id] * swiglu(gate_up[id] * in[t]).
  * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
  * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
@@ -316,6 +335,18 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
+
+/* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
+KT_API int kt_program_carry(kt_program *program, kt_view out, kt_view x);
+
+/* The caller writes this view before the run of the part that is recorded next, or of the whole program: what
+ * was converted from it for products before is not used any more. */
+KT_API int kt_program_input(kt_program *program, kt_view x);
+
+/* What is recorded from here on forms the next part; its number (part 0 begins by itself) or KT_ERR_*. A part can
+ * run by itself, at any time when what it reads is there: what earlier parts wrote, and the activations that the
+ * part right before it converted, unless kt_program_input came between. */
+KT_API int32_t kt_program_part(kt_program *program);
 
 /* Output rows: out[i] = in[first_output + i] */
 KT_API int kt_program_select(kt_program *program, kt_view out, kt_view in);
@@ -341,14 +372,78 @@ typedef struct kt_step {
     int64_t cache_pages;
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
+    int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
 } kt_step;
 
 /* Run all operations for one step. */
 KT_API int kt_program_run(kt_program *program, const kt_step *step);
+/* Run the operations of one part. The parts in turn give what kt_program_run gives. */
+KT_API int kt_program_run_part(kt_program *program, const kt_step *step, int32_t part);
 
 /* Nanoseconds spent in each operation since the program was made, in recording order (added up over
  * steps). Writes at most `capacity` and returns the number of operations. */
 KT_API int32_t kt_program_profile(const kt_program *program, int64_t *nanoseconds, int32_t capacity);
+
+/* ---- offload ---------------------------------------------------------------------------------
+ *
+ * A thread that runs parts of a program for a stream of another device: the stream hands over layer after layer
+ * and waits for each. For a layer it runs part now[layer], lets the stream go on, then runs part late[layer]
+ * (not in a step with defer 0), one layer after the other in the order of their arrival. It runs as the pool's
+ * thread 0; from kt_offload_begin until kt_offload_result nobody else uses the pool or the program.
+ *
+ * Two ways in. By calls: the stream calls kt_offload_submit and kt_offload_wait, which have the signature of
+ * cudaHostFn_t, call nothing of CUDA and allocate nothing; who waits, and the idle thread, spins for spin_us, then
+ * sleeps. By flags: the stream writes flags[layer] = 1, which the thread looks for (it sets it back to 0): all the
+ * time until spin_us after the last event, then about every 0.1 ms; between steps it sleeps. When the layer is
+ * done it writes flags[layers + layer] = 1, for which the stream waits and which it sets back.
+ *
+ * Nothing ever keeps the stream waiting: after an error - of a part, or because nothing happened for timeout_ms
+ * while somebody waited, a part ran, or layers were to come by flags - the layers left in the step are done at
+ * once, without computing. The first error is kept until the next step begins.
+ *
+ * While late[layer] runs, the stream may already write what layer + 1 reads: such neighbours read views and given
+ * routings of their own (two of each, in turn, are enough).
+ */
+typedef struct kt_offload kt_offload;
+
+typedef struct kt_offload_options {
+    int32_t layers;
+    const int32_t *now;     /* [layers] parts; copied */
+    const int32_t *late;    /* [layers] parts, or -1: none; copied */
+    int32_t timeout_ms;     /* >= 1 */
+    int32_t spin_us;
+    int32_t *flags;         /* [2 * layers], which must outlive the handle; NULL: by calls */
+} kt_offload_options;
+
+/* The program is finished, has neither embeddings nor attention (a step gives it no ids and no cache), and must
+ * outlive the handle. */
+KT_API kt_offload *kt_offload_create(kt_program *program, const kt_offload_options *options, char *error,
+                                     size_t error_size);
+/* In the middle of a step too: whoever waits goes on, and the part that runs ends. */
+KT_API void kt_offload_free(kt_offload *offload);
+KT_API const char *kt_offload_error(const kt_offload *offload);
+
+/* A step of so many tokens will be launched: forget the last one. Each layer comes once. KT_ERR_RANGE;
+ * KT_ERR_TIMEOUT: the last step still runs. After an error nothing is computed until the next begin. */
+KT_API int kt_offload_begin(kt_offload *offload, int64_t n_tokens, int32_t defer);
+/* The step is over: when nothing runs any more, KT_OK or its first error. */
+KT_API int kt_offload_result(kt_offload *offload);
+
+/* What submit and wait take for a layer; NULL: there is no such layer. Valid as long as the handle. */
+KT_API void *kt_offload_ticket(kt_offload *offload, int32_t layer);
+/* The layer's input is there. Returns at once; from any thread. */
+KT_API void kt_offload_submit(void *ticket);
+/* Returns when the layer's part now is done, or the step has failed; from any thread. */
+KT_API void kt_offload_wait(void *ticket);
+
+/* A part as it ran. */
+typedef struct kt_span {
+    int32_t layer, late;        /* late: 1: it was part late[layer] */
+    int64_t start_ns, end_ns;   /* CLOCK_MONOTONIC */
+} kt_span;
+
+/* Fill out[0..min(capacity, n)) with the parts of the last step, in order; return n. After kt_offload_result. */
+KT_API int32_t kt_offload_spans(const kt_offload *offload, kt_span *out, int32_t capacity);
 
 /* ---- ceilings --------------------------------------------------------------------------------- */
 

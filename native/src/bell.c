@@ -2,25 +2,12 @@
 #define _GNU_SOURCE
 #include "bell.h"
 
+#include "thread.h"
+
 #include <linux/futex.h>
 #include <stddef.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
 
 int bell_spin(bell *b, uint32_t seen, int64_t spin_ns)
 {
@@ -30,7 +17,7 @@ int bell_spin(bell *b, uint32_t seen, int64_t spin_ns)
             for (int i = 0; i < 64; i++) {
                 if (atomic_load_explicit(&b->rung, memory_order_acquire) != seen)
                     return 1;
-                relax();
+                thread_relax();
             }
         } while (now_ns() < end);
     }

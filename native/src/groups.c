@@ -25,7 +25,7 @@ void group_slots(groups *g, const int32_t *ids, const float *gate, int64_t n_tok
     memset(g->first, 0, (size_t)(g->experts + 1) * sizeof *g->first);
     g->n_active = 0;
     for (int64_t s = 0; s < n_tokens * top_k; s++) {
-        if (ids[s] >= 0)
+        if (ids[s] >= 0 && ids[s] < g->experts)
             g->first[ids[s] + 1]++;
     }
     for (int64_t e = 0; e < g->experts; e++) {
@@ -35,7 +35,7 @@ void group_slots(groups *g, const int32_t *ids, const float *gate, int64_t n_tok
     }
     /* first[e] walks through its rows here; afterwards it stands at the next expert's first. */
     for (int64_t s = 0; s < n_tokens * top_k; s++) {
-        if (ids[s] >= 0) {
+        if (ids[s] >= 0 && ids[s] < g->experts) {
             int32_t row = g->first[ids[s]]++;
             g->token[row] = (int32_t)(s / top_k);
             g->gate[row] = gate[s];

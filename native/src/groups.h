@@ -19,8 +19,8 @@ size_t groups_bytes(int64_t experts, int64_t max_slots);
 /* The arrays in such memory, which holds anything yet. */
 groups groups_at(void *memory, int64_t experts, int64_t max_slots);
 
-/* Sort the slots of n_tokens tokens (ids, gate [n_tokens][top_k]) by expert, and by token within one; slots with a
- * negative id are left out. */
+/* Sort the slots of n_tokens tokens (ids, gate [n_tokens][top_k]) by expert, and by token within one; slots whose
+ * id is no expert are left out. */
 void group_slots(groups *g, const int32_t *ids, const float *gate, int64_t n_tokens, int64_t top_k);
 /* What group_slots left in the memory of g. */
 void groups_again(groups *g);

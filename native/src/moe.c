@@ -175,6 +175,7 @@ static void gate_up_run(const void *arg, worker *w)
     const part *own = own_part(o, w);
     const routing *r = &w->program->routings.at[o->routing];
     groups g = own_groups(o, w);
+    routing_check(w, o->routing, 0);
     group_slots(&g, r->ids, r->gate, rows_of(w, o->domain), o->top_k);
     int64_t pairs = own->gate_up.panels / 2, run = pairs_per_task(o, w, &g), blocks = (pairs + run - 1) / run;
     int64_t tasks = blocks * g.n_active;
@@ -324,6 +325,7 @@ static void record(kt_program *p, moe *o, kt_view in)
     int32_t routed = p->routings.at[o->routing].resource;
     program_operation(p);
     o->in = program_source(p, in, o->in_kind);
+    p->late = p->routings.at[o->routing].late;
     program_phase(p, gate_up_run, o);
     program_touch_source(p, &o->in);
     program_touch(p, routed, 0, 1, ANY_ROWS);
@@ -340,6 +342,7 @@ static void record(kt_program *p, moe *o, kt_view in)
         program_touch_node_scratch(p, ANY_ROWS);
     }
     program_touch_view(p, o->out, ANY_ROWS | WRITES);
+    p->late = 0;
 }
 
 /* Check the nodes' parts and fill them. */

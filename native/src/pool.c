@@ -9,11 +9,10 @@
 
 #include "bell.h"
 #include "cpu.h"
+#include "thread.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -157,7 +156,8 @@ void pool_run(kt_pool *pool, pool_task *task, void *arg)
 {
     cpu_set_t before;
     /* The caller is pinned only while it works here: what it starts elsewhere must not inherit that. */
-    int pinned = pool->pinned && sched_getaffinity(0, sizeof before, &before) == 0;
+    int pinned = pool->pinned && sched_getaffinity(0, sizeof before, &before) == 0 &&
+                 !CPU_EQUAL(&before, &pool->caller_cpu);
     if (pinned)
         sched_setaffinity(0, sizeof pool->caller_cpu, &pool->caller_cpu);
     if (pool->threads > 1) {
@@ -171,6 +171,12 @@ void pool_run(kt_pool *pool, pool_task *task, void *arg)
     use_tiles(pool, 0);
     if (pinned)
         sched_setaffinity(0, sizeof before, &before);
+}
+
+void pool_settle(const kt_pool *pool)
+{
+    if (pool->pinned)
+        sched_setaffinity(0, sizeof pool->caller_cpu, &pool->caller_cpu);
 }
 
 /* ---- create and free ---------------------------------------------------------------------------- */
@@ -224,13 +230,10 @@ static int check_options(const kt_pool_options *o, char *error, size_t size)
     return check_nodes(o, error, size);
 }
 
-/* Start thread i, with signals blocked: those are the caller's business. All but the faults a thread raises itself,
- * whose handlers (of Python's faulthandler, of an emulator) want to see them. 0 or an errno. */
+/* Start thread i. 0 or an errno. */
 static int start_worker(kt_pool *pool, int i, const int32_t *cpus)
 {
-    static const int faults[] = {SIGILL, SIGFPE, SIGSEGV, SIGBUS};
     pthread_attr_t attributes;
-    sigset_t all, before;
     int failed = pthread_attr_init(&attributes);
     if (failed)
         return failed;
@@ -240,13 +243,8 @@ static int start_worker(kt_pool *pool, int i, const int32_t *cpus)
         CPU_SET(cpus[i], &set);
         failed = pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
     }
-    sigfillset(&all);
-    for (size_t f = 0; f < sizeof faults / sizeof *faults; f++)
-        sigdelset(&all, faults[f]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     if (!failed)
-        failed = pthread_create(&pool->seats[i].thread, &attributes, work, &pool->seats[i]);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+        failed = thread_start(&pool->seats[i].thread, &attributes, work, &pool->seats[i]);
     pthread_attr_destroy(&attributes);
     return failed;
 }

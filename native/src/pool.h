@@ -29,6 +29,9 @@ typedef void pool_task(void *arg, int thread, int threads);
  * from inside a task, and by one caller at a time. */
 void pool_run(kt_pool *pool, pool_task *task, void *arg);
 
+/* The calling thread will run many tasks and does nothing else: it stays where thread 0 works. */
+void pool_settle(const kt_pool *pool);
+
 /* Inside a task: returns when all threads of the pool have arrived. What they wrote before is seen. */
 void pool_barrier(kt_pool *pool, int thread);
 

@@ -114,6 +114,7 @@ void kt_program_free(kt_program *p)
     free(p->tables.at);
     free(p->routings.at);
     free(p->phases.at);
+    free(p->parts.at);
     free(p->recent.at);
     free(p);
 }
@@ -236,7 +237,8 @@ void program_phase(kt_program *p, phase_run *run, const void *arg)
         p->loops = 0;
     }
     p->loops++;
-    p->phases.at[p->phases.n++] = (phase){.run = run, .arg = arg, .operation = p->operations - 1, .barrier = full};
+    p->phases.at[p->phases.n++] = (phase){.run = run, .arg = arg, .operation = p->operations - 1, .barrier = full,
+                                          .late = p->late};
 }
 
 static int conflict(const access *a, const access *b)
@@ -268,13 +270,8 @@ void program_touch_view(kt_program *p, kt_view v, int32_t how)
 {
     int64_t last = (int64_t)v.column + v.width;
     program_touch(p, p->buffers.at[v.buffer].resource, v.column, last, how);
-    if (!(how & WRITES))
-        return;
-    for (int32_t i = 0; i < p->slots.n; i++) {
-        slot *s = &p->slots.at[i];
-        if (s->view.buffer == v.buffer && s->view.column < last && v.column < (int64_t)s->view.column + s->view.width)
-            s->valid = 0;
-    }
+    if (how & WRITES)
+        program_forget(p, v);
 }
 
 void program_touch_source(kt_program *p, const source *s)
@@ -342,7 +339,9 @@ static size_t lay_out(kt_program *p, uint8_t *base)
         routing *r = &p->routings.at[i];
         size_t size = size_mul((size_t)program_rows(p, r->domain), (size_t)r->top_k * sizeof(float));
         PLACE(r->ids, int32_t, size);
-        PLACE(r->gate, float, size);
+        if (r->gates == i)
+            PLACE(r->gate, float, size);
+        r->gate = p->routings.at[r->gates].gate;
     }
     PLACE(p->scratch, uint8_t, p->scratch_bytes);
 #undef PLACE

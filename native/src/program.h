@@ -17,6 +17,8 @@
 
 #include "pool.h"
 
+#include <stdatomic.h>
+
 #define MAX_COLUMNS ((int64_t)1 << 28)      /* of a buffer or matrix; keeps all size arithmetic in range */
 #define MAX_ROWS ((int64_t)1 << 24)
 
@@ -35,7 +37,8 @@ typedef struct buffer {
 /* Memory for the rows of one view at a time, converted. */
 typedef struct slot {
     int32_t kind, domain, resource;
-    int32_t valid;                  /* while recording: holds `view` as it is now */
+    int32_t valid;                  /* while recording: holds `view` as it is now, */
+    int32_t part;                   /* since this part */
     kt_view view;
     int64_t used;                   /* phase number of the last use: the oldest is given away */
     int64_t stride;                 /* largest of its views, elements */
@@ -67,9 +70,19 @@ typedef struct rope_table {
 
 typedef struct routing {
     int32_t experts, top_k, domain, resource;
+    int32_t gates;                  /* the routing whose gate it shares; usually itself */
+    int32_t given, late;            /* the caller writes it; its experts are not computed in a step with defer 0 */
+    _Atomic int64_t *chosen;        /* [experts]; NULL: split made it */
     int32_t *ids;                   /* [rows][top_k] */
     float *gate;
 } routing;
+
+/* The first id of a given routing that this run could not use. */
+typedef struct stray {
+    _Atomic int32_t found;
+    int32_t routing, id;
+    int64_t row;
+} stray;
 
 /* Memory of one node, for its own threads. */
 typedef struct node_memory {
@@ -95,6 +108,7 @@ typedef struct phase {
     const void *arg;
     int32_t operation;              /* whose time this is */
     int32_t barrier;                /* 1: wait for all before it */
+    int32_t late;                   /* 1: not in a step with defer 0 */
 } phase;
 
 typedef struct access {
@@ -114,13 +128,16 @@ struct kt_program {
     LIST(rope_table) tables;
     LIST(routing) routings;
     LIST(phase) phases;
+    LIST(int32_t) parts;            /* first phases of parts 1, 2, ... */
     LIST(access) recent;            /* touched since the last barrier */
     LIST(void *) owned;             /* freed with the program */
     int32_t phase_first;            /* recent.at[phase_first..]: the phase being recorded */
     int32_t loops;                  /* phases since the last barrier */
     int32_t resources, operations;
+    int32_t late;                   /* while recording: phases are for steps that defer only */
     int32_t finished, failed;       /* failed: memory ran out while recording */
     size_t scratch_bytes, node_bytes, product_bytes, local_bytes;
+    stray *stray;                   /* NULL: no routing is given */
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
     kt_arena *arena;
@@ -166,6 +183,8 @@ void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
 /* Most that any operation needs: shared scratch, and local scratch of each thread. */
 void program_reserve(kt_program *p, size_t scratch, size_t local);
 void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */
+/* What was converted from columns of v is stale. */
+void program_forget(kt_program *p, kt_view v);
 /* v as `kind`; records the conversion if it is not there already. */
 source program_source(kt_program *p, kt_view v, int32_t kind);
 int64_t act_stride(int32_t kind, int64_t k);
@@ -195,6 +214,9 @@ static inline float *view_row(const worker *w, kt_view v, int64_t row)
     const buffer *b = &w->program->buffers.at[v.buffer];
     return b->data + row * b->stride + v.column;
 }
+
+/* Of a given routing: note an id among the thread's own rows that is no expert; counted: count the others. */
+void routing_check(const worker *w, int32_t number, int counted);
 
 static inline int64_t view_stride(const worker *w, kt_view v)
 {

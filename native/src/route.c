@@ -116,6 +116,11 @@ static choice choice_at(uint8_t *memory, const kt_router *r)
     return c;
 }
 
+static void count(const routing *r, int32_t expert)
+{
+    atomic_fetch_add_explicit(&r->chosen[expert], 1, memory_order_relaxed);
+}
+
 static void route_run(const void *arg, worker *w)
 {
     const route *o = arg;
@@ -129,6 +134,8 @@ static void route_run(const void *arg, worker *w)
         else
             memset(c.open, 1, (size_t)o->r.experts);
         choose(&o->r, &c, to->ids + t * to->top_k, to->gate + t * to->top_k);
+        for (int32_t k = 0; k < to->top_k; k++)
+            count(to, to->ids[t * to->top_k + k]);
     }
 }
 
@@ -148,6 +155,16 @@ static int check_router(kt_program *p, kt_view logits, const kt_router *r)
     return KT_OK;
 }
 
+static int32_t add_routing(kt_program *p, int32_t experts, int32_t top_k, int32_t domain)
+{
+    _Atomic int64_t *chosen = program_new(p, (size_t)experts * sizeof *chosen);
+    if (!chosen || !ROOM(p, p->routings))
+        return KT_ERR_MEMORY;
+    p->routings.at[p->routings.n] = (routing){.experts = experts, .top_k = top_k, .domain = domain, .chosen = chosen,
+                                              .resource = program_resource(p), .gates = p->routings.n};
+    return p->routings.n++;
+}
+
 int32_t kt_program_route(kt_program *p, kt_view logits, const kt_router *router)
 {
     int failed = program_open(p);
@@ -158,11 +175,9 @@ int32_t kt_program_route(kt_program *p, kt_view logits, const kt_router *router)
     route *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    if (!ROOM(p, p->routings))
-        return KT_ERR_MEMORY;
-    int32_t number = p->routings.n++, domain = program_domain(p, logits);
-    p->routings.at[number] = (routing){.experts = router->experts, .top_k = router->top_k, .domain = domain,
-                                       .resource = program_resource(p)};
+    int32_t domain = program_domain(p, logits), number = add_routing(p, router->experts, router->top_k, domain);
+    if (number < 0)
+        return number;
     *o = (route){.r = *router, .logits = logits, .routing = number, .domain = domain};
     o->r.n_group = router->n_group > 1 ? router->n_group : 1;
     program_reserve(p, 0, (size_t)router->experts * 9 + (size_t)o->r.n_group * 5);
@@ -180,4 +195,47 @@ const int32_t *kt_program_routing(kt_program *p, int32_t number, const float **g
     if (gate)
         *gate = p->routings.at[number].gate;
     return p->routings.at[number].ids;
+}
+
+const int64_t *kt_program_chosen(kt_program *p, int32_t number)
+{
+    return number >= 0 && number < p->routings.n ? (const int64_t *)(const void *)p->routings.at[number].chosen : NULL;
+}
+
+/* ---- given ---------------------------------------------------------------------------------------- */
+
+void routing_check(const worker *w, int32_t number, int counted)
+{
+    const routing *r = &w->program->routings.at[number];
+    stray *s = w->program->stray;
+    int64_t t, last;
+    if (!r->given)
+        return;
+    for (own_rows(w, r->domain, &t, &last); t < last; t++) {
+        for (const int32_t *id = r->ids + t * r->top_k; id < r->ids + (t + 1) * r->top_k; id++) {
+            int32_t none = 0;
+            if (*id >= 0 && *id < r->experts && counted)
+                count(r, *id);
+            else if ((*id < -1 || *id >= r->experts) && atomic_compare_exchange_strong(&s->found, &none, 1)) {
+                s->routing = number;
+                s->id = *id;
+                s->row = t;
+            }
+        }
+    }
+}
+
+int32_t kt_program_given(kt_program *p, int32_t experts, int32_t top_k)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (experts < 1 || top_k < 1 || experts > MAX_COLUMNS || top_k > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_SHAPE, "given: top_k %d of %d experts", top_k, experts);
+    if (!p->stray && !(p->stray = program_new(p, sizeof *p->stray)))
+        return KT_ERR_MEMORY;
+    int32_t number = add_routing(p, experts, top_k, KT_ROWS_TOKENS);
+    if (number >= 0)
+        p->routings.at[number].given = 1;
+    return number;
 }

@@ -1,20 +1,13 @@
-/* step.c - running a recorded program: check the step, then let the whole team walk the list of phases.
+/* step.c - running a recorded program or a part of it: check the step, then let the whole team walk the list of
+ * phases.
  *
  * All that can be wrong with a step is found before the team starts, so no phase checks anything. One
  * pool task per step; nothing is allocated.
  */
-#define _GNU_SOURCE
 #include "program.h"
+#include "thread.h"
 
 #include <float.h>
-#include <time.h>
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
 
 /* ---- checks ------------------------------------------------------------------------------------- */
 
@@ -30,6 +23,8 @@ static int check_counts(kt_program *p, const kt_step *s)
     if (s->first_output < 0 || s->first_output > s->n_tokens || s->n_tokens - s->first_output > o->max_outputs)
         return program_fail(p, KT_ERR_RANGE, "first_output is %lld of %lld tokens; at most %lld outputs are possible",
                             (long long)s->first_output, (long long)s->n_tokens, (long long)o->max_outputs);
+    if (s->defer < 0)
+        return program_fail(p, KT_ERR_RANGE, "defer is %d; 0 or more is possible", s->defer);
     if (!(s->temperature >= 0 && s->temperature <= FLT_MAX))
         return program_fail(p, KT_ERR_RANGE, "temperature is %g; 0 or more is possible", (double)s->temperature);
     return KT_OK;
@@ -69,11 +64,41 @@ static int check_cache(kt_program *p, const kt_step *s)
     return KT_OK;
 }
 
+/* ---- parts -------------------------------------------------------------------------------------- */
+
+int kt_program_input(kt_program *p, kt_view x)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "input", x, -1);
+    if (!failed)
+        program_forget(p, x);
+    return failed;
+}
+
+int32_t kt_program_part(kt_program *p)
+{
+    int failed = program_open(p);
+    if (failed)
+        return failed;
+    if (!ROOM(p, p->parts))
+        return KT_ERR_MEMORY;
+    for (int32_t i = 0; i < p->slots.n; i++)
+        p->slots.at[i].valid &= p->slots.at[i].part == p->parts.n;
+    for (int32_t i = 0; i < p->tables.n; i++)
+        p->tables.at[i].recorded = 0;
+    /* Its first phase gets a barrier as if there were no counter left. */
+    p->loops = POOL_LOOPS - 1;
+    p->parts.at[p->parts.n++] = p->phases.n;
+    return p->parts.n;
+}
+
 /* ---- run ---------------------------------------------------------------------------------------- */
 
 typedef struct run {
     kt_program *program;
     const kt_step *step;
+    int32_t first, last;        /* phases */
 } run;
 
 static void step_task(void *arg, int thread, int threads)
@@ -84,13 +109,14 @@ static void step_task(void *arg, int thread, int threads)
                 .thread = thread, .threads = threads, .own = pool_place_of(p->pool, thread)};
     w.local = p->nodes[w.own.node].local + (size_t)w.own.thread * p->local_stride;
     int64_t last = thread == 0 ? now_ns() : 0;
-    for (int32_t i = 0; i < p->phases.n; i++) {
+    for (int32_t i = r->first; i < r->last; i++) {
         const phase *f = &p->phases.at[i];
-        if (f->barrier)
+        if (i > r->first && f->barrier)
             pool_barrier(p->pool, thread);
-        else if (i > 0)
+        else if (i > r->first)
             pool_next_loop(p->pool, thread);
-        f->run(f->arg, &w);
+        if (!f->late || r->step->defer > 0)
+            f->run(f->arg, &w);
         if (thread == 0) {
             int64_t now = now_ns();
             p->profile[f->operation] += now - last;
@@ -99,7 +125,7 @@ static void step_task(void *arg, int thread, int threads)
     }
 }
 
-int kt_program_run(kt_program *p, const kt_step *step)
+static int run_phases(kt_program *p, const kt_step *step, int32_t first, int32_t last)
 {
     if (!p->finished)
         return program_fail(p, KT_ERR_RANGE, "the program is not finished; it cannot run yet");
@@ -110,9 +136,28 @@ int kt_program_run(kt_program *p, const kt_step *step)
         failed = check_cache(p, step);
     if (failed)
         return failed;
-    run r = {.program = p, .step = step};
+    if (p->stray)
+        atomic_store_explicit(&p->stray->found, 0, memory_order_relaxed);
+    run r = {.program = p, .step = step, .first = first, .last = last};
     pool_run(p->pool, step_task, &r);
+    const stray *s = p->stray;
+    if (s && atomic_load_explicit(&s->found, memory_order_relaxed))
+        return program_fail(p, KT_ERR_RANGE, "token %lld of routing %d goes to expert %d, outside -1..%d",
+                            (long long)s->row, s->routing, s->id, p->routings.at[s->routing].experts - 1);
     return KT_OK;
+}
+
+int kt_program_run(kt_program *p, const kt_step *step)
+{
+    return run_phases(p, step, 0, p->phases.n);
+}
+
+int kt_program_run_part(kt_program *p, const kt_step *step, int32_t part)
+{
+    const int32_t *first = p->parts.at;
+    if (part < 0 || part > p->parts.n)
+        return program_fail(p, KT_ERR_RANGE, "part %d of %d", part, p->parts.n + 1);
+    return run_phases(p, step, part > 0 ? first[part - 1] : 0, part < p->parts.n ? first[part] : p->phases.n);
 }
 
 int32_t kt_program_profile(const kt_program *p, int64_t *nanoseconds, int32_t capacity)

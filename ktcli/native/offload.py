@@ -1,0 +1,127 @@
+"""A thread that runs parts of a program for a stream of another device: CPU experts beside a GPU.
+
+The stream enters and leaves through the addresses of two C functions, or through flags in memory that it
+can write; kt.h says how. Nothing here runs while a step does: `begin` before it is launched, `result` after
+the stream is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import KtError, NativeError
+from ktcli.native.library import ERROR_BYTES, library, require
+from ktcli.native.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One part as it ran.
+
+    Attributes:
+        late: it computed what the layer deferred.
+        start_ns, end_ns: CLOCK_MONOTONIC, as `time.monotonic_ns` gives it.
+    """
+
+    layer: int
+    late: bool
+    start_ns: int
+    end_ns: int
+
+
+class Offload:
+    """Parts of a finished program, layer by layer, beside a stream.
+
+    Args:
+        now: of each layer the part that the stream waits for.
+        late: of each layer the part that runs after it in steps that defer; -1: none.
+        timeout_ms: a step in which nothing happens for so long has failed.
+        spin_us: how long the thread, or a wait, spins before it sleeps.
+        flags: int32 [2 * layers], which the stream can write; None: it calls `submit` and `wait`.
+    Attributes:
+        layers: how many there are.
+        submit, wait: addresses of the functions that the stream calls with a layer's `ticket`.
+    Raises:
+        NativeError: the program or a part cannot be offloaded.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        now: Sequence[int],
+        late: Sequence[int],
+        *,
+        timeout_ms: int = 10_000,
+        spin_us: int = 200,
+        flags: NDArray[np.int32] | None = None,
+    ) -> None:
+        ffi, lib = library()
+        self._ffi, self._lib = ffi, lib
+        self.layers = len(now)
+        require(len(late) == self.layers, f"{len(late)} late parts for {self.layers} layers")
+        fits = flags is None or (
+            flags.dtype == np.int32
+            and flags.shape == (2 * self.layers,)
+            and flags.flags.c_contiguous
+            and flags.flags.writeable
+        )
+        require(fits, f"flags are {2 * self.layers} int32 in a row")
+        address = ffi.NULL if flags is None else ffi.from_buffer("int32_t[]", flags)
+        parts = ffi.new("int32_t[]", list(now)), ffi.new("int32_t[]", list(late))
+        options = ffi.new(
+            "kt_offload_options *", (self.layers, *parts, timeout_ms, spin_us, address)
+        )
+        error = ffi.new(f"char[{ERROR_BYTES}]")
+        handle = lib.kt_offload_create(program.handle, options, error, ERROR_BYTES)
+        if handle == ffi.NULL:
+            raise NativeError(ffi.string(error).decode())
+        # The thread uses both until it is joined, so they must not go before the handle.
+        kept = (program.handle, program.pool, flags, address)
+        self._handle = ffi.gc(handle, lambda pointer, kept=kept: lib.kt_offload_free(pointer))
+        self.flags = flags
+        self.submit = self._address(ffi.addressof(lib, "kt_offload_submit"))
+        self.wait = self._address(ffi.addressof(lib, "kt_offload_wait"))
+
+    def ticket(self, layer: int) -> int:
+        """What `submit` and `wait` take for a layer: an address that is valid as long as this object."""
+        ticket = self._lib.kt_offload_ticket(self._handle, layer)
+        require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
+        return self._address(ticket)
+
+    def begin(self, n_tokens: int, defer: int = 0) -> None:
+        """A step of `n_tokens` will be launched, in which each layer comes once.
+
+        Raises:
+            KtError: a count is out of range, or the last step still runs; nothing will be computed.
+        """
+        self._check(self._lib.kt_offload_begin(self._handle, n_tokens, defer))
+
+    def result(self) -> None:
+        """The stream is through with the step: returns when nothing runs any more.
+
+        Raises:
+            KtError: the first thing that went wrong in the step.
+        """
+        self._check(self._lib.kt_offload_result(self._handle))
+
+    def spans(self) -> tuple[Span, ...]:
+        """The parts of the last step, in the order in which they ran; after `result`."""
+        out = self._ffi.new("kt_span[]", 2 * self.layers)
+        n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
+        return tuple(Span(s.layer, bool(s.late), s.start_ns, s.end_ns) for s in out[0:n])
+
+    def close(self) -> None:
+        """End the thread, in the middle of a step too. Tickets are worth nothing after it."""
+        self._ffi.release(self._handle)
+
+    def _address(self, pointer: object) -> int:
+        return int(self._ffi.cast("uintptr_t", pointer))
+
+    def _check(self, result: int) -> None:
+        if result < 0:
+            text: bytes = self._ffi.string(self._lib.kt_offload_error(self._handle))
+            raise KtError(text.decode())

@@ -1,0 +1,207 @@
+"""Deferral and offload through the binding: a fake stream calls the addresses in order, as a CUDA graph would.
+
+The C tests say what is computed; here it is the arrays, addresses, errors and lifetimes that are looked at.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from ktcli.errors import KtError, NativeError
+from ktcli.native import Arena, Format, Offload, Pool, Program, Step, View, Weight, packed_bytes
+
+LAYERS, TOKENS, EXPERTS, TOP_K, HIDDEN, WIDTH = 3, 2, 6, 4, 32, 16
+F32 = Format("f32", 32)
+HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def weights(pool: Pool, n: int, k: int, seed: int) -> Weight:
+    """Random matrices, one per expert."""
+    size_bytes = packed_bytes(F32, n, k) * EXPERTS
+    arena = Arena(size_bytes)
+    weight = Weight(F32, n, k, EXPERTS, arena.address, arena)
+    pool.fill_random(weight, seed)
+    return weight
+
+
+@dataclass
+class Layers:
+    """A program of a few layers with deferral; two inputs and two routings take turns."""
+
+    program: Program
+    x: list[View]
+    late_out: list[View]
+    out: View
+    given: list[int]
+    now: list[int]
+    late: list[int]
+    elsewhere: np.ndarray
+
+    def write(self, layer: int, seed: int) -> None:
+        """What the device leaves for a layer: its input, which experts, with which weight."""
+        rng = np.random.default_rng([seed, layer])
+        self.program.rows(self.x[layer % 2], TOKENS)[:] = rng.normal(size=(TOKENS, HIDDEN))
+        ids, gate = self.program.routing(self.given[layer % 2], TOKENS, TOP_K)
+        ids[:] = [rng.permutation(EXPERTS)[:TOP_K] for _ in range(TOKENS)]
+        gate[:] = rng.random((TOKENS, TOP_K))
+
+    def alone(self, seed: int, defer: int) -> np.ndarray:
+        """[L, T, H]: the parts one by one."""
+        step = Step(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
+        outs = []
+        for layer in range(LAYERS):
+            self.write(layer, seed)
+            self.program.run_part(step, self.now[layer])
+            outs.append(self.program.rows(self.out, TOKENS).copy())
+            if self.late[layer] >= 0:
+                self.program.run_part(step, self.late[layer])
+        return np.stack(outs)
+
+
+@pytest.fixture
+def layers() -> Layers:
+    pool = Pool(2, spin_us=10)
+    gate_up, down = weights(pool, 2 * WIDTH, HIDDEN, 1), weights(pool, HIDDEN, WIDTH, 2)
+    p = Program(pool, max_tokens=TOKENS, max_outputs=1, exact=True)
+    x, late_out = ([p.buffer(HIDDEN) for _ in range(2)] for _ in range(2))
+    given = [p.given(EXPERTS, TOP_K) for _ in range(2)]
+    made = Layers(p, x, late_out, p.buffer(HIDDEN), given, [], [], np.zeros(EXPERTS, np.uint8))
+    for i in range(LAYERS):
+        last = i == LAYERS - 1
+        made.now.append(p.part())
+        p.input(x[i % 2])
+        now, late = p.split(given[i % 2], made.elsewhere, late=not last)
+        p.experts(made.out, x[i % 2], now, [gate_up], [down])
+        if i:
+            p.carry(made.out, late_out[(i - 1) % 2])
+        made.late.append(-1 if last else p.part())
+        if not last:
+            p.experts(late_out[i % 2], x[i % 2], late, [gate_up], [down])
+    p.finish()
+    return made
+
+
+def run_stream(layers: Layers, offload: Offload, seed: int) -> np.ndarray:
+    """One step of a device that enters and leaves by calls, or by flags; what each layer gave."""
+    submit, wait = HostFunction(offload.submit), HostFunction(offload.wait)
+    outs = []
+    for layer in range(LAYERS):
+        layers.write(layer, seed)
+        if offload.flags is None:
+            submit(offload.ticket(layer))
+            wait(offload.ticket(layer))
+        else:
+            offload.flags[layer] = 1
+            while not offload.flags[LAYERS + layer]:
+                time.sleep(0)
+            offload.flags[LAYERS + layer] = 0
+        outs.append(layers.program.rows(layers.out, TOKENS).copy())
+    return np.stack(outs)
+
+
+@pytest.mark.parametrize("by_flags", [False, True], ids=["calls", "flags"])
+def test_stream_gives_what_the_parts_give(layers: Layers, by_flags: bool) -> None:
+    flags = np.zeros(2 * LAYERS, np.int32) if by_flags else None
+    offload = Offload(layers.program, layers.now, layers.late, flags=flags)
+    for step, defer in enumerate((0, 2, 1, 0)):
+        want = layers.alone(step, defer)
+        offload.begin(TOKENS, defer)
+        np.testing.assert_array_equal(run_stream(layers, offload, step), want)
+        offload.result()
+        spans = offload.spans()
+        ran = [(i, late) for i in range(LAYERS) for late in (False, True)]
+        ran = [each for each in ran if not each[1] or (defer and each[0] < LAYERS - 1)]
+        assert [(span.layer, span.late) for span in spans] == ran
+        times = [ns for span in spans for ns in (span.start_ns, span.end_ns)]
+        assert times == sorted(times) and times[-1] <= time.monotonic_ns()
+
+
+def test_elsewhere_is_read_at_each_run(layers: Layers) -> None:
+    whole = layers.alone(1, 0)
+    layers.elsewhere[::2] = 1
+    even = layers.alone(1, 0)
+    layers.elsewhere[:] = 1 - layers.elsewhere
+    np.testing.assert_allclose(even + layers.alone(1, 0), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_chosen_counts_what_was_given(layers: Layers) -> None:
+    counts = layers.program.chosen(layers.given[1])
+    layers.alone(5, 1)
+    ids, _ = layers.program.routing(layers.given[1], TOKENS, TOP_K)
+    np.testing.assert_array_equal(counts, np.bincount(ids.ravel(), minlength=EXPERTS))
+    with pytest.raises(ValueError, match="read-only"):
+        counts[0] = 0
+    with pytest.raises(NativeError, match="not counted"):
+        layers.program.chosen(99)
+
+
+def test_arrays_outlive_the_program(layers: Layers) -> None:
+    program, given = layers.program, layers.given[0]
+    layers.write(0, 3)
+    ids, gate = program.routing(given, TOKENS, TOP_K)
+    counts, before = program.chosen(given), (ids.copy(), gate.copy())
+    layers.program = program = None
+    gc.collect()
+    assert counts.sum() == 0
+    np.testing.assert_array_equal(ids, before[0])
+    np.testing.assert_array_equal(gate, before[1])
+
+
+def test_errors_come_after_the_step(layers: Layers) -> None:
+    offload = Offload(layers.program, layers.now, layers.late)
+    submit, wait = HostFunction(offload.submit), HostFunction(offload.wait)
+    offload.begin(TOKENS)
+    layers.write(0, 1)
+    layers.program.routing(layers.given[0], TOKENS, TOP_K)[0][1, 2] = EXPERTS
+    for layer in range(LAYERS):
+        submit(offload.ticket(layer))
+        wait(offload.ticket(layer))
+    with pytest.raises(KtError, match=r"layer 0: token 1 .* expert 6, outside -1\.\.5"):
+        offload.result()
+    assert len(offload.spans()) == 1
+    with pytest.raises(KtError, match=r"n_tokens is 3, outside 1\.\.2"):
+        offload.begin(TOKENS + 1)
+    offload.begin(TOKENS)
+    offload.result()
+
+
+def test_a_hang_ends(layers: Layers) -> None:
+    flags = np.zeros(2 * LAYERS, np.int32)
+    offload = Offload(layers.program, layers.now, layers.late, timeout_ms=5, flags=flags)
+    offload.begin(1)
+    while not flags[LAYERS:].all():
+        time.sleep(0.001)
+    with pytest.raises(KtError, match="nothing happened for 5 ms"):
+        offload.result()
+
+
+def test_freed_while_the_stream_waits(layers: Layers) -> None:
+    offload = Offload(layers.program, layers.now, layers.late)
+    offload.begin(1)
+    stream = threading.Thread(target=HostFunction(offload.wait), args=[offload.ticket(1)])
+    stream.start()
+    time.sleep(0.01)
+    offload.close()
+    stream.join(10)
+    assert not stream.is_alive()
+
+
+def test_refusals(layers: Layers) -> None:
+    program, now, late = layers.program, layers.now, layers.late
+    with pytest.raises(NativeError, match="2 late parts for 3 layers"):
+        Offload(program, now, late[:2])
+    with pytest.raises(NativeError, match="flags are 6 int32"):
+        Offload(program, now, late, flags=np.zeros(6, np.int64))
+    with pytest.raises(NativeError, match="layer 0 runs parts 77"):
+        Offload(program, [77, *now[1:]], late)
+    with pytest.raises(NativeError, match="layer 3 of 3"):
+        Offload(program, now, late).ticket(3)
+    with pytest.raises(NativeError, match="each of 6 experts"):
+        program.split(layers.given[0], np.zeros(5, np.uint8), late=False)
