@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from textwrap import wrap
 from typing import Any, TextIO
 
 import numpy as np
@@ -48,11 +49,11 @@ class Shade:
 
 
 SHADES = (
-    Shade(0.0, "·", ".", "dim", "under 1/4"),
-    Shade(0.25, "░", ":", "cyan", "to 3/4"),
+    Shade(0.0, "·", ".", "dim", "< 1/4"),
+    Shade(0.25, "░", ":", "cyan", "< 3/4"),
     Shade(0.75, "▒", "+", "", "about 1"),
-    Shade(1.5, "▓", "*", "yellow", "from 1.5"),
-    Shade(3.0, "█", "#", "red", "from 3 even shares"),
+    Shade(1.5, "▓", "*", "yellow", "> 1.5"),
+    Shade(3.0, "█", "#", "red", "> 3"),
 )
 
 
@@ -148,14 +149,17 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
             f"Nothing is recorded yet of which experts {title} uses.\n"
             f"Talk to it: kt chat {safe(recorded.again)}"
         )
+    said = (
+        f"{title}: which of {recorded.experts} experts were chosen in chats of"
+        f" {recorded.heat.tokens:,} tokens, {recorded.top_k} per token and layer"
+    )
     lines = [
-        f"{title}: which of {recorded.experts} experts were chosen"
-        f" in chats of {recorded.heat.tokens:,} tokens, {recorded.top_k} per token and layer",
+        *wrap(said, canvas.width),
         "",
         *_rows(recorded, canvas),
         "",
-        f"Shades: {'  '.join(f'{canvas.paint(shade)} {shade.words}' for shade in SHADES)}",
-        *_summary(recorded),
+        f"Shades, in even shares: {'  '.join(f'{canvas.paint(shade)} {shade.words}' for shade in SHADES)}",
+        *(line for words in _summary(recorded) for line in wrap(words, canvas.width)),
     ]
     return "\n".join(lines)
 
