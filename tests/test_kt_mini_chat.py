@@ -95,17 +95,17 @@ def test_every_choice_of_every_token_is_recorded(
     capsys: pytest.CaptureFixture[str], speaker: Speaker
 ) -> None:
     pack = library.resolve(library.BUILTIN, library.Kind.PACK).path
-    shape, top_k = (speaker.engine.spec.moe_layers, speaker.engine.spec.experts), 8
+    spec = speaker.engine.spec
     tokens = 0
     library.heat_path(pack).unlink(missing_ok=True)
     for question in ("what is kt?", "what does kt pull do? " * 20):
         line = ["chat", "kt-mini", question, "--json", "--greedy", "--max-tokens", "9"]
         assert main([*line, "--threads", "1"]) == 0
         stats = json.loads(capsys.readouterr().out)["stats"]
-        tokens += stats["prompt_eval_count"] + stats["eval_count"] - 1  # the last is not fed
-        found = heat.read(pack, shape)
+        tokens += stats["prompt_eval_count"] + stats["eval_count"]
+        found = heat.read(pack, (spec.moe_layers, spec.experts))
         assert found is not None and found.tokens == tokens
-        assert (found.counts.sum(axis=1) == tokens * top_k).all()
+        assert (found.counts.sum(axis=1) == tokens * spec.top_k).all()
     assert main(["show", "kt-mini", "--experts"]) == 0
     assert f"{tokens:,} tokens" in capsys.readouterr().out
 
