@@ -49,8 +49,12 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """The map of counts that did not fade yet: of each token every layer chose `top_k` experts."""
-        return cls(counts, int(counts.sum(axis=1).max(initial=0)) // max(1, top_k))
+        """The map of counts that did not fade yet: of each token every layer chose `top_k` experts.
+
+        Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
+        """
+        most = int(counts.sum(axis=1).max(initial=0))
+        return cls(counts, max(-(-most // max(1, top_k)), int(counts.max(initial=0))))
 
     def __add__(self, other: Heat) -> Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)

@@ -60,6 +60,17 @@ def test_the_tokens_are_those_that_were_counted() -> None:
     assert Heat.of(np.zeros((0, 0), np.int64), 0).tokens == 0
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=3, max_size=3), min_size=1), st.integers(1, 3)
+)
+def test_no_expert_exceeds_the_tokens_whatever_was_counted(
+    rows: list[list[int]], top_k: int
+) -> None:
+    counts = np.array(rows, dtype=np.int64)
+    known = Heat.of(counts, top_k)
+    assert counts.max() <= known.tokens and known.tokens * top_k >= counts.sum(axis=1).max()
+
+
 def test_merging_is_addition(pack: Path) -> None:
     parts = [chosen(n, seed=n) for n in (1, 40, 3)]
     for part in parts:
