@@ -20,7 +20,7 @@ _kt() {
         'pull') options='--json --quiet --help'; words='models' ;;
         'convert') options='--out --experts --dense --threads --json --quiet --help'; words='here' ;;
         'list') options='--all --json --quiet --help'; words='' ;;
-        'show') options='--json --help'; words='models' ;;
+        'show') options='--experts --json --help'; words='models' ;;
         'verify') options='--json --quiet --help'; words='here' ;;
         'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
         'bench') options='--help'; words='decode prefill kernel' ;;

@@ -1,4 +1,4 @@
-"""What the environment says (library folder, ISA row, threads, NUMA teams, tiles), and the file lock.
+"""What the environment says (library folder, kernels, threads, NUMA teams, heat maps), and the file lock.
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -8,6 +8,7 @@ makes no sense is an error that names the variable, never a silent default.
     KT_THREADS   threads to use instead of one per physical core
     KT_TILE_MIN  tokens per expert from which AMX tiles are used, instead of what was measured
     KT_NUMA      teams of threads, as --numa: auto (one per NUMA node), off, N or nodes=LIST
+    KT_HEAT      off: chats do not record which experts they use; default: on
 """
 
 from __future__ import annotations
@@ -104,6 +105,21 @@ def _whole_number(name: str, hint: str) -> int | None:
 def forced_numa() -> str | None:
     """What KT_NUMA says, None if unset; `hardware.numa` reads it."""
     return os.environ.get("KT_NUMA", "").strip() or None
+
+
+def records_heat() -> bool:
+    """Whether chats record which experts they use, which KT_HEAT=off turns off.
+
+    Raises:
+        UsageError: KT_HEAT is neither on nor off.
+    """
+    text = os.environ.get("KT_HEAT", "").strip() or "on"
+    if text not in ("on", "off"):
+        raise UsageError(
+            f"KT_HEAT is {text[:60]!r}, which is neither on nor off",
+            hint="unset KT_HEAT to record which experts a chat uses",
+        )
+    return text == "on"
 
 
 @contextlib.contextmanager

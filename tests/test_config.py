@@ -70,6 +70,17 @@ def test_threads_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.forced_threads(), config.forced_isa()) == (None, None)
 
 
+def test_recording_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KT_HEAT", raising=False)
+    assert config.records_heat()
+    for text, on in (("on", True), ("", True), (" off ", False)):
+        monkeypatch.setenv("KT_HEAT", text)
+        assert config.records_heat() is on
+    monkeypatch.setenv("KT_HEAT", "0")
+    with pytest.raises(UsageError, match="neither on nor off"):
+        config.records_heat()
+
+
 def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     path = tmp_path / "locks" / "x.lock"
     program = (

@@ -6,6 +6,7 @@ and forbidden words.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ktcli.chat.settings import Settings
 from ktcli.commands.prepare import Wanted, load, prepare
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
-from ktcli.store import library
+from ktcli.store import heat, library
 
 Ask = Callable[[str], str]
 pytestmark = pytest.mark.skipif(
@@ -88,6 +89,25 @@ def test_a_conversation_computes_only_what_is_new(speaker: Speaker) -> None:
     fresh = Chat(speaker, chat.settings)
     fresh.conversation.turns = chat.conversation.turns[:2]
     assert "".join(piece.text for piece in fresh.ask("And what does kt pull do?")) == text
+
+
+def test_every_choice_of_every_token_is_recorded(
+    capsys: pytest.CaptureFixture[str], speaker: Speaker
+) -> None:
+    pack = library.resolve(library.BUILTIN, library.Kind.PACK).path
+    spec = speaker.engine.spec
+    tokens = 0
+    library.heat_path(pack).unlink(missing_ok=True)
+    for question in ("what is kt?", "what does kt pull do? " * 20):
+        line = ["chat", "kt-mini", question, "--json", "--greedy", "--max-tokens", "9"]
+        assert main([*line, "--threads", "1"]) == 0
+        stats = json.loads(capsys.readouterr().out)["stats"]
+        tokens += stats["prompt_eval_count"] + stats["eval_count"]
+        found = heat.read(pack, (spec.moe_layers, spec.experts))
+        assert found is not None and found.tokens == tokens
+        assert (found.counts.sum(axis=1) == tokens * spec.top_k).all()
+    assert main(["show", "kt-mini", "--experts"]) == 0
+    assert f"{tokens:,} tokens" in capsys.readouterr().out
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str], speaker: Speaker) -> None:

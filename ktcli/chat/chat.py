@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ktcli.chat.conversation import Conversation
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
@@ -21,6 +24,7 @@ from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine.generate import Finish, Generation, Progress, Stats, Timeline
 from ktcli.engine.sampler import Sampler
 from ktcli.errors import ContextFull
+from ktcli.models import Spec
 
 
 class EngineLike(Protocol):
@@ -34,8 +38,15 @@ class EngineLike(Protocol):
     def defer(self) -> int:
         """Depth of expert deferral while answering."""
 
+    @property
+    def spec(self) -> Spec:
+        """The model's shape."""
+
     def session(self) -> Timeline:
         """A new timeline."""
+
+    def chosen(self) -> NDArray[np.int64]:
+        """How often each expert was chosen since the engine was made, [MoE layers, E]."""
 
 
 @dataclass(frozen=True, slots=True)

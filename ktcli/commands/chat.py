@@ -20,6 +20,7 @@ from ktcli.store.reference import parse
 if TYPE_CHECKING:
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
+    from ktcli.commands.prepare import Ready
 
 GREETING = "Hello!"  # what is said to the model when standard input holds nothing
 MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
@@ -96,16 +97,21 @@ def chat(
         "seed": seed,
     }
     asked = Asked(given, max_tokens, tuple(stop or ()), system, think, stats)
+    recording = config.records_heat()
     model, words = who_and_what(name, prompt)
     if words is None and (json or not _is_terminal()):
         if json and _is_terminal():
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         words = _standard_input() or GREETING
-    made = _open(model, asked, context, threads, asked_numa(numa))
-    if words is None:
-        _converse(made, asked)
-    else:
-        _answer_once(made, words, asked)
+    ready, made = _open(model, asked, context, threads, asked_numa(numa))
+    try:
+        if words is None:
+            _converse(made, asked)
+        else:
+            _answer_once(made, words, asked)
+    finally:
+        if recording:
+            _record(ready, made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +164,9 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         raise
 
 
-def _open(model: str, asked: Asked, context: int | None, threads: int | None, numa: Numa) -> Chat:
+def _open(
+    model: str, asked: Asked, context: int | None, threads: int | None, numa: Numa
+) -> tuple[Ready, Chat]:
     from ktcli.chat.chat import Chat, Speaker, read_voice
     from ktcli.commands import prepare
 
@@ -168,7 +176,16 @@ def _open(model: str, asked: Asked, context: int | None, threads: int | None, nu
     speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)
     made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""
-    return made
+    return ready, made
+
+
+def _record(ready: Ready, made: Chat) -> None:
+    """Add the experts that this chat chose to the model's heat map."""
+    from ktcli.store import heat
+
+    engine = made.speaker.engine
+    fresh = heat.Heat.of(engine.chosen(), engine.spec.top_k)
+    heat.add(ready.pack, fresh, out.warn)
 
 
 def _answer_once(made: Chat, words: str, asked: Asked) -> None:

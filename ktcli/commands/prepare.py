@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +93,19 @@ def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | No
     return Ready(entry.name, _converted(entry, recipe, target, wanted))
 
 
+def converted(name: str) -> Ready | None:
+    """The conversion that `prepare` would give, if it is there already.
+
+    Raises:
+        UsageError, NotFound: not a name, or a folder without a model.
+    """
+    entry = library.find(name)
+    if entry is None or entry.kind is Kind.PACK:
+        return None if entry is None else Ready(entry.name, entry.path)
+    target = _target(entry, recipe_for(entry))
+    return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else None
+
+
 def load(ready: Ready, wanted: Wanted) -> Engine:
     """Load a prepared model, with progress on stderr."""
     from ktcli.engine import Engine
@@ -159,10 +171,7 @@ def _target(entry: Entry, recipe: Recipe) -> Path:
     """Where its conversion lies: in the library. Own folders are told apart by place and age."""
     name = entry.name
     if _is_foreign(entry):
-        identity = f"{entry.path.resolve()} {_newest_ns(entry.path)}"
-        mark = sha256(identity.encode("utf-8", "replace")).hexdigest()[:8]
-        stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
-        name = f"local--{stem.strip('.')[:100] or 'model'}--{mark}"
+        name = library.local_name(entry.path, str(_newest_ns(entry.path)))
     return library.pack_path(name, recipe.experts.name, recipe.dense.name)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import BadCheckpoint, KtError, gib
@@ -13,14 +15,22 @@ from ktcli.store.library import Entry
 from ktcli.store.reference import parse
 
 
-def show(model: ModelArg, json: JsonOpt = False) -> None:
+def show(
+    model: ModelArg,
+    experts: Annotated[
+        bool, typer.Option("--experts", help="Draw how often each expert was chosen in chats.")
+    ] = False,
+    json: JsonOpt = False,
+) -> None:
     """Show what a model is and what it needs.
 
-    Works for every name that kt list --all shows, pulled or not, and for local folders.
+    Works for every name that kt list --all shows, pulled or not, and for local folders. Chats record
+    which experts they use, so that the busiest can be placed where they run fastest.
 
     Examples:
 
       kt show qwen3-30b-a3b
+      kt show qwen3-30b-a3b --experts
       kt show ./my-model --json
     """
     entries = library.matching(model)
@@ -28,6 +38,10 @@ def show(model: ModelArg, json: JsonOpt = False) -> None:
     if profile is None and not entries:
         library.resolve(model)
     config = profile.config if profile is not None else _config(entries[0])
+    if experts:
+        from ktcli.commands.experts import show_experts
+
+        return show_experts(model, config)
     document: dict[str, Any] = {
         "name": profile.name if profile else entries[0].name,
         "title": profile.title if profile else entries[0].name,

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ktcli.engine.kvcache import PageLayout
 from ktcli.engine.loader import (
     PackSource,
@@ -151,6 +154,12 @@ class Engine:
         """A new timeline; its cache is reserved now."""
         steps = ProgramSteps(self.program, self._outputs, self.layout, self.context)
         return Session(steps, self.context)
+
+    def chosen(self) -> NDArray[np.int64]:
+        """How often the routers chose each expert since the engine was made, [MoE layers, E]."""
+        shape = self.spec.moe_layers, self.spec.experts
+        counts = [self.program.chosen(routing) for routing in self.routings]
+        return np.array(counts, dtype=np.int64).reshape(shape)
 
     def _record(self, options: Options) -> tuple[Program, Outputs, tuple[int, ...]]:
         chunk = min(PREFILL_CHUNK, self.context)

@@ -2,6 +2,7 @@
 
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
+    KT_HOME/heat/NAME@EXPERTS-DENSE.json          which of its experts were chosen (see `heat`)
 
 A folder whose manifest is missing is *partial*: its work was interrupted and can be continued. Nothing
 else is state. Removing never follows a link and never leaves the library folder.
@@ -13,8 +14,10 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import sha256
 from pathlib import Path
 
 from ktcli import config
@@ -25,6 +28,7 @@ from ktcli.store.reference import Reference, parse
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
+HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -103,6 +107,29 @@ def lock_path(name: str) -> Path:
     return config.home() / "locks" / f"{_one_folder(name)}.lock"
 
 
+def local_name(folder: Path, mark: str) -> str:
+    """A name in the library for what belongs to a folder outside it.
+
+    Args:
+        mark: tells apart what else is to be told apart, beside the folder's place.
+    """
+    identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
+    stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
+    return f"local--{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
+
+
+def heat_path(pack: Path) -> Path:
+    """Where the heat map of a conversion lies or will lie, whether it is in the library or not."""
+    inside = pack.parent.resolve() == _folder_of(Kind.PACK).resolve()
+    return _heat_folder() / f"{pack.name if inside else local_name(pack, 'pack')}.json"
+
+
+def heat_lock() -> AbstractContextManager[None]:
+    """The lock that whoever changes heat maps holds."""
+    what = "changing the heat map of a model"
+    return config.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
+
+
 def entries() -> tuple[Entry, ...]:
     """Everything in the library and the built-in model, by name; partial ones too."""
     found = [*_scan(Kind.CHECKPOINT), *_scan(Kind.PACK)]
@@ -162,13 +189,14 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
 
 
 def remove(entry: Entry) -> int:
-    """Delete an entry's files; the bytes that were freed.
+    """Delete an entry's files, and the heat map of a conversion; the bytes that were freed.
 
     Raises:
         UsageError: it does not lie in the library.
         KtError: the system refuses.
     """
     folder = _folder_of(entry.kind)
+    heat = heat_path(entry.path) if entry.kind is Kind.PACK else None
     if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
         raise UsageError(
             f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
@@ -177,6 +205,7 @@ def remove(entry: Entry) -> int:
     try:
         if entry.path.is_symlink():
             entry.path.unlink()
+            _forget(heat)
             return 0
         for _, status in walk(entry.path):
             freed += status.st_size if status.st_nlink == 1 else 0
@@ -184,9 +213,17 @@ def remove(entry: Entry) -> int:
         trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
         entry.path.rename(trash)
         shutil.rmtree(trash)
+        _forget(heat)
     except OSError as error:
         raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
     return freed
+
+
+def _forget(heat: Path | None) -> None:
+    """Delete a heat map, after its model: whoever writes maps looks for the model first."""
+    if heat is not None and heat.parent.is_dir():
+        with heat_lock():
+            heat.unlink(missing_ok=True)
 
 
 def leftovers() -> tuple[Path, ...]:
@@ -222,6 +259,10 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _folder_of(kind: Kind) -> Path:
     return config.home() / f"{kind.value}s"
+
+
+def _heat_folder() -> Path:
+    return config.home() / "heat"
 
 
 def _one_folder(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -92,7 +93,12 @@ class FakeSession:
 
 
 class FakeEngine:
-    """Says `script(question)` after each `<|assistant|>`, then `<|end|>`."""
+    """Says `script(question)` after each `<|assistant|>`, then `<|end|>`.
+
+    Every token chooses expert 0 in the first of two MoE layers, and expert 3 in the second.
+    """
+
+    spec = SimpleNamespace(moe_layers=2, experts=4, top_k=1)
 
     def __init__(
         self, tokenizer: Tokenizer, script: Callable[[str], str | list[int]], context: int = 4096
@@ -104,6 +110,10 @@ class FakeEngine:
     def session(self) -> FakeSession:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
+
+    def chosen(self) -> np.ndarray:
+        computed = sum(session.computed for session in self.sessions)
+        return computed * np.array([[1, 0, 0, 0], [0, 0, 0, 1]], dtype=np.int64)
 
     def logits(self, cache: list[int]) -> np.ndarray:
         assistant = self.tokenizer.id_of("<|assistant|>")

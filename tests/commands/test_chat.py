@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chat.fake_engine import FakeEngine, speaker, write_tokenizer
 
@@ -19,6 +20,7 @@ from ktcli.commands.prepare import Ready, Wanted
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
+from ktcli.store import heat
 
 LINES = [
     r"prompt eval count: {4}\d+ token\(s\)",
@@ -45,7 +47,9 @@ class Run:
 
     def load(self, ready: Ready, wanted: Wanted) -> FakeEngine:
         script = lambda question: f"you said {question}"  # noqa: E731
-        return FakeEngine(load_tokenizer(self.folder), script, wanted.context or self.context)
+        tokenizer = load_tokenizer(self.folder)
+        self.engine = FakeEngine(tokenizer, script, wanted.context or self.context)
+        return self.engine
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         code = main(["chat", *arguments])
@@ -172,6 +176,62 @@ def test_ctrl_c_ends_with_what_was_said(run: Run, monkeypatch: pytest.MonkeyPatc
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("answered", 0), ("interrupted", 130), ("context full", 0), ("not numbers", 5), ("left", 0)],
+)
+def test_what_was_chosen_is_recorded_however_a_chat_ends(
+    run: Run, monkeypatch: pytest.MonkeyPatch, end: str, code: int
+) -> None:
+    (run.folder / "kt.json").write_text("{}")
+    whole = FakeEngine.logits
+
+    def spoilt(engine: FakeEngine, cache: list[int]) -> object:
+        if engine.tokenizer.decode(cache).endswith("you"):
+            if end == "interrupted":
+                signal.raise_signal(signal.SIGINT)
+            if end == "not numbers":
+                return np.full(5, np.nan, dtype=np.float32)
+        return whole(engine, cache)
+
+    monkeypatch.setattr(FakeEngine, "logits", spoilt)
+    arguments = ["kt-mini", "hello"]
+    if end == "context full":
+        run.context = 12
+    if end == "left":
+        arguments = ["kt-mini"]
+        monkeypatch.setattr(command, "_is_terminal", lambda: True)
+        lines = iter(["hello", "and you?", "/exit"])
+        monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt: next(lines))
+    got, _, err = run(*arguments)
+    assert got == code and (end != "context full" or "tokens is full" in err)
+    computed = sum(session.computed for session in run.engine.sessions)
+    found = heat.read(run.folder, (2, 4))
+    assert found is not None and found.tokens == computed > 5
+    assert (found.counts == run.engine.chosen()).all()
+    monkeypatch.setattr(FakeEngine, "logits", whole)
+    run("kt-mini", "again", "--context", "99")
+    again = heat.read(run.folder, (2, 4))
+    assert again is not None and (again.counts == found.counts + run.engine.chosen()).all()
+
+
+def test_recording_can_be_turned_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.folder / "kt.json").write_text("{}")
+    monkeypatch.setenv("KT_HEAT", "off")
+    assert run("kt-mini", "hello")[0] == 0
+    assert heat.read(run.folder, (2, 4)) is None
+    monkeypatch.setenv("KT_HEAT", "never")
+    code, out, err = run("kt-mini", "hello")
+    assert (code, out) == (2, "") and "KT_HEAT is 'never'" in err and run.names == ["kt-mini"]
+
+
+def test_a_library_that_cannot_be_written_ends_no_chat(run: Run, tmp_path: Path) -> None:
+    (run.folder / "kt.json").write_text("{}")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "heat").write_text("")
+    assert run("kt-mini", "hello") == (0, "you said hello\n", "")
+
+
 def test_broken_text_files_are_one_sentence(run: Run) -> None:
     (run.folder / "tokenizer.json").write_bytes(b"")
     code, out, err = run("kt-mini", "hi")
@@ -182,8 +242,6 @@ def test_broken_text_files_are_one_sentence(run: Run) -> None:
 
 
 def test_logits_that_are_not_numbers(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
     monkeypatch.setattr(FakeEngine, "logits", lambda *_: np.full(5, np.nan, dtype=np.float32))
     code, out, err = run("kt-mini", "hi")
     assert (code, out.strip()) == (5, "") and "where a number is due" in err

@@ -1,0 +1,169 @@
+"""Heat maps: how often each expert of each layer was chosen while people talked to a model.
+
+    KT_HOME/heat/NAME@EXPERTS-DENSE.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
+
+Each conversion has its own, outside the files that its manifest lists (`library.heat_path`). A map is
+advice on where to place experts and nothing else: one that is damaged or of another shape counts as
+none, and one that cannot be written is no error. Old counts fade, so that the map follows use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import KtError
+from ktcli.store import library, manifest
+
+# All counts are halved as often as a map stands for more tokens than this. With 8 of 256 experts per
+# token, one that is chosen a tenth as often as the others then still has 400 to 800 hits; somebody who
+# computes 10,000 tokens a day forgets half of an old habit within two weeks.
+FADE_TOKENS = 1 << 18
+MAX_BYTES = 4 << 20  # twenty times the largest map so far (Kimi-K2: 60 layers of 384 experts)
+_MAX_TOKENS = 1 << 40  # far above what is written; sums of counts up to it stay inside int64
+_VERSION = 1
+
+I64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heat:
+    """How often experts were chosen.
+
+    Attributes:
+        counts: [MoE layers, E] int64, none larger than `tokens`.
+        tokens: that were counted, as far as they have not faded.
+    """
+
+    counts: I64Array
+    tokens: int
+
+    @classmethod
+    def of(cls, counts: I64Array, top_k: int) -> Heat:
+        """The map of counts that did not fade yet: of each token every layer chose `top_k` experts.
+
+        Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
+        """
+        most = int(counts.sum(axis=1).max(initial=0))
+        return cls(counts, max(-(-most // max(1, top_k)), int(counts.max(initial=0))))
+
+    def __add__(self, other: Heat) -> Heat:
+        return Heat(self.counts + other.counts, self.tokens + other.tokens)
+
+    def faded(self) -> Heat:
+        """Halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
+        halvings = 0
+        while self.tokens >> halvings > FADE_TOKENS:
+            halvings += 1
+        return Heat(self.counts >> halvings, self.tokens >> halvings)
+
+    def hit_rate(self, share: float) -> float:
+        """The share of all choices that the best `share` of all experts take; 0 if nothing was counted."""
+        ordered = np.sort(self.counts, axis=None)[::-1]
+        best = max(1, round(share * ordered.size))
+        return float(ordered[:best].sum() / max(1, ordered.sum()))
+
+    def needed(self, hits: float) -> I64Array:
+        """How many experts of each layer take at least this share of its choices, [MoE layers]."""
+        reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
+        missing = reached < hits * reached[:, -1:]
+        return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
+
+
+def read(
+    pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
+) -> Heat | None:
+    """The heat map of a converted model; None if there is none that can be used.
+
+    Args:
+        shape: MoE layers and experts of the model.
+        warn: told in a sentence why a map that is there is ignored.
+    """
+    path = library.heat_path(pack)
+    try:
+        return _parse(_bytes(path), shape)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        why = " ".join(str(error).split())[:100] or type(error).__name__
+    warn(f"the heat map {path} is ignored: {why}")
+    return None
+
+
+def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
+    """Add fresh counts to the map of a converted model; processes that do so at once lose nothing.
+
+    Args:
+        warn: as for `read`; a map that is ignored is replaced.
+    Returns:
+        Whether it was written: not if the model is gone, nothing was counted, or the library is
+        read-only, full or busy.
+    """
+    layers, experts = fresh.counts.shape
+    if fresh.tokens == 0:
+        return False
+    try:
+        with library.heat_lock():
+            if not (pack / manifest.PACK).is_file():  # removed meanwhile, and its map with it
+                return False
+            known = read(pack, (layers, experts), warn)
+            _write(library.heat_path(pack), (known + fresh if known else fresh).faded())
+    except (OSError, KtError):
+        return False
+    return True
+
+
+def _write(path: Path, heat: Heat) -> None:
+    """Whole or not at all; the caller holds the lock."""
+    document = {"kt_heat": _VERSION, "tokens": heat.tokens, "counts": heat.counts.tolist()}
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            json.dump(document, stream, separators=(",", ":"))
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def _bytes(path: Path) -> bytes:
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
+        raise ValueError("it is not a plain file")
+    with path.open("rb") as stream:
+        text = stream.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
+    return text
+
+
+def _parse(text: bytes, shape: tuple[int, int]) -> Heat:
+    document: Any = json.loads(text)
+    if document["kt_heat"] != _VERSION:
+        raise ValueError(f"it is of version {str(document['kt_heat'])[:20]}, not {_VERSION}")
+    tokens, rows = document["tokens"], document["counts"]
+    if type(tokens) is not int or not 0 <= tokens <= _MAX_TOKENS:
+        raise ValueError("its tokens are no count")
+    layers, experts = shape
+    if type(rows) is not list or len(rows) != layers:
+        raise ValueError(f"it is not of {layers} layers")
+    if any(type(row) is not list or len(row) != experts for row in rows):
+        raise ValueError(f"it is not of {experts} experts per layer")
+    # Nobody is chosen twice by one token.
+    if any(type(hits) is not int or not 0 <= hits <= tokens for row in rows for hits in row):
+        raise ValueError(f"it holds what is no count from 0 to {tokens}")
+    return Heat(np.array(rows, dtype=np.int64).reshape(shape), tokens)
