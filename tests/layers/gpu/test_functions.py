@@ -97,7 +97,9 @@ PLAIN = {"plain bf16": torch.bfloat16, "plain f32": torch.float32}
 
 @pytest.mark.parametrize("name", [*FORMATS, *PLAIN])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-def test_linear(name: str, exact: bool) -> None:
+@pytest.mark.parametrize("elements", [1 << 24, 1], ids=["whole", "panel by panel"])
+def test_linear(name: str, exact: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f, "_UNPACKED_ELEMENTS", elements)
     x, bias = draw(5, 65), draw(33, seed=1)
     if name in PLAIN:
         w = Plain(draw(33, 65, seed=2).to(PLAIN[name]))
@@ -290,7 +292,7 @@ def test_gqa(sizes: list[int], exact: bool, block: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-@pytest.mark.parametrize("elements", [1 << 27, 1])
+@pytest.mark.parametrize("elements", [1 << 26, 1])
 def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f, "_EXPANDED_ELEMENTS", elements)
     s = MLA
