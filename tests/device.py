@@ -22,10 +22,12 @@ from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.weights.pack import Pack
 
 CPU = torch.device("cpu")
+# The operations of a tiny model are too small to share: threads would wait for each other most of the time.
+torch.set_num_threads(1)
 
 
 @dataclass
-class Sequence_:
+class Timeline:
     """One timeline: its pages and how many positions they hold."""
 
     pages: tuple[int, ...]
@@ -52,12 +54,15 @@ class DeviceRun:
         model = build(pack.config)
         mask = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
         loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), mask, CPU)
-        return cls(model, loaded, DeviceCache(model.spec, pages, CPU, exact=exact), exact)
+        cache = DeviceCache(model.spec, pages, CPU, exact=exact)
+        for layer in cache.layers:
+            layer.fill_(float("nan"))  # what was not written must not matter
+        return cls(model, loaded, cache, exact)
 
-    def sequence(self, positions: int) -> Sequence_:
-        return Sequence_(self.cache.take(pages_for(positions)))
+    def sequence(self, positions: int) -> Timeline:
+        return Timeline(self.cache.take(pages_for(positions)))
 
-    def step(self, ids: Sequence[Sequence[int]], of: Sequence[Sequence_]) -> NDArray[np.float32]:
+    def step(self, ids: Sequence[Sequence[int]], of: Sequence[Timeline]) -> NDArray[np.float32]:
         """Logits [sequences, run, vocab] of the next ids of each sequence."""
         run = len(ids[0])
         rows = self._rows(of, run)
@@ -82,7 +87,7 @@ class DeviceRun:
         self.cache.give_back(sequence.pages)
         return np.concatenate(out)
 
-    def _rows(self, of: Sequence[Sequence_], run: int) -> Rows:
+    def _rows(self, of: Sequence[Timeline], run: int) -> Rows:
         positions = [each.length + i for each in of for i in range(run)]
         most = max(pages_for(each.length + run) for each in of)
         # A step of single rows gets its whole page table, of equal length for all, as a captured one does.

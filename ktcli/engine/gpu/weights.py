@@ -273,7 +273,7 @@ def _pieces(part: _Part, fmt: Format) -> Iterator[_Piece]:
 
 
 class _Staging:
-    """Two pinned buffers in turn: while one is copied, the other is filled."""
+    """Two pinned buffers in turn: while one is copied, the other is filled. Not yet run on a GPU."""
 
     def __init__(self) -> None:
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2

@@ -15,15 +15,26 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
-from ktcli.layers.gpu.packed import Matrix, Packed, Plain, unpack, unpack_many, unpack_whole
+from ktcli.layers.gpu.packed import (
+    Matrix,
+    Packed,
+    Plain,
+    rows_of,
+    unpack,
+    unpack_many,
+    unpack_whole,
+)
+from ktcli.layers.tensors import ceil_to
 from ktcli.native import PAGE_TOKENS, PANEL_ROWS
 
 # Up to so many rows, `experts` takes each row's matrices by index; above, the rows of each expert.
 GATHERED_ROWS = 16
+# Elements of a matrix that are un-packed at once: bounds what a product needs beside its weight.
+_UNPACKED_ELEMENTS = 1 << 24
 # Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
 _BLOCK_QUERIES = 1024
 # Keys and values that latent attention expands at once, in elements.
-_EXPANDED_ELEMENTS = 1 << 27
+_EXPANDED_ELEMENTS = 1 << 26
 
 RopeTable = tuple[Tensor, float]  # (inv_freq f32 [dim/2], scale of cos and sin)
 KvPages = tuple[Tensor, Tensor]  # K and V, each [pages, 64, kv_heads, head_dim]
@@ -88,13 +99,20 @@ def rope(
 def linear(x: Tensor, w: Matrix, bias: Tensor | None, *, exact: bool = False) -> Tensor:
     """x [T, K] W^T + bias -> [T, N] f32."""
     dtype = _reads(exact)
-    matrix = w.data.to(dtype) if isinstance(w, Plain) else unpack(w, 0, dtype)
-    out = product(x, matrix, exact=exact)
+    if isinstance(w, Plain):
+        out = product(x, w.data.to(dtype), exact=exact)
+    else:
+        step = ceil_to(max(1, _UNPACKED_ELEMENTS // w.k), PANEL_ROWS)
+        blocks = [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
+        out = torch.cat([product(x, unpack(b, 0, dtype), exact=exact) for b in blocks], -1)
     return out if bias is None else out + bias
 
 
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
-    """x [(B,) T, K] times the transpose of w [(B,) N, K] of the dtype products read -> f32."""
+    """x [(B,) T, K] times the transpose of w [(B,) N, K] of the dtype products read -> f32.
+
+    The last two lines are not yet run: only a GPU multiplies bf16 to f32.
+    """
     if exact:
         return x @ w.mT
     rounded = x.bfloat16()
@@ -318,14 +336,16 @@ def _expand(
     held: Tensor, weights: tuple[Packed, Packed, Packed], heads: slice, s: MlaShape, exact: bool
 ) -> tuple[Tensor, Tensor]:
     """Keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
-    some = [Packed(w.format, w.n, w.k, w.data[heads]) for w in weights[1:]]
-    uk_out, uv = (unpack_whole(w, _reads(exact)) for w in some)
-    n, length = uk_out.shape[0], held.shape[0]
-    latent = held[:, : s.lora].float().expand(n, -1, -1)
-    values = product(latent, uv, exact=exact).to(held.dtype)
-    turned = held[:, s.lora :].expand(n, length, s.rope)
-    keys = torch.cat((product(latent, uk_out, exact=exact).to(held.dtype), turned), -1)
-    return keys, values
+    latent, n = held[:, : s.lora].float(), heads.stop - heads.start
+
+    def through(w: Packed) -> Tensor:
+        of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), _reads(exact))
+        wide = product(latent, of_heads.flatten(0, 1), exact=exact).to(held.dtype)
+        return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
+
+    _, uk_out, uv = weights
+    turned = held[:, s.lora :].expand(n, -1, -1)
+    return torch.cat((through(uk_out), turned), -1), through(uv)
 
 
 def _mla_one(

@@ -60,7 +60,7 @@ class Packed:
 
     Attributes:
         n, k: outputs and inputs of each matrix.
-        data: uint8 [count, packed bytes of one matrix], contiguous.
+        data: uint8 [count, packed bytes of one matrix]; contiguous but in what `rows_of` gives.
     """
 
     format: Format
@@ -105,6 +105,13 @@ class Stack:
     down: Packed
 
 
+def rows_of(w: Packed, first: int, last: int) -> Packed:
+    """Rows [first, last) of each matrix, in place; `first` is a multiple of 16."""
+    size = layout(w.format, w.k).panel_bytes
+    panels = slice(first // PANEL_ROWS * size, -(-last // PANEL_ROWS) * size)
+    return Packed(w.format, last - first, w.k, w.data[:, panels])
+
+
 def unpack(w: Packed, index: int, dtype: torch.dtype) -> Tensor:
     """Matrix `index`, [n, k]; exact in f32, else rounded once to `dtype`."""
     return _decode(w, w.data[index : index + 1], dtype)[0]
@@ -123,7 +130,7 @@ def unpack_whole(w: Packed, dtype: torch.dtype) -> Tensor:
 def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
     """Matrices [m, n, k] of the bytes [m, packed bytes]."""
     lay = layout(w.format, w.k)
-    panels = data.view(data.shape[0], -1, lay.panel_bytes)
+    panels = torch.unflatten(data, -1, (-1, lay.panel_bytes))
     values = _values(w.format, lay, panels[..., : lay.code_bytes])
     if w.format.scale is not Scale.NONE:
         tail = panels[..., lay.code_bytes : lay.code_bytes + lay.scale_bytes]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ktcli.layers.gpu.packed import Packed, layout, unpack, unpack_many, unpack_whole
+from ktcli.layers.gpu.packed import Packed, layout, rows_of, unpack, unpack_many, unpack_whole
 from ktcli.native import Format, Pool, Scale, Weight, packed_bytes
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
@@ -61,3 +61,12 @@ def test_several_matrices_are_those_one_by_one_and_rounded_once() -> None:
     assert torch.equal(unpack_whole(w, torch.float32), one_by_one)
     picked = unpack_many(w, torch.tensor([3, 0, 3], dtype=torch.int32), torch.bfloat16)
     assert torch.equal(picked, one_by_one[[3, 0, 3]].bfloat16())
+
+
+def test_rows_are_cut_where_panels_begin() -> None:
+    w = random_packed(FORMATS["int8"], 50, 65, count=2)
+    whole = unpack_whole(w, torch.float32)
+    for first, last in ((0, 50), (0, 16), (16, 48), (32, 50)):
+        assert torch.equal(
+            unpack_whole(rows_of(w, first, last), torch.float32), whole[:, first:last]
+        )
