@@ -167,7 +167,8 @@ class Engine:
             max(1, min(chunk, _LOGITS_BYTES // (4 * self.spec.vocab))) if options.all_logits else 1
         )
         program = Program(self.pool, max_tokens=chunk, max_outputs=outputs, exact=options.exact)
-        backend = NativeBackend(self._tensors.by_name, self.layout.layer_bytes)
+        deferring = self.spec.moe_layers - 1 if options.defer else 0
+        backend = NativeBackend(self._tensors.by_name, self.layout.layer_bytes, deferring=deferring)
         logits = self.model.forward(backend)
         views = backend.record(program, logits, *backend.summary(logits))
         return program, Outputs(*views), backend.routings

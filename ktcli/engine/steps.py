@@ -47,8 +47,15 @@ class ProgramSteps:
 
     def run(self, chunk: Chunk) -> None:
         self._program.attach(self._cache.memory, self._cache.layout.page_bytes)
-        table, first = self._cache.table, chunk.first_output
-        self._program.run(Step(chunk.ids, chunk.start, table, first, chunk.temperature))
+        step = Step(
+            chunk.ids,
+            chunk.start,
+            self._cache.table,
+            chunk.first_output,
+            chunk.temperature,
+            chunk.defer,
+        )
+        self._program.run(step)
 
     def last(self, temperature: float) -> Logits:
         values, best, peaks, sums = self._row

@@ -23,11 +23,8 @@ from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
 Loaded = tuple[Weight, ...] | NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
 class _Routed:
-    """A routing, before its operation is recorded."""
-
-    index: int
+    """A routing, before its operation is recorded and it has a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +41,21 @@ class NativeBackend(Backend):
     Args:
         loaded: tensor name -> what the loader made of it.
         layer_bytes: bytes of one layer in a KV page.
+        deferring: how many layers with experts may defer some to the next one: all but the last, or none.
+            Steps say how many experts (`Step.defer`).
     """
 
-    def __init__(self, loaded: Mapping[str, Loaded], layer_bytes: int) -> None:
+    def __init__(
+        self, loaded: Mapping[str, Loaded], layer_bytes: int, *, deferring: int = 0
+    ) -> None:
         self._loaded = loaded
         self._layer_bytes = layer_bytes
+        self._deferring = deferring
+        self._late: View | None = None  # what the last layer with experts deferred
         self._operations: list[_Operation] = []
         self._widths: list[tuple[int, bool]] = []  # of each virtual buffer: (columns, output rows)
-        self._routings: dict[int, int] = {}
+        self._routes: list[_Routed] = []  # in layer order
+        self._numbers: dict[_Routed, int] = {}  # of those and of their parts, in the program
         self._ropes: dict[Rope, int] = {}
 
     # -- tracing -----------------------------------------------------------------------------------
@@ -147,25 +151,46 @@ class NativeBackend(Backend):
             r.scale,
         )
         offsets = None if bias is None else self._array(bias)
-        routed = _Routed(len(self._routings))
-        self._routings[routed.index] = -1
+        routed = _Routed()
+        self._routes.append(routed)
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
-            self._routings[routed.index] = p.route(v[0], (r.experts, r.top_k, *groups), offsets)
+            self._numbers[routed] = p.route(v[0], (r.experts, r.top_k, *groups), offsets)
 
         self._note(emit, logits)
         return routed
 
     def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
         packed = self._slices(gate_up), self._slices(down)
-        out = self._buffer(down.n, like=x)
-        self._note(
-            lambda p, v: p.experts(v[0], v[1], self._routings[routed.index], *packed), out, x
-        )
+
+        def add(some: _Routed) -> View:
+            out = self._buffer(down.n, like=x)
+            self._note(lambda p, v: p.experts(v[0], v[1], self._numbers[some], *packed), out, x)
+            return out
+
+        before, self._late = self._late, None
+        defers = len(self._routes) <= self._deferring
+        now, later = self._split(routed) if defers else (routed, None)
+        out = add(now)
+        if before is not None:
+            self._note(lambda p, v: p.carry(v[0], v[1]), out, before)
+        if later is not None:
+            self._late = add(later)
         return out
 
     def collect(self, started: View) -> Value:
         return started
+
+    def _split(self, routed: _Routed) -> tuple[_Routed, _Routed]:
+        """A routing's experts of now, and those that are deferred."""
+        now, later = _Routed(), _Routed()
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            numbers = p.split(self._numbers[routed], None, late=True)
+            self._numbers[now], self._numbers[later] = numbers
+
+        self._note(emit)
+        return now, later
 
     def swiglu(self, x: View, width: int) -> Value:
         out = self._buffer(width, like=x)
@@ -216,7 +241,7 @@ class NativeBackend(Backend):
     @property
     def routings(self) -> tuple[int, ...]:
         """Numbers of the recorded routings, in layer order."""
-        return tuple(self._routings.values())
+        return tuple(self._numbers[routed] for routed in self._routes)
 
     def _note(self, emit: Callable[[Program, tuple[View, ...]], Any], *views: View) -> None:
         self._operations.append(_Operation(emit, views))

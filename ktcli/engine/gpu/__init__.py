@@ -1,1 +1,1 @@
-"""A model on a GPU: its weights, its cache, and the steps that run on them."""
+"""The engine with a GPU: attention, dense parts and the hottest experts there, all others on the CPU."""

@@ -1,0 +1,123 @@
+"""The calls of the CUDA runtime and driver that torch has no name for.
+
+No header and no stub library is needed: the runtime is the one that torch has loaded, found among this
+process's mappings, so that its streams and ours are the same things. Source of names, values and struct
+layouts: the CUDA 12 driver and runtime API references.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from ktcli.errors import DeviceError
+
+# CUstreamBatchMemOpType, CUstreamWaitValue_flags
+_WAIT_VALUE_32, _WRITE_VALUE_32 = 1, 2
+_WAIT_EQUAL = 1
+_REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
+
+
+class _MemoryOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams as a wait or a write of 32 bits: six words of 64 bits in all."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint32),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("alias", ctypes.c_uint64),
+        ("unused", ctypes.c_uint64),
+    )
+
+
+def launch_host_function(stream: int, function: int, argument: int) -> None:
+    """Let `function(argument)`, of type cudaHostFn_t, run when the stream gets there; capturable.
+
+    Raises:
+        DeviceError: CUDA refused.
+    """
+    call = _runtime().cudaLaunchHostFunc
+    _check(call(_pointer(stream), _pointer(function), _pointer(argument)), "cudaLaunchHostFunc")
+
+
+def write_flag(stream: int, address: int) -> None:
+    """Let the stream write 1 to the 32 bits at a device address."""
+    _memory_operations(stream, _MemoryOperation(_WRITE_VALUE_32, address, 1))
+
+
+def await_flag(stream: int, address: int) -> None:
+    """Let the stream wait until the 32 bits are 1, and write 0: one operation for both."""
+    _memory_operations(
+        stream,
+        _MemoryOperation(_WAIT_VALUE_32, address, 1, _WAIT_EQUAL),
+        _MemoryOperation(_WRITE_VALUE_32, address, 0),
+    )
+
+
+def register(address: int, size_bytes: int) -> None:
+    """Pin memory that is not torch's, for copies that run beside other work.
+
+    Raises:
+        DeviceError: the system does not allow so much pinned memory.
+    """
+    call = _runtime().cudaHostRegister
+    size = ctypes.c_size_t(size_bytes)
+    _check(call(_pointer(address), size, _REGISTER_PORTABLE_MAPPED), "cudaHostRegister")
+
+
+def unregister(address: int) -> None:
+    """Undo `register`; at exit the runtime may be gone already, which is fine."""
+    _runtime().cudaHostUnregister(_pointer(address))
+
+
+def device_address(address: int) -> int:
+    """Where the device sees pinned memory."""
+    found = ctypes.c_void_p()
+    call = _runtime().cudaHostGetDevicePointer
+    _check(call(ctypes.byref(found), _pointer(address), 0), "cudaHostGetDevicePointer")
+    return int(found.value or 0)
+
+
+def loaded_library(name: str, maps: str) -> str | None:
+    """Path of the library in a process's mappings whose file name begins so; the first of several."""
+    for line in maps.splitlines():
+        _, slash, path = line.partition("/")
+        if slash and Path(path).name.startswith(name):
+            return slash + path.removesuffix(" (deleted)")
+    return None
+
+
+@cache
+def _runtime() -> ctypes.CDLL:
+    path = loaded_library("libcudart.so", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if path is None:
+        raise DeviceError("torch has loaded no CUDA runtime", hint=INSTALL)
+    return ctypes.CDLL(path)
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}", hint=INSTALL) from error
+
+
+INSTALL = "kt doctor says what is missing; --device cpu runs without a GPU"
+
+
+def _memory_operations(stream: int, *operations: _MemoryOperation) -> None:
+    array = (_MemoryOperation * len(operations))(*operations)
+    call = _driver().cuStreamBatchMemOp_v2
+    _check(call(_pointer(stream), len(operations), array, 0), "cuStreamBatchMemOp")
+
+
+def _pointer(value: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(value)
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        raise DeviceError(f"{what} failed with CUDA error {code}")

@@ -1,0 +1,238 @@
+"""A model loaded onto a device and into main memory: ids in, logits out. `Session` is one timeline on it.
+
+The device has the dense parts, attention with its cache, and the experts that the placement gives it; all
+other experts lie in main memory and are the CPU's. Nothing is chosen here: a `Placement` says what goes
+where, and a policy in which order CPU and device work.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ktcli.engine.engine import refusals
+from ktcli.engine.gpu.cache import DeviceCache
+from ktcli.engine.gpu.decode import DecodeStep, Sizes
+from ktcli.engine.gpu.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.gpu.runners import Coupled, OnDemand, Resident, Streamed
+from ktcli.engine.gpu.slabs import SlabStream, slabs_of
+from ktcli.engine.gpu.steps import DeviceSteps, LongPrompts, Runner, Ways
+from ktcli.engine.gpu.stream import device_errors, stream_on
+from ktcli.engine.gpu.weights import DeviceModel, load_device
+from ktcli.engine.kvcache import pages_for
+from ktcli.engine.loader import Progress, TensorSource, load
+from ktcli.engine.session import Session
+from ktcli.layers.gpu.functions import Rows
+from ktcli.layers.gpu.kernels import Kernels, kernels_for
+from ktcli.layers.tensors import Role
+from ktcli.layers.torch_backend import StepInputs, TorchBackend
+from ktcli.models import Model, Spec
+from ktcli.native import Pool
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.weights.recipe import Recipe
+
+
+class Policy(Enum):
+    """In which order CPU and device work."""
+
+    KT = "kt"  # at the same time, the step captured, experts deferred
+    ALL_CPU = "all-cpu"  # the same with every expert on the CPU, nothing deferred
+    GPU_STREAM = "gpu-stream"  # one after the other: missing experts are fetched
+    FIDDLER = "fiddler"  # one after the other: fetched, or computed on the CPU where that is faster
+
+
+SEQUENTIAL = frozenset({Policy.GPU_STREAM, Policy.FIDDLER})
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What goes where.
+
+    Attributes:
+        mask: bool [layers with experts, experts]: those on the device.
+        context: positions of the cache.
+        defer: experts of each token that may come a layer later, at most.
+        slab_bytes: of each of two buffers through which experts come to the device.
+        on_cpu: FIDDLER only: whether an expert with so many tokens is computed on the CPU.
+    """
+
+    mask: NDArray[np.bool_]
+    context: int
+    defer: int = 0
+    long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
+    slab_bytes: int = 256 << 20
+    handoff: Handoff = Handoff.CALLS
+    policy: Policy = Policy.KT
+    on_cpu: Callable[[int], bool] = lambda n_tokens: n_tokens <= 4
+
+    def under_policy(self) -> Placement:
+        """As the policy wants it."""
+        if self.policy is Policy.KT:
+            return self
+        mask = np.zeros_like(self.mask) if self.policy is Policy.ALL_CPU else self.mask
+        return replace(self, mask=mask, defer=0)
+
+
+class DeviceEngine:
+    """A loaded model.
+
+    Attributes:
+        spec: the model's shape.
+        context: positions the cache can hold.
+        defer: as the placement has it.
+        pool: the team that runs the experts in main memory.
+        warnings: what the system refused, and what that costs; a sentence each.
+
+    Args:
+        max_outputs: rows of a chunk that can give logits.
+        exact: f32 activations and cache, to compare with a reference.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        recipe: Recipe,
+        source: TensorSource,
+        pool: Pool,
+        placement: Placement,
+        device: torch.device,
+        *,
+        max_outputs: int = 1,
+        exact: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        placement = placement.under_policy()
+        self.exact = exact
+        self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
+        self.spec: Spec = model.spec
+        self.context, self.defer = placement.context, placement.defer
+        self._max_outputs = max_outputs
+        self._stream, self._copies = stream_on(device), stream_on(device)
+        with device_errors("loading"):
+            self._load(source, progress)
+            self._ways = self._make_ways()
+
+    def session(self) -> Session:
+        """A new timeline; its part of the cache is reserved now.
+
+        Raises:
+            NotEnoughMemory: other sessions have it.
+        """
+        pages = self._cache.take(pages_for(self.context))
+        made = Session(DeviceSteps(self._ways, np.array(pages, dtype=np.int32)), self.context)
+        weakref.finalize(made, self._cache.give_back, pages)
+        return made
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._host_bytes + self._on_device.size_bytes
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
+        counts: NDArray[np.int64] = self._chosen.cpu().numpy()
+        return counts
+
+    # -- loading -------------------------------------------------------------------------------------
+
+    def _load(self, source: TensorSource, progress: Progress | None) -> None:
+        mask, device = self.placement.mask, self._stream.device
+        self._kernels: Kernels = kernels_for(device, exact=self.exact)
+        self._on_device: DeviceModel = load_device(
+            self.model, self.recipe, source, mask, device, progress
+        )
+        self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
+        loaded = load(
+            self.model, self.recipe, source, self.pool, progress, skip=mask, only=Role.EXPERTS
+        )
+        self._host_bytes = loaded.size_bytes
+        self.warnings = tuple(refusals(self.pool, loaded.unbound))
+        # Of each layer gate_up comes before down.
+        slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
+        found = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
+        self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
+        self._chosen = torch.zeros(mask.shape, dtype=torch.int64, device=device)
+
+    # -- how steps run -------------------------------------------------------------------------------
+
+    def _make_ways(self) -> Ways:
+        placement, stream = self.placement, self._stream
+        host = self._host_experts() if any(self._layers) else None
+        resident = Resident(self._kernels, self._on_device.stacks)
+        runner = self._runner(host, resident)
+        ways = Ways(
+            forward=self._forward,
+            decode=None,
+            runner=runner,
+            streamed=self._streamed(resident),
+            host=host,
+            stream=stream,
+            table=self._on_device.embedding,
+            vocab=self.spec.vocab,
+            long_prompts=placement.long_prompts,
+            max_outputs=self._max_outputs,
+        )
+        if placement.policy in SEQUENTIAL:
+            return ways
+
+        def forward(embedded: Tensor, rows: Rows) -> Tensor:
+            return self._forward(embedded, rows, 0, runner)
+
+        sizes = Sizes(1, pages_for(self.context), self.spec.vocab)
+        step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
+        self._chosen.zero_()  # what was chosen to warm up says nothing
+        return replace(ways, decode=step)
+
+    def _host_experts(self) -> HostExperts:
+        spec, placement = self.spec, self.placement
+        shape = Shape(spec.hidden, spec.experts, spec.top_k, min(PREFILL_CHUNK, self.context))
+        elsewhere = placement.mask.astype(np.uint8)
+        return HostExperts(
+            self.pool,
+            self._layers,
+            shape,
+            elsewhere,
+            self._stream,
+            deferral=placement.defer > 0,
+            handoff=placement.handoff,
+            exact=self.exact,
+        )
+
+    def _runner(self, host: HostExperts | None, resident: Resident) -> Coupled | OnDemand:
+        placement = self.placement
+        if placement.policy not in SEQUENTIAL or host is None:
+            return Coupled(host, resident)
+        fetches = placement.policy is Policy.GPU_STREAM
+        on_cpu = (lambda n_tokens: False) if fetches else placement.on_cpu
+        return OnDemand(host, resident, self._layers, placement.mask, self._stream, on_cpu)
+
+    def _streamed(self, resident: Resident) -> Streamed | None:
+        placement = self.placement
+        if placement.long_prompts.threshold is None:
+            return None
+        slabs = slabs_of(self._layers, ~placement.mask, placement.slab_bytes)
+        stream = SlabStream(slabs, self._stream, self._copies, self.spec.experts)
+        return Streamed(stream, resident)
+
+    def _forward(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
+        """Logits [outputs, vocab] of rows that were embedded; counts the experts they chose."""
+        inputs = StepInputs(embedded, rows, self._cache.layers, first_output)
+        backend = TorchBackend(self._on_device.weights, inputs, self._kernels, runner)
+        logits: Tensor = self.model.forward(backend)
+        if backend.routings:
+            count(self._chosen, [ids for ids, _ in backend.routings])
+        return logits
+
+
+def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:
+    """Add to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
+    layers, experts = chosen.shape
+    first = torch.arange(0, layers * experts, experts, device=chosen.device)
+    places = (torch.stack(list(ids)).long() + first[:, None, None]).flatten()
+    chosen.view(-1).index_add_(0, places, torch.ones_like(places))

@@ -1,0 +1,185 @@
+"""The routed experts that stay in main memory, as work that a stream of the device enters and leaves.
+
+One program holds all of them: for each layer a part that computes the experts of now, and one for those
+that are deferred (kt.h, "offload"). Its buffers are pinned, so the stream copies the layer's input
+and routing straight into them and the result out; a thread of the native library runs the parts in
+between, while the stream goes on with the device's share.
+
+The stream may overwrite a buffer only when nobody reads it any more. Parts run in the order they were
+submitted, so when a layer has been waited for, all of the layer before it is done, deferred experts
+included. Hence two inputs, used in turn, are enough; results are copied out before the next layer is
+entered; ids and gates of each layer have their own place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ktcli.engine.gpu.stream import Stream
+from ktcli.native import Offload, Pool, Program, Span, View, Weight
+
+WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
+
+
+class Handoff(Enum):
+    """How a stream tells the CPU to begin, and waits for it."""
+
+    CALLS = "calls"  # host functions in the stream
+    FLAGS = "flags"  # words in pinned memory: the stream writes and waits, the CPU polls
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Experts of one layer in main memory: of each node its rows of gate_up and its columns of down."""
+
+    gate_up: Sequence[Weight]
+    down: Sequence[Weight]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of all layers with experts."""
+
+    hidden: int
+    experts: int
+    top_k: int
+    max_tokens: int
+
+
+class HostExperts:
+    """All layers' experts in main memory.
+
+    Args:
+        layers: in order; None: all experts are on the device.
+        elsewhere: [layers, experts] uint8: 1 where the CPU leaves an expert to the device. It may be
+            changed between steps.
+        deferral: layers may defer experts to the next one.
+        exact: f32 activations in the products.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        layers: Sequence[LayerWeights | None],
+        shape: Shape,
+        elsewhere: NDArray[np.uint8],
+        stream: Stream,
+        *,
+        deferral: bool = False,
+        handoff: Handoff = Handoff.CALLS,
+        exact: bool = False,
+    ) -> None:
+        self.shape, self.elsewhere, self._stream = shape, elsewhere, stream
+        present = [layer for layer, weights in enumerate(layers) if weights is not None]
+        self._numbers = {layer: i for i, layer in enumerate(present)}
+        self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
+        inputs, out, now, late, routings = self._record(layers, deferral)
+        self._program.finish()
+        self._inputs = [self._rows(view) for view in inputs]
+        self._out = self._rows(out)
+        self._ids, self._gate = self._routings(routings)
+        self._pin()
+        self._flags = None
+        if handoff is Handoff.FLAGS:
+            self._flags = np.zeros(2 * len(present), dtype=np.int32)
+            stream.pin(self._flags.ctypes.data, self._flags.nbytes)
+        self._offload = Offload(self._program, now, late, timeout_ms=WATCHDOG_MS, flags=self._flags)
+
+    def has(self, layer: int) -> bool:
+        """Whether the CPU has experts of a layer."""
+        return layer in self._numbers
+
+    # -- of a step -----------------------------------------------------------------------------------
+
+    def begin(self, n_tokens: int, defer: int) -> None:
+        """Before the work of a step is given to the stream."""
+        self._offload.begin(n_tokens, defer)
+
+    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        """Let the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
+        n, i, copy = x.shape[0], self._numbers[layer], self._stream.copy
+        copy(self._inputs[i % 2][:n], x)
+        copy(self._ids[i][:n], ids)
+        copy(self._gate[i][:n], gate)
+        if self._flags is None:
+            self._stream.call(self._offload.submit, self._offload.ticket(i))
+        else:
+            self._stream.write_flag(self._flags[i:].ctypes.data)
+
+    def leave(self, layer: int, n_tokens: int) -> Tensor:
+        """Wait for the CPU -> its sum [T, hidden] f32, on the device."""
+        i = self._numbers[layer]
+        if self._flags is None:
+            self._stream.call(self._offload.wait, self._offload.ticket(i))
+        else:
+            done = self._offload.layers + i
+            self._stream.await_flag(self._flags[done:].ctypes.data)
+        with self._stream.running():
+            result = torch.empty(n_tokens, self.shape.hidden, device=self._stream.device)
+        self._stream.copy(result, self._out[:n_tokens])
+        return result
+
+    def check(self) -> None:
+        """After the stream was synchronized: raise what went wrong on the CPU.
+
+        Raises:
+            KtError: with the sentence of the native library.
+        """
+        self._offload.result()
+
+    def spans(self) -> Sequence[Span]:
+        """When the parts of the last step ran; layers counted as `layers` has them, without None."""
+        return self._offload.spans()
+
+    # -- recording -----------------------------------------------------------------------------------
+
+    def _record(
+        self, layers: Sequence[LayerWeights | None], deferral: bool
+    ) -> tuple[tuple[View, View], View, list[int], list[int], list[int]]:
+        """-> inputs, result, parts of now, parts of later (-1: none), routings; of each layer that is here."""
+        p, shape = self._program, self.shape
+        inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
+        out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
+        now: list[int] = []
+        late: list[int] = []
+        routings: list[int] = []
+        for layer, i in self._numbers.items():
+            weights, x = layers[layer], inputs[i % 2]
+            assert weights is not None
+            # What is deferred is added by the very next layer, so that one must come here too.
+            defers = deferral and self.has(layer + 1)
+            now.append(p.part() if i else 0)
+            p.input(x)
+            routings.append(p.given(shape.experts, shape.top_k))
+            at_once, later = p.split(routings[i], self.elsewhere[layer], late=defers)
+            p.experts(out, x, at_once, weights.gate_up, weights.down)
+            if i and late[-1] >= 0:
+                p.carry(out, kept)
+            late.append(p.part() if defers else -1)
+            if defers:
+                p.experts(kept, x, later, weights.gate_up, weights.down)
+        return inputs, out, now, late, routings
+
+    def _rows(self, view: View) -> Tensor:
+        return torch.from_numpy(self._program.rows(view, self.shape.max_tokens))
+
+    def _routings(self, numbers: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        shape = self.shape
+        found = [self._program.routing(n, shape.max_tokens, shape.top_k) for n in numbers]
+        return [torch.from_numpy(ids) for ids, _ in found], [
+            torch.from_numpy(gate) for _, gate in found
+        ]
+
+    def _pin(self) -> None:
+        """One range around everything the stream copies: ranges that share a page cannot both be pinned."""
+        tensors = [*self._inputs, self._out, *self._ids, *self._gate]
+        first = min(t.data_ptr() for t in tensors)
+        last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
+        self._stream.pin(first, last - first)

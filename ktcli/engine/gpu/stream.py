@@ -1,0 +1,241 @@
+"""A stream: work that a device does in the order in which it was given.
+
+All device work of the engine goes through one of these, so that the same code runs on a GPU, where the
+calls only enqueue, and on a CPU, where each is done at once. On the CPU the order of events is thereby
+that of a GPU which is never late, and everything but speed can be tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ktcli.engine.gpu import cuda
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Mark(Protocol):
+    """A point in a stream's work."""
+
+    def wait(self) -> None:
+        """Return when the stream has got there."""
+
+
+class Stream(Protocol):
+    """Ordered work on one device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """target = source; of one shape, either may lie in pinned host memory."""
+
+    def call(self, function: int, argument: int) -> None:
+        """Run a C function of type cudaHostFn_t, given by address, with its argument."""
+
+    def write_flag(self, address: int) -> None:
+        """Write 1 to the 32 bits of pinned memory at a host address."""
+
+    def await_flag(self, address: int) -> None:
+        """Wait until the 32 bits at a host address are 1, then write 0."""
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """Make host memory fit for `copy` beside other work; it must outlive the stream's use of it."""
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        """New host memory that is fit for it, uint8."""
+
+    def mark(self) -> Mark:
+        """The end of what was given to the stream so far."""
+
+    def after(self, mark: Mark) -> None:
+        """What is given from now on waits for a mark of another stream of the device."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What repeats `work`: it must always touch the same memory and never look at a result.
+
+        It has run before: kernels are compiled and workspaces taken by then."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Within this block, torch's own operations go to the stream."""
+
+    def synchronize(self) -> None:
+        """Return when everything is done.
+
+        Raises:
+            DeviceError: something failed.
+        """
+
+
+class HostStream:
+    """A stream of the CPU: everything is done at once.
+
+    Attributes:
+        log: names of the calls so far, for tests.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.log: list[str] = []
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self.log.append("copy")
+        target.copy_(source)
+
+    def call(self, function: int, argument: int) -> None:
+        self.log.append("call")
+        _HostFunction(function)(argument)
+
+    def write_flag(self, address: int) -> None:
+        self.log.append("write_flag")
+        ctypes.c_int32.from_address(address).value = 1
+
+    def await_flag(self, address: int) -> None:
+        self.log.append("await_flag")
+        flag = ctypes.c_int32.from_address(address)
+        while flag.value != 1:
+            time.sleep(0)
+        flag.value = 0
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        self.log.append("pin")
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def mark(self) -> Mark:
+        return _Past()
+
+    def after(self, mark: Mark) -> None:
+        self.log.append("after")
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+
+
+class _Past:
+    """What is behind us already."""
+
+    def wait(self) -> None:
+        pass
+
+
+class _Event:
+    """A point in the work of a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        with device_errors("a copy"):
+            self.event.synchronize()
+
+
+class CudaStream:
+    """A stream of an NVIDIA GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pinned: list[int] = []
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        with self.running():
+            target.copy_(source, non_blocking=True)
+
+    def call(self, function: int, argument: int) -> None:
+        cuda.launch_host_function(self._now, function, argument)
+
+    def write_flag(self, address: int) -> None:
+        cuda.write_flag(self._now, cuda.device_address(address))
+
+    def await_flag(self, address: int) -> None:
+        cuda.await_flag(self._now, cuda.device_address(address))
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        cuda.register(address, size_bytes)
+        self._pinned.append(address)
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        with device_errors("reserving pinned memory"):
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Mark:
+        return _Event(self._stream)
+
+    def after(self, mark: Mark) -> None:
+        assert isinstance(mark, _Event)
+        self._stream.wait_event(mark.event)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate or copy meanwhile: only this one's calls are captured.
+        capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        with device_errors("capturing a decode step"), capture:
+            work()
+
+        def replay() -> None:
+            with self.running():
+                graph.replay()
+
+        return replay
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def synchronize(self) -> None:
+        with device_errors("a step"):
+            self._stream.synchronize()
+
+    def close(self) -> None:
+        """Unpin what was pinned; nothing may be in flight."""
+        while self._pinned:
+            cuda.unregister(self._pinned.pop())
+
+    @property
+    def _now(self) -> int:
+        return int(self._stream.cuda_stream)
+
+
+def stream_on(device: torch.device) -> Stream:
+    """A new stream of a device."""
+    return CudaStream(device) if device.type == "cuda" else HostStream()
+
+
+@contextmanager
+def device_errors(doing: str) -> Iterator[None]:
+    """Turn what torch raises for a failed device into `DeviceError`.
+
+    Raises:
+        OutOfDeviceMemory: the device's memory is full.
+        DeviceError: anything else CUDA reports.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+    except RuntimeError as error:  # torch.AcceleratorError is one, where torch has it
+        text = str(error)
+        if "CUDA" not in text and "cuda" not in text and "cublas" not in text.lower():
+            raise
+        if "out of memory" in text or "ALLOC_FAILED" in text:
+            raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+        raise DeviceError(f"the GPU failed in {doing}: {text.splitlines()[0][:200]}") from error
