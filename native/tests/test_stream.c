@@ -245,7 +245,7 @@ static void check_error(model *m, _Atomic int32_t *flags)
     stream *s = make_stream(m, LONG_MS, flags);
     for (int32_t layer = 0; layer < LAYERS; layer++) {
         REFUSED(step(s, 1, 2, layer), KT_ERR_RANGE, kt_offload_error(s->o), "expert 8, outside -1..7");
-        char sentence[16];
+        char sentence[32];
         snprintf(sentence, sizeof sentence, "layer %d: ", layer);
         CHECK(strstr(kt_offload_error(s->o), sentence), "\"%s\" without \"%s\"", kt_offload_error(s->o), sentence);
         check_spans(s, layer + 1);
