@@ -1,6 +1,6 @@
 /* test_alloc.c - nothing is allocated while a program runs: every way to get memory is wrapped (linked
- * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context. And
- * where there is no memory for a program, nothing is kept of it.
+ * with -Wl,--wrap) and counted around kt_program_run, for one token and for many, short and long context, and
+ * around a step of an offload. And where there is no memory for a program, nothing is kept of it.
  *
  * link: -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=aligned_alloc,--wrap=mmap,--wrap=free
  */
@@ -105,6 +105,37 @@ static void check_finish(void)
     kt_pool_free(pool);
 }
 
+/* A step of an offload: by calls, and by flags. */
+static void check_offload(kt_pool *pool)
+{
+    char error[256] = "";
+    _Atomic int32_t flags[2];
+    kt_program *p = make_program(pool, 2, 1, 0);
+    kt_view a = make_view(p, 64, KT_ROWS_TOKENS);
+    OK(kt_program_add(p, a, a, a), kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    for (int by_flags = 0; by_flags < 2; by_flags++) {
+        kt_offload_options options = {.layers = 1, .now = (int32_t[]){0}, .late = (int32_t[]){0}, .timeout_ms = 60000,
+                                      .flags = by_flags ? (int32_t *)(void *)flags : NULL};
+        kt_offload *o = kt_offload_create(p, &options, error, sizeof error);
+        CHECK(o != NULL, "%s", error);
+        atomic_store(&calls, 0);
+        atomic_store(&counting, 1);
+        OK(kt_offload_begin(o, 2, 1), kt_offload_error(o));
+        if (by_flags)
+            atomic_store(&flags[0], 1);
+        else
+            kt_offload_submit(kt_offload_ticket(o, 0));
+        kt_offload_wait(kt_offload_ticket(o, 0));
+        OK(kt_offload_result(o), kt_offload_error(o));
+        atomic_store(&counting, 0);
+        CHECK(atomic_load(&calls) == 0, "an offload by %s allocates %d times", by_flags ? "flags" : "calls",
+              atomic_load(&calls));
+        kt_offload_free(o);
+    }
+    kt_program_free(p);
+}
+
 int main(void)
 {
     check_finish();
@@ -118,6 +149,7 @@ int main(void)
         count(e, 80, 1190, "many tokens, long context");
         ev_free(e);
     }
+    check_offload(pool);
     kt_pool_free(pool);
     atomic_store(&counting, 1);
     void *volatile kept = malloc(1);        /* volatile: the pair must not be optimised away */

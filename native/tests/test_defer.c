@@ -3,7 +3,7 @@
  * bit by bit; nothing deferred is nothing changed; parts alone and in any order. */
 #include "everything.h"
 
-enum { EXPERTS = 12, TOP_K = 5, TOKENS = 6, HIDDEN = 64, WIDTH = 48, LAYERS = 3 };
+enum { EXPERTS = 12, TOP_K = 5, TOKENS = 6, HIDDEN = 64, WIDTH = 64, LAYERS = 3 };
 
 /* ---- split -------------------------------------------------------------------------------------- */
 
@@ -96,20 +96,29 @@ static void check_split(int32_t threads)
 
 /* ---- layers ------------------------------------------------------------------------------------- */
 
+/* Of each of two nodes its part; a pool of one node takes the first for the whole. */
 typedef struct experts {
-    test_weight gate_up, down;
+    test_weight made[4];
+    kt_weight gate_up[2], down[2];
 } experts;
 
 static experts make_experts(kt_pool *pool, int format)
 {
     const kt_format *f = &test_formats[format].format;
-    return (experts){make_weight(pool, f, 2 * WIDTH, HIDDEN, EXPERTS, 1), make_weight(pool, f, HIDDEN, WIDTH, EXPERTS, 2)};
+    experts e;
+    for (int i = 0; i < 2; i++) {
+        e.made[i] = make_weight(pool, f, 2 * WIDTH, HIDDEN, EXPERTS, 1 + (uint64_t)i * EXPERTS);
+        e.made[2 + i] = make_weight(pool, f, HIDDEN, WIDTH, EXPERTS, 100 + (uint64_t)i * EXPERTS);
+        e.gate_up[i] = e.made[i].w;
+        e.down[i] = e.made[2 + i].w;
+    }
+    return e;
 }
 
 static void free_experts(experts *e)
 {
-    free_weight(&e->gate_up);
-    free_weight(&e->down);
+    for (int i = 0; i < 4; i++)
+        free_weight(&e->made[i]);
 }
 
 /* Layers that are given their inputs and routings. split: with deferral, each in two parts. */
@@ -133,12 +142,12 @@ static stack make_stack(kt_pool *pool, const experts *e, const uint8_t *mask, in
         OK(kt_program_input(p, s.x[i]), kt_program_error(p));
         if (split)
             OK(kt_program_split(p, s.given[i], mask, &s.now[i], i + 1 < LAYERS ? &s.late[i] : NULL), kt_program_error(p));
-        OK(kt_program_experts(p, s.out[i], s.x[i], s.now[i], &e->gate_up.w, &e->down.w), kt_program_error(p));
+        OK(kt_program_experts(p, s.out[i], s.x[i], s.now[i], e->gate_up, e->down), kt_program_error(p));
         if (split && i > 0)
             OK(kt_program_carry(p, s.out[i], s.after[i - 1]), kt_program_error(p));
         s.late_part[i] = kt_program_part(p);
         if (split && i + 1 < LAYERS)
-            OK(kt_program_experts(p, s.after[i], s.x[i], s.late[i], &e->gate_up.w, &e->down.w), kt_program_error(p));
+            OK(kt_program_experts(p, s.after[i], s.x[i], s.late[i], e->gate_up, e->down), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return s;
@@ -202,7 +211,7 @@ static void check_formula(stack *s, stack *now, stack *late, int32_t defer)
 static void check_layers(int format, int32_t nodes)
 {
     static const int32_t of_node[] = {2, 1};
-    kt_pool *pool = make_pool_of(&(kt_pool_options){.n_threads = 3, .spin_us = 20, .n_nodes = nodes,
+    kt_pool *pool = make_pool_of(&(kt_pool_options){.isa = own_row(), .n_threads = 3, .spin_us = 20, .n_nodes = nodes,
                                                    .node_threads = nodes > 1 ? of_node : NULL});
     experts e = make_experts(pool, format);
     uint8_t mask[EXPERTS] = {0, 1, 0, 0, 1};
@@ -274,9 +283,7 @@ static void check_parts(kt_pool *pool)
     for (int i = 0; i < PARTS; i++) {
         order[i] = i == 0 ? 0 : kt_program_part(p);
         CHECK(order[i] == i, "part %d has number %d", i, order[i]);
-        x[i] = i % 3 ? make_view(p, HIDDEN, KT_ROWS_TOKENS) : x[i ? 0 : i];
-        if (i == 0)
-            x[i] = make_view(p, HIDDEN, KT_ROWS_TOKENS);
+        x[i] = i > 0 && i % 3 == 0 ? x[0] : make_view(p, HIDDEN, KT_ROWS_TOKENS);
         y[i] = make_view(p, HIDDEN, KT_ROWS_TOKENS);
         z[i] = make_view(p, HIDDEN, KT_ROWS_TOKENS);
         OK(kt_program_input(p, x[i]), kt_program_error(p));
