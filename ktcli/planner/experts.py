@@ -86,7 +86,9 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
         UsageError: a wish or heat map of another model, or `hot` without a heat map.
     """
     if heat is not None and heat.shape != room.empty.shape:
-        raise UsageError(f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}")
+        raise UsageError(
+            f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}"
+        )
     if wish is None and room.all_bytes <= room.budget_bytes:
         return Choice(~room.empty, "all")
     if wish is None:
@@ -98,7 +100,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
     if wish == UNIFORM:
         return Choice(uniform(_most(room), room), UNIFORM)
     if wish == FRONT:
-        return Choice(_greedy(_in_order(room.empty), room), FRONT)
+        return Choice(_greedy(range(room.empty.size), room), FRONT)
     if wish != HOT:
         raise UsageError(
             f"{str(wish)[:60]!r} is no choice of experts for the GPU",
@@ -120,10 +122,9 @@ def uniform(count: int, room: Room) -> Mask:
 
 
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
-    """Expected hits under a mask; layers that the heat map never saw count as uniform."""
+    """Expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
     layers, experts = mask.shape
-    weights = np.ones(mask.shape) if heat is None else heat.astype(np.float64)
-    weights[weights.sum(axis=1) <= 0] = 1.0
+    weights = np.ones(mask.shape) if heat is None else np.maximum(heat.astype(np.float64), 0.5)
     on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
     on_gpu[mask.all(axis=1)] = 1.0  # without what rounding leaves
     k_cpu = tuple(float(value) for value in top_k * (1.0 - on_gpu))
@@ -137,9 +138,13 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
         UsageError: other lines, or ids that the model does not have.
     """
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    whole = [line for line, said in zip(lines, text.splitlines(), strict=True) if line or "#" not in said]
+    whole = [
+        line for line, said in zip(lines, text.splitlines(), strict=True) if line or "#" not in said
+    ]
     if len(whole) != layers:
-        raise UsageError(f"the file of GPU experts has {len(whole)} lines, the model {layers} MoE layers")
+        raise UsageError(
+            f"the file of GPU experts has {len(whole)} lines, the model {layers} MoE layers"
+        )
     mask = np.zeros((layers, experts), np.bool_)
     for number, line in enumerate(whole):
         try:
@@ -169,7 +174,9 @@ def _most(room: Room) -> int:
 
 def _counted(wish: int, room: Room) -> Choice:
     if not 0 <= wish <= room.experts:
-        raise UsageError(f"{wish} experts per layer are asked for on the GPU, the model has {room.experts}")
+        raise UsageError(
+            f"{wish} experts per layer are asked for on the GPU, the model has {room.experts}"
+        )
     most = _most(room)
     reason = f"{wish} experts per layer do not fit; {most} do" if wish > most else ""
     return Choice(uniform(min(wish, most), room), UNIFORM, reason)
@@ -190,13 +197,9 @@ def _explicit(wish: Mask, room: Room) -> Choice:
     return Choice(mask, "mask", reason)
 
 
-def _in_order(mask: Mask) -> NDArray[np.int64]:
-    return np.arange(mask.size, dtype=np.int64)
-
-
 def _hottest(heat: Heat, room: Room) -> NDArray[np.int64]:
     """Flat indices by hits per byte, the most first; equal ones spread over the layers."""
-    layers, experts = heat.shape
+    experts = heat.shape[1]
     worth = heat / np.maximum(np.array(room.sizes, np.float64), 1.0)[:, None]
     layer, expert = np.divmod(np.arange(heat.size), experts)
     return np.lexsort((layer, expert, -worth.ravel()))

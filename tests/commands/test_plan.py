@@ -89,13 +89,13 @@ def test_threads_are_physical_cores_of_nodes_that_have_some(home: Path, capsys):
     assert plan["machine"]["isa"] == "avx512"
 
 
-def test_a_gpu_is_named_and_said_to_be_idle(home: Path, capsys):
+def test_a_gpu_that_may_not_be_used_is_named(home: Path, capsys):
     machine = server(gpus=(Gpu(0, "Some GPU", 24 * GIB, 23 * GIB),))
-    _, plan = planned(capsys, "deepseek-v3", "--machine", str(write(machine, home)))
-    assert any(
-        "Some GPU with 24.0 GiB" in note and "does not use it" in note for note in plan["notes"]
-    )
+    path = str(write(machine, home))
+    _, plan = planned(capsys, "deepseek-v3", "--machine", path, "--device", "cpu")
+    assert plan["notes"][0] == "cuda:0 (Some GPU, 24.0 GiB) stays unused, as --device cpu asks"
     assert all(line["where"].startswith("nodes 0-1, ") for line in plan["lines"])
+    assert "device" not in plan
 
 
 @pytest.mark.parametrize(
