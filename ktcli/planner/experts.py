@@ -12,6 +12,7 @@ layer are equally likely.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ Heat = NDArray[np.int64]  # [MoE layers, E]: how often each expert was chosen
 UNIFORM, FRONT, HOT = "uniform", "front", "hot"
 WISHES = (UNIFORM, FRONT, HOT)
 Wish = int | str | Mask | None
+_LINE = re.compile(r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +149,12 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
         )
     mask = np.zeros((layers, experts), np.bool_)
     for number, line in enumerate(whole):
-        try:
-            ids = cpu_list(line)
-        except ValueError:
+        if not _LINE.fullmatch(line):
             raise UsageError(
                 f"line {number + 1} of the file of GPU experts is {line[:40]!r}",
                 hint="a line lists the ids of one MoE layer, for example: 0-15,32",
-            ) from None
+            )
+        ids = _ids(line)
         if ids and ids[-1] >= experts:
             raise UsageError(
                 f"line {number + 1} of the file of GPU experts names expert {ids[-1]},"
@@ -161,6 +162,15 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
             )
         mask[number, list(ids)] = True
     return mask
+
+
+def _ids(line: str) -> tuple[int, ...]:
+    try:
+        return cpu_list(line)
+    except ValueError as error:
+        raise UsageError(
+            "a line of the file of GPU experts names more ids than any model has"
+        ) from error
 
 
 def _shape(of: NDArray[np.generic]) -> str:
