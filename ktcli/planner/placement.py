@@ -102,11 +102,10 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
             raise
         return _on_cpu(model, host, request, (f"{error}: every layer runs on the CPU",))
     if request.device == AUTO:
-        plain = _on_cpu(model, host, request, ())
-        slower = made.speed.decode < plain.speed.decode
-        if plain.fits and (slower or not made.fits):
+        slower = made.speed.decode < _plain_decode(model, host, request)
+        if (slower or not made.fits) and _fits_plain(model, host, request):
             why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
-            return replace(plain, notes=(*_unused(host.gpus, why), *plain.notes))
+            return _on_cpu(model, host, request, _unused(host.gpus, why))
     if not made.fits:
         made = replace(made, advice=tuple(_hybrid_advice(model, host, gpu, request, made)))
     return replace(made, notes=(*others, *made.notes))
@@ -140,13 +139,30 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
     return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
 
 
+def _plain_context(model: Model, host: Host, request: Request) -> int:
+    room = _room_bytes(model, request.recipe, host)
+    return request.context or default_context(model, request.recipe, room)
+
+
+def _fits_plain(model: Model, host: Host, request: Request) -> bool:
+    """Whether the CPU alone could do it."""
+    need = need_bytes(model, request.recipe, _plain_context(model, host, request))
+    return need <= _room_bytes(model, request.recipe, host)
+
+
+def _plain_decode(model: Model, host: Host, request: Request) -> float:
+    """Tokens per second of the CPU alone."""
+    early = min(EARLY_TOKENS, _plain_context(model, host, request) - 1)
+    works = step_work(model, request.recipe, Step(1, early))
+    return 1 / step_seconds(works, model.spec, host.rates, 1)
+
+
 def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
     """Every layer on the CPU."""
     recipe = request.recipe
-    room = _room_bytes(model, recipe, host)
-    context = request.context or default_context(model, recipe, room)
+    context = _plain_context(model, host, request)
     need = _total_bytes(model, recipe, host, context) + host.margin_bytes
-    fits = need_bytes(model, recipe, context) <= room
+    fits = _fits_plain(model, host, request)
     return Plan(
         host=host,
         recipe=recipe,
@@ -242,7 +258,7 @@ def _hybrid_advice(
 ) -> Iterator[str]:
     """What would make a plan with a GPU fit into main memory."""
     assert host.beside is not None
-    if _on_cpu(model, host, request, ()).fits:
+    if _fits_plain(model, host, request):
         yield "--device cpu fits"
     for smaller in _smaller(request.recipe):
         try:

@@ -1,5 +1,7 @@
 """Depth of deferral and the simulated step: the formulas, and that both say the same."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,7 +117,7 @@ def test_what_holds_for_every_step(layers: list[Layer], n: int):
     step = simulate(layers, n, tail_s=1e-4)
     for where in (GPU, CPU):
         spans = [span for span in step.spans if span.where == where]
-        assert all(a.end_s <= b.start_s for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a.end_s <= b.start_s for a, b in pairwise(spans))
     work = sum(layer.hits * layer.expert_s for layer in layers)
     assert step.busy_s(CPU) == pytest.approx(work)  # nothing is dropped
     assert step.step_s >= max(work, step.busy_s(GPU)) * (1 - 1e-9)
