@@ -97,7 +97,7 @@ def test_a_session_takes_the_faster_way_chunk_by_chunk():
     assert GRAIN < threshold < 4096
     for tokens in (1, threshold - GRAIN, threshold, 4096, 4096 + threshold - GRAIN, 9000):
         taken = made.seconds(tokens, threshold)
-        assert taken <= 1.001 * min(made.on_cpu_s(tokens), made.streamed_s(tokens))
+        assert taken <= 1.02 * min(made.on_cpu_s(tokens), made.streamed_s(tokens))
     assert made.seconds(4096, NEVER) == pytest.approx(made.on_cpu_s(4096))
     assert made.seconds(4096, 0) == pytest.approx(made.streamed_s(4096))
 
