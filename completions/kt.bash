@@ -3,7 +3,7 @@ _kt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
     COMPREPLY=()
     case $before in
-        --context|--dense|--experts|--format|--isa|--layers|--machine|--max-tokens|--min-p|--numa|--out|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        --context|--defer|--dense|--device|--experts|--format|--gpu-experts|--isa|--layers|--machine|--max-tokens|--min-p|--numa|--out|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench --help --version" -- "$word"))
@@ -16,7 +16,7 @@ _kt() {
     case $verb in
         'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --stats --json --quiet --help'; words='models' ;;
         'doctor') options='--measure --json --help'; words='' ;;
-        'plan') options='--context --experts --dense --threads --numa --machine --json --help'; words='models' ;;
+        'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;
         'convert') options='--out --experts --dense --threads --json --quiet --help'; words='here' ;;
         'list') options='--all --json --quiet --help'; words='' ;;

@@ -31,6 +31,10 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number forma
 complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for the machine this file describes, not for this one' -r -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit.'

@@ -14,8 +14,9 @@ from ktcli import __version__, config
 from ktcli.commands.options import JsonOpt
 from ktcli.errors import KtError, NativeError, UsageError, gib
 from ktcli.hardware import amx, crossover, gpu, measured, profile
+from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
 from ktcli.hardware.team import NodeTeam, node_teams, on_nodes
@@ -335,7 +336,7 @@ def _device_rows(machine: Machine, setting: Setting) -> list[tuple[str, str]]:
     for found in machine.gpus:
         link = f", link {found.link_bps / 1e9:.0f} GB/s" if found.link_bps else ""
         words = f"{safe(found.name)}, {gib(found.vram_bytes)}, {gib(found.free_bytes)} free{link}"
-        rows.append((f"GPU {found.index}", words))
+        rows += [(f"GPU {found.index}", words), ("", _gpu_rates(found))]
     if not machine.gpus:
         rows.append(("GPU", "none; kt runs on the CPU"))
     disk = machine.disk
@@ -343,6 +344,17 @@ def _device_rows(machine: Machine, setting: Setting) -> list[tuple[str, str]]:
         rows.append(("Disk", f"{gib(disk.free_bytes)} free of {gib(disk.size_bytes)}"))
     rows.append(("Library", safe(setting.home)))
     return rows
+
+
+def _gpu_rates(found: Gpu) -> str:
+    """What it reads and computes per second: measured, or of its data sheet and marked as assumed."""
+    sheet = data_sheet(found)
+    read, ops = found.read_bps or sheet.read_bps, found.bf16_ops or sheet.bf16_ops
+    words = f"read {read / 1e9:.0f} GB/s, bf16 {ops / 1e12:.0f} TFLOP/s"
+    if found.read_bps and found.bf16_ops:
+        return f"{words}, measured"
+    source = f"the data sheet of {sheet.name}" if sheet.known else f"the slowest of {sheet.name}"
+    return f"{words}, assumed from {source}"
 
 
 def _problem(problem: Problem) -> str:

@@ -101,3 +101,37 @@ MachineOpt = Annotated[
         help="Plan for the machine this file describes, not for this one.",
     ),
 ]
+DeviceOpt = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda|cuda:N",
+        help="Where attention and dense parts run. Default: a GPU if that is faster.",
+    ),
+]
+GpuExpertsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-experts",
+        metavar="N|uniform|front|hot|FILE",
+        help="Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer."
+        " Default: what fits, hottest first.",
+    ),
+]
+DeferOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--defer",
+        min=0,
+        help="Experts per token that the CPU may finish one layer later. Default: as few as keep it busy.",
+    ),
+]
+PrefillThresholdOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--prefill-threshold",
+        metavar="N|never",
+        help="Tokens from which on a prompt's experts are streamed through the GPU. Default: where that"
+        " becomes faster.",
+    ),
+]

@@ -8,28 +8,42 @@ from typing import Any
 import typer
 
 from ktcli import config
+from ktcli.commands.devices import (
+    DeviceWords,
+    cost_words,
+    device_document,
+    device_rows,
+    rate_rows,
+)
 from ktcli.commands.options import (
     ContextOpt,
+    DeferOpt,
     DenseOpt,
+    DeviceOpt,
     ExpertsOpt,
+    GpuExpertsOpt,
     JsonOpt,
     MachineOpt,
     ModelArg,
     NumaOpt,
+    PrefillThresholdOpt,
     ThreadsOpt,
 )
 from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
+from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
-from ktcli.hardware.team import NodeTeam, on_nodes, team_size
+from ktcli.hardware.team import NodeTeam, forced_size, on_nodes
 from ktcli.hardware.text import numbered
 from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.host import host_of
+from ktcli.planner.hybrid import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.placement import EARLY_TOKENS, Line, Plan, Request, place
+from ktcli.planner.placement import place
+from ktcli.planner.plan import AUTO, EARLY_TOKENS, Line, Plan, Request
 
 
 def plan(
@@ -39,6 +53,10 @@ def plan(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
     machine: MachineOpt = None,
     json: JsonOpt = False,
 ) -> None:
@@ -51,16 +69,21 @@ def plan(
       kt plan qwen3-30b-a3b --context 32768
 
       kt plan deepseek-v3 --experts int8 --machine xeon-2x32-512gb --numa off
+
+      kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
     """
+    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     subject = find_subject(model, experts, dense)
     found = probe() if machine is None else read_machine(machine)
     here = machine is None
     # The environment speaks of this machine.
     asked = asked_numa(numa) if here else parse_numa(numa or "auto")
-    size = team_size(on_nodes(found.nodes, found.cpu, asked), threads) if here else threads
+    size = forced_size(on_nodes(found.nodes, found.cpu, asked), threads) if here else threads
     isa = config.forced_isa() if here else None
-    host = host_of(found, threads=size, isa=isa, numa=asked)
-    made = place(build(subject.config), host, Request(subject.recipe, context))
+    torch = torch_installed() if here else True
+    host = host_of(found, threads=size, isa=isa, numa=asked, torch=torch)
+    built = build(subject.config)
+    made = place(built, host, words.apply(Request(subject.recipe, context), built.spec))
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
         raise typer.Exit(NotEnoughMemory.exit_code)
@@ -99,7 +122,9 @@ def document(name: str, made: Plan) -> dict[str, Any]:
         },
         "lines": [_line_document(line) for line in made.lines],
         "advice": list(made.advice),
-        "notes": list(host.notes),
+        "notes": list(made.notes),
+        **({"device": device_document(made.device)} if made.device else {}),
+        **({"costs": [asdict(cost) for cost in made.costs]} if made.costs else {}),
     }
 
 
@@ -118,7 +143,6 @@ def _line_document(line: Line) -> dict[str, Any]:
 
 def render(name: str, made: Plan) -> str:
     """The plan for people."""
-    host = made.host
     fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
     words = [f"{safe(name)} {fits}{_sizes(made)}"]
     words += ["", _parts(made), ""]
@@ -127,8 +151,10 @@ def render(name: str, made: Plan) -> str:
     words.append(_facts(made))
     if made.advice:
         words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
-    if host.notes:
-        words += ["", *(f"Note: {safe(note)}" for note in host.notes)]
+    if made.costs:
+        words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
+    if made.notes:
+        words += ["", *(f"Note: {safe(note)}" for note in made.notes)]
     return "\n".join(words)
 
 
@@ -142,6 +168,7 @@ def _sizes(made: Plan) -> str:
 
 
 def _parts(made: Plan) -> str:
+    """A line per part; with a GPU, where it lies stands before its size."""
     head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
     rows = [
         (
@@ -155,7 +182,16 @@ def _parts(made: Plan) -> str:
         )
         for line in made.lines
     ]
-    return table(rows, head, right=(2, 3, 4, 5))
+    if made.device is None:
+        return table(rows, head, right=(2, 3, 4, 5))
+    placed = [
+        (*row[:2], _place_word(line), *row[2:]) for row, line in zip(rows, made.lines, strict=True)
+    ]
+    return table(placed, (*head[:2], "where", "size", *head[3:]), right=(3, 4, 5, 6))
+
+
+def _place_word(line: Line) -> str:
+    return ON_GPU if line.where == ON_GPU else "memory"
 
 
 def _nodes(made: Plan) -> str:
@@ -196,8 +232,10 @@ def _facts(made: Plan) -> str:
             f"{speed.decode:.1f} tokens/s after {early} tokens,"
             f" {speed.decode_full:.1f} at the end of the context{somewhere}",
         ),
-        ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {min(PREFILL_CHUNK, made.context)}"),
+        ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {_prefill_step(made)}"),
     ]
+    if made.device:
+        rows += device_rows(made.device)
     if made.traffic_bytes:
         what = "nodes" if len(made.nodes) == len(host.teams) else "teams"
         rows.append((f"Between {what}", _traffic_words(made)))
@@ -206,11 +244,19 @@ def _facts(made: Plan) -> str:
         f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s"
     )
     rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
+    if made.device:
+        rows += rate_rows(made.device.rates)
     return table(rows)
+
+
+def _prefill_step(made: Plan) -> int:
+    """Tokens of the step that the predicted speed is of."""
+    return min(made.device.chunk if made.device else PREFILL_CHUNK, made.context)
 
 
 def _traffic_words(made: Plan) -> str:
     words = f"{gib(made.traffic_bytes)} of activations per token"
     n = len(made.nodes)
     far = "half" if n == 2 else f"{n - 1}/{n}"
-    return f"{words}, and {far} of what is read of the KV cache" if n > 1 else words
+    cached = n > 1 and made.device is None  # else the cache is on the GPU
+    return f"{words}, and {far} of what is read of the KV cache" if cached else words

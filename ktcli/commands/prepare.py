@@ -185,7 +185,8 @@ def _require_room(name: str, wanted: Wanted) -> None:
     from ktcli.hardware.team import on_nodes, team_size
     from ktcli.models import build
     from ktcli.planner.host import host_of
-    from ktcli.planner.placement import Request, place
+    from ktcli.planner.placement import place
+    from ktcli.planner.plan import Request
 
     subject = find_subject(name)
     machine = probe()

@@ -109,6 +109,9 @@ class Gpu:
     Attributes:
         link_bps: bytes per second of its PCIe link in one direction, on paper; None: unknown.
         capability: CUDA compute capability, e.g. "9.0".
+        read_bps, bf16_ops: bytes per second read from its memory, bf16 operations per second (a multiply
+            and an add are two), measured; None: nobody did, and `datasheet` says what is assumed.
+        copy_bps: bytes per second copied to it from pinned memory, measured; None: nobody did.
     """
 
     index: int
@@ -118,6 +121,9 @@ class Gpu:
     link_bps: float | None = None
     capability: str | None = None
     driver: str | None = None
+    read_bps: float | None = None
+    bf16_ops: float | None = None
+    copy_bps: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

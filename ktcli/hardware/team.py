@@ -43,25 +43,37 @@ class NodeTeam:
 # --- how many threads -----------------------------------------------------------------------------
 
 
-def team_size(cpu: Cpu, asked: int | None = None) -> int:
+def team_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
     """Threads: as many as asked for, else as KT_THREADS says, else as are worth starting.
 
+    Args:
+        gpus: how many are used; each takes a core, for the thread that drives it.
     Raises:
         UsageError: KT_THREADS makes no sense, or either is more than there are cores.
+    """
+    forced = forced_size(cpu, asked)
+    return max(1, cpu.threads - gpus) if forced is None else forced
+
+
+def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
+    """Threads that --threads or KT_THREADS ask for; None: neither does.
+
+    Raises:
+        UsageError: as `team_size`.
     """
     if asked is not None:
         return _within(cpu, asked, f"--threads asks for {asked} threads")
     forced = config.forced_threads()
-    return cpu.threads if forced is None else _within(cpu, forced, f"KT_THREADS is {forced}")
+    return None if forced is None else _within(cpu, forced, f"KT_THREADS is {forced}")
 
 
-def planned_size(cpu: Cpu, asked: int | None = None) -> int:
+def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
     """Threads on a machine that is not this one: KT_THREADS does not speak of it.
 
     Raises:
         UsageError: more are asked for than there are cores.
     """
-    return cpu.threads if asked is None else team_size(cpu, asked)
+    return max(1, cpu.threads - gpus) if asked is None else team_size(cpu, asked)
 
 
 def _within(cpu: Cpu, threads: int, saying: str) -> int:

@@ -7,10 +7,10 @@ already fill a core's ports or its memory queue. Memory is what is available now
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ktcli.errors import gib
-from ktcli.hardware.machine import Machine, Node
+from ktcli.hardware.machine import Gpu, Machine, Node
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.team import NodeTeam, bound_nodes, node_teams, on_nodes, planned_size
 from ktcli.hardware.text import numbered
@@ -40,6 +40,8 @@ class Host:
         notes: what the user should know, a sentence each.
         teams: of threads; (): one, bound to no memory.
         nodes: what the teams' memory is bound to; (): nothing is bound.
+        gpus: those that a plan may use.
+        beside: the same machine when one of them is used, which takes a core; None: there is none.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Host:
     notes: tuple[str, ...] = ()
     teams: tuple[NodeTeam, ...] = ()
     nodes: tuple[Node, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    beside: Host | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -64,19 +68,46 @@ class Host:
 
 
 def host_of(
-    machine: Machine, *, threads: int | None = None, isa: str | None = None, numa: Numa = AUTO
+    machine: Machine,
+    *,
+    threads: int | None = None,
+    isa: str | None = None,
+    numa: Numa = AUTO,
+    torch: bool = False,
 ) -> Host:
     """What the planner needs of `machine`.
 
     Args:
-        threads: forced; None = one per physical core of the cpuset.
+        threads: forced; None = one per physical core of the cpuset, less one beside a GPU.
         isa: forced row; None = the best.
+        torch: PyTorch is there, without which no GPU can be used.
     Raises:
         UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
+    asked = _Asked(threads, isa, numa)
+    host = _host(machine, asked, 0)
+    if not torch:
+        return replace(host, notes=(*_idle(machine), *host.notes))
+    if not machine.gpus:
+        return host
+    return replace(host, gpus=machine.gpus, beside=_host(machine, asked, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is forced."""
+
+    threads: int | None
+    isa: str | None
+    numa: Numa
+
+
+def _host(machine: Machine, asked: _Asked, gpus: int) -> Host:
+    """The host with so many GPUs in use."""
+    numa = asked.numa
     cpu = on_nodes(machine.nodes, machine.cpu, numa)
-    teams = node_teams(machine.nodes, cpu, planned_size(cpu, threads), numa)
-    isa = isa or _best_row(machine)
+    teams = node_teams(machine.nodes, cpu, planned_size(cpu, asked.threads, gpus), numa)
+    isa = asked.isa or _best_row(machine)
     bound = {number for team in teams for number in team.memory}
     counted = [node for node in machine.nodes if node.id in bound] or _near_nodes(machine)
     size = sum(team.threads for team in teams)
@@ -94,6 +125,15 @@ def host_of(
         teams=teams,
         nodes=tuple(counted) if bound else (),
     )
+
+
+def _idle(machine: Machine) -> Iterator[str]:
+    """GPUs that cannot be used."""
+    for gpu in machine.gpus:
+        yield (
+            f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; without PyTorch"
+            ' (pip install "ktcli[gpu]") kt runs every layer on the CPU and does not use it'
+        )
 
 
 def _near_nodes(machine: Machine) -> list[Node]:
@@ -148,11 +188,6 @@ def _assumed_read_bps(machine: Machine, teams: Sequence[NodeTeam], useful: float
 def _notes(
     machine: Machine, teams: Sequence[NodeTeam], numa: Numa, counted: Sequence[Node]
 ) -> Iterator[str]:
-    for gpu in machine.gpus:
-        yield (
-            f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; this version runs every layer on"
-            " the CPU and does not use it"
-        )
     threads, cpu = sum(team.threads for team in teams), machine.cpu
     if threads > len(cpu.cores):
         yield f"{len(teams)} teams on {len(cpu.cores)} cores: to try out, not to be fast"

@@ -14,7 +14,7 @@ from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models.model import Model
 from ktcli.native import Team
 from ktcli.planner.slices import slices_of
-from ktcli.planner.spec import part_name
+from ktcli.planner.spec import Stored, part_name
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 _F32_BYTES = 4
@@ -42,7 +42,7 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(each.size_bytes for each in slices_of(tensor, fmt, shares)) if fmt else ()
 
 
-def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:
+def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:
     """Part → bytes that cutting adds to it."""
     extra: dict[str, int] = {}
     shares = [team.threads for team in teams]
@@ -55,7 +55,7 @@ def extra_bytes(model: Model, recipe: Recipe, teams: Sequence[Team]) -> Mapping[
 
 
 def node_needs(
-    model: Model,
+    model: Stored,
     recipe: Recipe,
     teams: Sequence[Team],
     nodes: Sequence[Node],
@@ -98,8 +98,11 @@ def node_shortage(
     return tuple((n.node, n.need_bytes, n.free_bytes) for n in needs if not n.fits)
 
 
-def traffic_bytes(model: Model, recipe: Recipe, n_teams: int) -> int:
-    """Bytes of activations that pass between `n_teams` teams for one decoded token.
+def traffic_bytes(
+    model: Model, recipe: Recipe, n_teams: int, tensors: Sequence[Tensor] | None = None
+) -> int:
+    """Bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
+    the model or only some in main memory.
 
     With H hidden, K experts per token, n teams, and a = 1 byte per activation for 8- and 4-bit weights,
     2 for bf16, 4 for f32, each of the other n - 1 teams reads or gives
@@ -112,7 +115,7 @@ def traffic_bytes(model: Model, recipe: Recipe, n_teams: int) -> int:
     What is interleaved (embedding, KV cache, latents to keys and values) is not in it.
     """
     other, spec, total = n_teams - 1, model.spec, 0
-    for tensor in model.tensors:
+    for tensor in model.tensors if tensors is None else tensors:
         fmt = format_of(tensor, recipe)
         if fmt is None or tensor.cut is Cut.NONE:
             continue

@@ -4,18 +4,23 @@
 cache for the asked context, scratch, a margin), then time from the roofline in `cost`. Each line of the
 plan says its bytes, its reason and its predicted time; a plan that does not fit says what would.
 Where memory is bound to NUMA nodes, each node is a memory of its own that must hold its share.
-This version runs every layer on the CPU: a GPU is named with its memory, and stays unused.
+Plans that use a GPU are made in `hybrid`; this is the CPU alone, and the choice between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
+from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.planner.cost import Rates, seconds, step_seconds
+from ktcli.planner.deferral import IMMEDIATE
 from ktcli.planner.host import Host, node_words
+from ktcli.planner.hybrid import plan_with
 from ktcli.planner.memory import (
     LEAST_CONTEXT,
     PREFILL_CHUNK,
@@ -27,6 +32,18 @@ from ktcli.planner.memory import (
     scratch_bytes,
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
+from ktcli.planner.plan import (
+    AUTO,
+    CPU,
+    CUDA,
+    EARLY_TOKENS,
+    Cost,
+    Line,
+    Plan,
+    Request,
+    Speed,
+)
+from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
     KV_CACHE,
     Step,
@@ -35,112 +52,117 @@ from ktcli.planner.spec import (
     kv_bytes_per_token,
     parts,
     step_work,
+    weight_bytes,
 )
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
 
-EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asks for.
-
-    Attributes:
-        recipe: number formats.
-        context: positions to reserve; None = `memory.default_context`.
-    """
-
-    recipe: Recipe = field(default_factory=Recipe)
-    context: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One part of the plan.
-
-    Attributes:
-        where: the memory it lies in: "memory" (anywhere), or which nodes and how they share it.
-        decode_bytes: read for one token at EARLY_TOKENS.
-        decode_s, prefill_s: predicted share of one decode step, and of one token of a prefill chunk.
-    """
-
-    part: str
-    format: str
-    where: str
-    size_bytes: int
-    decode_bytes: int
-    decode_s: float
-    prefill_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Predicted tokens per second: decode early in a chat and at the full context, and prefill."""
-
-    decode: float
-    decode_full: float
-    prefill: float
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The answer of `place`.
-
-    Attributes:
-        need_bytes: memory the plan takes.
-        advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
-        nodes: what each node must hold; (): no memory is bound to a node.
-        traffic_bytes: activations that pass between the teams per decoded token (`nodes.traffic_bytes`);
-            0 with one team.
-    """
-
-    host: Host
-    recipe: Recipe
-    context: int
-    lines: tuple[Line, ...]
-    need_bytes: int
-    speed: Speed
-    advice: tuple[str, ...]
-    nodes: tuple[NodeNeed, ...] = ()
-    traffic_bytes: int = 0
-
-    @property
-    def fits(self) -> bool:
-        return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
-
-    def require(self, what: str) -> None:
-        """Raise if the plan does not fit.
-
-        Raises:
-            NotEnoughMemory: with what would make it fit.
-        """
-        hint = "; ".join(self.advice)
-        if self.need_bytes > self.host.available_bytes:
-            raise NotEnoughMemory(what, self.need_bytes, self.host.available_bytes, hint=hint)
-        for each in self.nodes:
-            if not each.fits:
-                raise NotEnoughMemory(
-                    what, each.need_bytes, each.free_bytes, node=each.node, hint=hint
-                )
+# With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
+SMALL_BYTES = 256 << 20
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
     """Plan `model` on `host`.
 
     Raises:
-        UsageError: the asked context is beyond the model's.
+        UsageError: what is asked for is beyond the model, or of another, or there is no such GPU.
+        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
-    spec, recipe = model.spec, request.recipe
+    _check(model.spec, request)
+    made = _placed(model, host, request)
+    return replace(made, costs=tuple(_costs(model, host, request, made)))
+
+
+def _check(spec: Spec, request: Request) -> None:
     if request.context is not None and request.context > spec.context:
         raise UsageError(
             f"the model was made for {spec.context} positions, --context asks for {request.context}"
         )
-    room = _room_bytes(model, recipe, host)
-    context = request.context or default_context(model, recipe, room)
+    most = max(0, spec.top_k - IMMEDIATE)
+    if request.defer is not None and not 0 <= request.defer <= most:
+        raise UsageError(
+            f"--defer asks for {request.defer} of {spec.top_k} experts per token, at most {most} can wait"
+        )
+
+
+def _placed(model: Model, host: Host, request: Request) -> Plan:
+    """The plan on a GPU or on the CPU alone, whichever is asked for or faster."""
+    gpu = _candidate(host, request.device)
+    if gpu is None:
+        return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
+    others = _unused([each for each in host.gpus if each != gpu], "as one GPU is used")
+    small = weight_bytes(model, request.recipe) < SMALL_BYTES
+    if request.device == AUTO and small:
+        return _on_cpu(model, host, request, _unused(host.gpus, "for a model as small as this one"))
+    assert host.beside is not None
+    try:
+        made = plan_with(model, host.beside, gpu, request)
+    except NotEnoughMemory as error:
+        if request.device != AUTO:
+            raise
+        return _on_cpu(model, host, request, (f"{error}: every layer runs on the CPU",))
+    if request.device == AUTO:
+        slower = made.speed.decode < _plain_decode(model, host, request)
+        if (slower or not made.fits) and _fits_plain(model, host, request):
+            why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
+            return _on_cpu(model, host, request, _unused(host.gpus, why))
+    if not made.fits:
+        made = replace(made, advice=tuple(_hybrid_advice(model, host, gpu, request, made)))
+    return replace(made, notes=(*others, *made.notes))
+
+
+def _candidate(host: Host, device: str) -> Gpu | None:
+    """The GPU that a request means: the one with most memory free, or that of the number.
+
+    Raises:
+        UsageError: it cannot be used, or the words mean none.
+    """
+    kind, _, number = device.partition(":")
+    if kind not in (AUTO, CPU, CUDA) or (number and (kind != CUDA or not number.isdigit())):
+        raise UsageError(f"{device[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
+    if kind == CPU or (kind == AUTO and not host.gpus):
+        return None
+    found = [gpu for gpu in host.gpus if not number or gpu.index == int(number)]
+    if not found:
+        have = ", ".join(f"cuda:{gpu.index}" for gpu in host.gpus) or "none that can be used"
+        raise UsageError(
+            f"there is no GPU {device}", hint=f"GPUs here: {have}; kt doctor says more"
+        )
+    return max(found, key=lambda gpu: (gpu.free_bytes, -gpu.index))
+
+
+def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
+    """One sentence for all GPUs that are not used."""
+    if not gpus:
+        return ()
+    each = ", ".join(f"cuda:{gpu.index} ({gpu.name}, {gib(gpu.vram_bytes)})" for gpu in gpus)
+    return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
+
+
+def _plain_context(model: Model, host: Host, request: Request) -> int:
+    room = _room_bytes(model, request.recipe, host)
+    return request.context or default_context(model, request.recipe, room)
+
+
+def _fits_plain(model: Model, host: Host, request: Request) -> bool:
+    """Whether the CPU alone could do it."""
+    need = need_bytes(model, request.recipe, _plain_context(model, host, request))
+    return need <= _room_bytes(model, request.recipe, host)
+
+
+def _plain_decode(model: Model, host: Host, request: Request) -> float:
+    """Tokens per second of the CPU alone."""
+    early = min(EARLY_TOKENS, _plain_context(model, host, request) - 1)
+    works = step_work(model, request.recipe, Step(1, early))
+    return 1 / step_seconds(works, model.spec, host.rates, 1)
+
+
+def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
+    """Every layer on the CPU."""
+    recipe = request.recipe
+    context = _plain_context(model, host, request)
     need = _total_bytes(model, recipe, host, context) + host.margin_bytes
-    fits = need_bytes(model, recipe, context) <= room
+    fits = _fits_plain(model, host, request)
     return Plan(
         host=host,
         recipe=recipe,
@@ -151,7 +173,37 @@ def place(model: Model, host: Host, request: Request) -> Plan:
         advice=() if fits else tuple(_advice(model, host, recipe, context)),
         nodes=_node_needs(model, recipe, host, context),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams))),
+        notes=(*notes, *host.notes),
     )
+
+
+# --- what was forced --------------------------------------------------------------------------------
+
+
+def _costs(model: Model, host: Host, request: Request, made: Plan) -> Iterator[Cost]:
+    """What each forced option does to the speed, the others left as they are."""
+    for option, what, own in _forced(request, made):
+        plan = _placed(model, host, own)
+        before, after = getattr(plan.speed, what), getattr(made.speed, what)
+        yield Cost(option, what, before, after)
+
+
+def _forced(request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
+    """(option as typed, the speed it is about, the request without it)."""
+    if request.device != AUTO:
+        yield f"--device {request.device}", "decode", replace(request, device=AUTO)
+    if made.device is None:
+        return
+    wish, threshold = request.gpu_experts, request.prefill_threshold
+    if wish is not None:
+        said = "FILE" if isinstance(wish, np.ndarray) else wish
+        yield f"--gpu-experts {said}", "decode", replace(request, gpu_experts=None)
+    if request.defer is not None:
+        yield f"--defer {request.defer}", "decode", replace(request, defer=None)
+    if threshold is not None:
+        said = "never" if threshold == NEVER else threshold
+        own = replace(request, prefill_threshold=None)
+        yield f"--prefill-threshold {said}", "prefill", own
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -197,6 +249,30 @@ def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[
         yield f"{gib(missing)} more memory would do"
         return
     for need in _node_needs(model, recipe, host, context):
+        if not need.fits:
+            yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
+
+
+def _hybrid_advice(
+    model: Model, host: Host, gpu: Gpu, request: Request, made: Plan
+) -> Iterator[str]:
+    """What would make a plan with a GPU fit into main memory."""
+    assert host.beside is not None
+    if _fits_plain(model, host, request):
+        yield "--device cpu fits"
+    for smaller in _smaller(request.recipe):
+        try:
+            fits = plan_with(model, host.beside, gpu, replace(request, recipe=smaller)).fits
+        except NotEnoughMemory:
+            continue
+        if fits:
+            yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
+            break
+    missing = made.need_bytes - made.host.available_bytes
+    if missing > 0:
+        yield f"{gib(missing)} more memory would do"
+        return
+    for need in made.nodes:
         if not need.fits:
             yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
@@ -61,6 +62,20 @@ class Step:
     outputs: int = 1
 
 
+class Stored(Protocol):
+    """Whatever has tensors: a model, or the share of one that lies in some memory."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a model's tensors, some of them with fewer matrices."""
+
+    tensors: tuple[Tensor, ...]
+
+
 KV_CACHE = "KV cache"
 
 
@@ -95,8 +110,8 @@ def kv_bytes_per_token(spec: Spec) -> int:
     return spec.kv_elements * KV_ELEMENT_BYTES * spec.layers
 
 
-def parts(model: Model, recipe: Recipe) -> tuple[Part, ...]:
-    """The model's parts, largest first; sizes are those of the stored tensors."""
+def parts(model: Stored, recipe: Recipe) -> tuple[Part, ...]:
+    """Its parts, largest first; sizes are those of the stored tensors."""
     sizes: dict[str, int] = {}
     formats: dict[str, str] = {}
     for tensor in model.tensors:
@@ -107,7 +122,7 @@ def parts(model: Model, recipe: Recipe) -> tuple[Part, ...]:
     return tuple(sorted(found, key=lambda part: -part.size_bytes))
 
 
-def weight_bytes(model: Model, recipe: Recipe) -> int:
+def weight_bytes(model: Stored, recipe: Recipe) -> int:
     """Bytes of all stored tensors."""
     return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
 
@@ -120,7 +135,7 @@ def kv_bytes(spec: Spec, context: int) -> int:
 
 def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
     """Bytes read and operations done by one step, per part."""
-    works = [_tensor_work(tensor, model.spec, recipe, step) for tensor in model.tensors]
+    works = [tensor_work(tensor, model.spec, recipe, step) for tensor in model.tensors]
     works.append(_attention_work(model, step))
     return _merged(works)
 
@@ -132,7 +147,8 @@ def experts_touched(spec: Spec, n_tokens: int) -> float:
     return float(spec.experts * (1.0 - (1.0 - spec.top_k / spec.experts) ** n_tokens))
 
 
-def _tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
+def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
+    """Bytes read and operations done by one step with one tensor."""
     stored = stored_bytes(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = Unit.INT8 if fmt is not None and fmt.bits <= 8 else Unit.BF16

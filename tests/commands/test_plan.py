@@ -89,13 +89,13 @@ def test_threads_are_physical_cores_of_nodes_that_have_some(home: Path, capsys):
     assert plan["machine"]["isa"] == "avx512"
 
 
-def test_a_gpu_is_named_and_said_to_be_idle(home: Path, capsys):
+def test_a_gpu_that_may_not_be_used_is_named(home: Path, capsys):
     machine = server(gpus=(Gpu(0, "Some GPU", 24 * GIB, 23 * GIB),))
-    _, plan = planned(capsys, "deepseek-v3", "--machine", str(write(machine, home)))
-    assert any(
-        "Some GPU with 24.0 GiB" in note and "does not use it" in note for note in plan["notes"]
-    )
+    path = str(write(machine, home))
+    _, plan = planned(capsys, "deepseek-v3", "--machine", path, "--device", "cpu")
+    assert plan["notes"][0] == "cuda:0 (Some GPU, 24.0 GiB) stays unused, as --device cpu asks"
     assert all(line["where"].startswith("nodes 0-1, ") for line in plan["lines"])
+    assert "device" not in plan
 
 
 @pytest.mark.parametrize(
@@ -204,3 +204,87 @@ def test_what_makes_no_sense_is_said_in_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+
+
+# --- with a GPU -------------------------------------------------------------------------------------
+
+LAPTOP = ("qwen3-30b-a3b", "--machine", "laptop-8gb-gpu")
+
+
+def test_a_plan_with_a_gpu(capsys):
+    code, plan = planned(capsys, *LAPTOP)
+    assert code == 0
+    device = plan["device"]
+    assert device["gpu"]["name"] == "NVIDIA GeForce RTX 4060 Laptop GPU"
+    assert device["need_bytes"] == sum(device["parts"].values()) <= device["gpu"]["free_bytes"]
+    there = [line for line in plan["lines"] if line["where"] == "GPU"]
+    assert sum(line["size_bytes"] for line in there) == device["need_bytes"]
+    assert len(device["experts"]["ids"]) == len(device["experts"]["per_layer"]) == 48
+    assert device["reasons"] and "costs" not in plan
+    assert plan["machine"]["threads"] == 7
+
+
+def test_people_see_the_gpu(capsys):
+    assert main(["plan", *LAPTOP, "--defer", "0", "--gpu-experts", "front"]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "GPU 0", "where", "front: 0 to 128 of 128 per layer", "KV cache", "two buffers of 128 experts",
+        "deferral 0 as asked", "tokens on are streamed", "data sheet of RTX 4060 Laptop",
+        "What is forced:", "--defer 0: ", "--gpu-experts front: ", " instead of ",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert "on the CPU and does not use it" not in shown
+
+
+def test_a_file_of_experts(home: Path, capsys):
+    path = home / "mask"
+    path.write_text("0-2,127\n" * 47 + "\n")
+    _, plan = planned(capsys, *LAPTOP, "--gpu-experts", str(path))
+    assert plan["device"]["experts"]["ids"] == ["0-2,127"] * 47 + [""]
+    assert plan["costs"][0]["option"] == "--gpu-experts FILE"
+
+
+def test_a_threshold_that_is_forced(capsys):
+    _, plan = planned(capsys, *LAPTOP, "--prefill-threshold", "never")
+    assert plan["device"]["prefill_threshold"] is None
+    assert plan["costs"][0]["option"] == "--prefill-threshold never"
+    _, plan = planned(capsys, *LAPTOP, "--prefill-threshold", "0")
+    assert plan["device"]["prefill_threshold"] == 0
+
+
+def test_a_machine_without_a_gpu_says_nothing_of_one(capsys):
+    _, plan = planned(capsys, "deepseek-v2-lite", "--machine", "laptop-16gb")
+    assert "device" not in plan and "costs" not in plan
+    assert main(["plan", "deepseek-v2-lite", "--machine", "laptop-16gb"]) == 0
+    assert "GPU" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["--device", "tpu"], 2, "'tpu' is no device"),
+        (["--device", "cuda:9"], 2, "there is no GPU cuda:9"),
+        (["--gpu-experts", "hot"], 2, "no heat map yet"),
+        (["--gpu-experts", "999"], 2, "the model has 128"),
+        (["--gpu-experts", "/nowhere"], 3, "cannot read the file of GPU experts /nowhere"),
+        (["--gpu-experts", "/"], 2, "is not a file of GPU experts"),
+        (["--gpu-experts", "/dev/null"], 2, "is not a file of GPU experts"),
+        (["--defer", "7"], 2, "at most 6"),
+        (["--defer", "-1"], 2, "defer"),
+        (["--prefill-threshold", "soon"], 2, "--prefill-threshold is 'soon'"),
+        (["--prefill-threshold", "-5"], 2, "--prefill-threshold"),
+        (["--prefill-threshold", "9" * 5000], 2, "--prefill-threshold is"),
+    ],
+)
+def test_gpu_options_that_make_no_sense(arguments: list[str], code: int, sentence: str, capsys):
+    assert main(["plan", *LAPTOP, *arguments]) == code
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+def test_a_gpu_that_is_too_small_is_one_sentence(capsys):
+    assert main(["plan", "deepseek-v3", "--machine", "laptop-8gb-gpu", "--device", "cuda"]) == 4
+    said = capsys.readouterr().err
+    assert "everything but the experts, with 2048 positions on NVIDIA" in said
+    assert "--device cpu" in said

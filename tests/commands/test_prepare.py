@@ -13,7 +13,7 @@ from reference import CASES, Case, judge, write_checkpoint
 
 from ktcli.errors import NotEnoughMemory, NotFound
 from ktcli.main import main
-from ktcli.planner.placement import Plan
+from ktcli.planner.plan import Plan
 
 
 def case() -> Case:

@@ -7,7 +7,8 @@ from ktcli.engine import Engine, Options, engine
 from ktcli.hardware.machine import Memory
 from ktcli.planner.host import Host
 from ktcli.planner.memory import LEAST_CONTEXT, need_bytes
-from ktcli.planner.placement import Request, place
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Request
 from ktcli.weights.recipe import Recipe
 
 

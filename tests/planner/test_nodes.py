@@ -22,7 +22,8 @@ from ktcli.planner.nodes import (
     slice_bytes,
     traffic_bytes,
 )
-from ktcli.planner.placement import Plan, Request, place
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan, Request
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "qwen3-30b-a3b"]

@@ -10,7 +10,8 @@ from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.profile import read_machine
 from ktcli.planner.host import host_of
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, MARGIN_LIMIT_BYTES
-from ktcli.planner.placement import Plan, Request, place
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan, Request
 from ktcli.weights.recipe import Recipe
 
 NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b", "qwen3-235b-a22b"]
@@ -161,9 +162,10 @@ def test_what_fits_where(machine: str, name: str, fits: bool):
     assert bool(made.advice) is not fits
 
 
-def test_a_gpu_is_named_and_said_to_be_idle():
+def test_a_gpu_without_torch_is_named_and_said_to_be_idle():
     made = place(shape("qwen3-30b-a3b"), host_of(read_machine(Path("desktop-24gb-gpu"))), Request())
-    assert any("RTX 4090" in note and "does not use it" in note for note in made.host.notes)
+    assert made.device is None
+    assert any("RTX 4090" in note and "does not use it" in note for note in made.notes)
 
 
 def test_decode_never_beats_the_bandwidth():

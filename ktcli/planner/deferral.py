@@ -1,0 +1,79 @@
+"""How many experts of a token are added one layer later, so that the CPU need not wait for the GPU.
+
+With t_e the CPU's time for one expert, T_g the GPU's for attention, norms, router and copies of one layer,
+T_s that for shared and resident experts, and k hits per token on the CPU, a layer takes
+
+    without deferral   T_g + max(k t_e, T_s)
+    n deferred         max(k t_e, T_g + max((k - n) t_e, T_s))
+
+and n = min{n: n t_e >= T_g} is enough to keep the CPU busy. Two experts at least stay immediate, and half
+of the chosen ones. T_g grows with the context, so the depth is found again for every length.
+Source: KTransformers (SOSP '25), section 4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+
+IMMEDIATE = 2  # experts of a token that are never deferred
+_EPS = 1e-9  # of rounding, in comparisons of times
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one MoE layer at decode of one token.
+
+    Attributes:
+        expert_s: t_e.
+        device_s: T_g.
+        shared_s: T_s.
+    """
+
+    expert_s: float
+    device_s: float
+    shared_s: float = 0.0
+
+
+def limit(hits: float, top_k: int) -> int:
+    """The most experts that may be deferred, of `hits` expected on the CPU of `top_k` chosen."""
+    return max(0, min(floor(hits + _EPS) - IMMEDIATE, top_k // 2))
+
+
+def saturating(times: Times) -> int:
+    """The least n with n t_e >= T_g."""
+    return ceil(times.device_s / times.expert_s - _EPS) if times.expert_s > 0 else 0
+
+
+def depth(times: Times, hits: float, top_k: int) -> int:
+    """How many to defer: as few as reach the best time that is allowed.
+
+    That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is
+    no faster with deferral.
+    """
+    most = min(limit(hits, top_k), saturating(times))
+    best = layer_seconds(times, hits, most) * (1 + _EPS)
+    return next(n for n in range(most + 1) if layer_seconds(times, hits, n) <= best)
+
+
+def deferred(hits: float, n: int) -> float:
+    """How many of a token's `hits` are deferred at depth n."""
+    return min(float(n), max(0.0, hits - IMMEDIATE))
+
+
+def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
+    """Time of one layer in the steady state."""
+    busy, late = hits * times.expert_s, deferred(hits, n) * times.expert_s
+    if late == 0.0:
+        return times.device_s + max(busy, times.shared_s)
+    return max(busy, times.device_s + max(busy - late, times.shared_s))
+
+
+def context_buckets(context: int) -> tuple[int, ...]:
+    """Positions from which on the depth is chosen anew: 0, then every fourfold from 2048 on."""
+    starts = [0]
+    step = 2048
+    while step < context:
+        starts.append(step)
+        step *= 4
+    return tuple(starts)

@@ -1,0 +1,227 @@
+"""What fits into a GPU's memory, and the next smaller plan when it did not.
+
+What every token needs comes first: dense weights, the cache of the whole context, buffers of a step, the
+runtime. Of what is left a share is set aside for long prompts, and experts fill the rest. More memory
+never means fewer experts, and a longer context never more: every share grows with what is left, byte by byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ktcli.errors import gib
+from ktcli.hardware.machine import Gpu
+from ktcli.layers.tensors import Role
+from ktcli.models.model import Model
+from ktcli.native import PAGE_TOKENS
+from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
+from ktcli.planner.plan import CPU, Plan, Request, Vram
+from ktcli.planner.prefill import GRAIN
+from ktcli.planner.spec import kv_bytes, kv_bytes_per_token
+from ktcli.planner.stack import Stack, near_bytes
+from ktcli.weights.recipe import Recipe
+
+# Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
+# private pool and the workspace of cuBLAS (32 MiB on Hopper).
+RUNTIME_BYTES = 640 << 20
+GRAPH_BYTES = 192 << 20
+# Left free: pieces that the allocator cannot use, and what others take meanwhile.
+_MARGIN_SHARE = 0.03
+_MARGIN_LIMIT = 2 << 30
+_MARGIN_LEAST = 192 << 20
+# A copy of this size takes tens of milliseconds: launches and the ends of copies vanish in it.
+BUFFER_BYTES = 512 << 20
+CHUNK_LIMIT = 4096  # tokens; a longer chunk saves ever less, and cannot be cancelled inside
+EXPANDED_BYTES = 256 << 20  # keys and values of latent attention at prefill, some heads at a time
+# What long prompts may take of what is left: this part for a longer chunk, the same again for streaming.
+_PROMPT_PART = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How a GPU's memory is shared out before any expert is chosen.
+
+    Attributes:
+        need: all parts; `experts` is still 0.
+        limit_bytes: what may be taken in all.
+        chunk: tokens that the workspace holds.
+        stream_experts: experts that one stream buffer holds; 0: too small for one, or not wanted.
+    """
+
+    need: Vram
+    limit_bytes: int
+    chunk: int
+    stream_experts: int
+
+    @property
+    def experts_bytes(self) -> int:
+        """What experts may take."""
+        return self.limit_bytes - self.need.total
+
+    @property
+    def fits(self) -> bool:
+        return self.experts_bytes >= 0
+
+    def without_stream(self) -> Budget:
+        """The same with nothing set aside for streaming: for a model whose experts all fit."""
+        return replace(self, need=replace(self.need, stream=0), stream_experts=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a model and recipe take on a GPU, whatever the context.
+
+    Attributes:
+        near_bytes: weights that are always there.
+        token_bytes: activations per token of a chunk.
+        logits_bytes: one row of them.
+        latent: attention is latent, and expands keys and values at prefill.
+        expert_bytes: of the largest expert.
+        layer_bytes: all experts of the largest layer.
+    """
+
+    near_bytes: int
+    token_bytes: int
+    logits_bytes: int
+    latent: bool
+    expert_bytes: int
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, model: Model, recipe: Recipe, stack: Stack) -> Sizes:
+        """Activations per token in f32: the residual stream, its norm and two sums; the widest product and
+        what follows it; gate, up and activation of the chosen experts."""
+        spec = model.spec
+        dense = (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None)
+        columns = 4 * spec.hidden + 2 * max(dense, default=0) + 3 * spec.top_k * spec.expert_width
+        expert = int(stack.expert.size_bytes.max(initial=0))
+        return cls(
+            near_bytes=near_bytes(model, recipe),
+            token_bytes=4 * columns,
+            logits_bytes=4 * spec.vocab,
+            latent=any(t.name.endswith(".uv") for t in model.tensors),
+            expert_bytes=expert,
+            layer_bytes=expert * spec.experts,
+        )
+
+    def step_bytes(self, n_tokens: int, context: int) -> int:
+        """Workspace of a chunk: activations, the causal mask (a byte per pair), one row of logits."""
+        fixed = self.logits_bytes + (EXPANDED_BYTES if self.latent else 0)
+        return n_tokens * (self.token_bytes + context) + fixed
+
+    @property
+    def buffer_bytes(self) -> int:
+        """One stream buffer: the experts of a layer, or as many of them as BUFFER_BYTES hold."""
+        if not self.expert_bytes:
+            return 0
+        return min(self.layer_bytes, max(1, BUFFER_BYTES // self.expert_bytes) * self.expert_bytes)
+
+
+def margin_bytes(vram_bytes: int) -> int:
+    """Memory of a GPU that a plan leaves free."""
+    return max(_MARGIN_LEAST, min(int(vram_bytes * _MARGIN_SHARE), _MARGIN_LIMIT))
+
+
+def share_out(
+    model: Model, sizes: Sizes, gpu: Gpu, context: int, *, streams: bool, limit: int | None = None
+) -> Budget:
+    """The budget of a context.
+
+    Args:
+        streams: long prompts would be worth streaming.
+        limit: bytes that may be taken at most; None: all that is free.
+    """
+    room = gpu.free_bytes if limit is None else min(limit, gpu.free_bytes)
+    least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
+    need = Vram(
+        weights=sizes.near_bytes,
+        cache=kv_bytes(model.spec, context),
+        workspace=sizes.step_bytes(least, context),
+        stream=0,
+        graph=GRAPH_BYTES,
+        runtime=RUNTIME_BYTES,
+        margin=margin_bytes(gpu.vram_bytes),
+        experts=0,
+    )
+    spare = max(0, room - need.total)
+    most = sizes.step_bytes(longest, context) - need.workspace
+    more = min(spare // _PROMPT_PART, most) if streams else 0
+    stream = min(spare // _PROMPT_PART, 2 * sizes.buffer_bytes) if streams else 0
+    per_token = sizes.token_bytes + context
+    chunk = (least + more // per_token) // GRAIN * GRAIN if streams else 0
+    return Budget(
+        need=replace(need, workspace=need.workspace + more, stream=stream),
+        limit_bytes=room,
+        chunk=min(max(chunk, least), longest),
+        stream_experts=stream // 2 // sizes.expert_bytes if sizes.expert_bytes else 0,
+    )
+
+
+def chunk_limit(context: int) -> int:
+    """The longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
+    return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))
+
+
+def device_context(model: Model, sizes: Sizes, gpu: Gpu, limit: int | None = None) -> int:
+    """The context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPU's memory ends.
+
+    At least LEAST_CONTEXT, with which the GPU may be too small.
+    """
+    wanted = min(DEFAULT_CONTEXT, model.spec.context)
+    return max(min(wanted, fitting(model, sizes, gpu, wanted, limit)), min(LEAST_CONTEXT, wanted))
+
+
+def fitting(model: Model, sizes: Sizes, gpu: Gpu, most: int, limit: int | None = None) -> int:
+    """The most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
+    room = share_out(model, sizes, gpu, most, streams=False, limit=limit).experts_bytes
+    if room >= 0:
+        return most
+    least = min(PREFILL_CHUNK, most)
+    missing_pages = -(room // ((kv_bytes_per_token(model.spec) + least) * PAGE_TOKENS))
+    found = (most - 1) // PAGE_TOKENS * PAGE_TOKENS
+    return max(0, min(found, (most // PAGE_TOKENS - missing_pages) * PAGE_TOKENS))
+
+
+# --- after an out-of-memory -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lower:
+    """The next smaller attempt: what to ask for, and the sentence to say."""
+
+    request: Request
+    sentence: str
+
+
+def step_down(request: Request, plan: Plan) -> Lower | None:
+    """What to try after the GPU of `plan` ran out of memory; None: it was not used.
+
+    First fewer experts on it, then a shorter context, then the CPU alone. Every attempt takes less of the
+    GPU's memory than the one before, so repeating ends; `Request.vram_bytes` of the last one that
+    worked is what to remember.
+    """
+    device = plan.device
+    if device is None:
+        return None
+    name, need = device.gpu.name, device.need
+    if need.experts:
+        count = sum(device.n_experts)
+        cut = max(need.experts // 4, min(need.experts, -(-need.experts // max(device.n_experts))))
+        vram = need.total - max(cut, GRAIN << 20)
+        return Lower(
+            replace(request, context=plan.context, vram_bytes=vram),
+            f"{name} ran out of memory with {count} experts on it; trying again with"
+            f" {gib(vram)} instead of {gib(need.total)}",
+        )
+    shorter = plan.context // 2 // PAGE_TOKENS * PAGE_TOKENS
+    if shorter >= LEAST_CONTEXT:
+        saved = need.cache * (plan.context - shorter) // plan.context
+        return Lower(
+            replace(request, context=shorter, vram_bytes=need.total - saved // 2),
+            f"{name} ran out of memory; trying again with a context of {shorter} positions"
+            f" instead of {plan.context}",
+        )
+    return Lower(
+        replace(request, device=CPU),
+        f"{name} has too little free memory for this model; every layer runs on the CPU",
+    )

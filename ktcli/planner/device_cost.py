@@ -1,0 +1,218 @@
+"""How long the GPU's share of a step takes, layer by layer, and what passes between it and the CPU.
+
+A roofline again: the GPU overlaps reading and arithmetic, so the slower of the two counts, and every kernel
+of a captured graph costs a little by itself. Rates are measured ones where there are some, else those of
+the data sheet; what the kernels reach of them is assumed until it is measured, and written here once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.hardware.datasheet import data_sheet
+from ktcli.hardware.machine import Gpu
+from ktcli.planner.cost import Rates, seconds
+from ktcli.planner.deferral import Times
+from ktcli.planner.experts import Hits
+from ktcli.planner.simulate import Layer
+from ktcli.planner.spec import Unit, Work
+from ktcli.planner.stack import F64Array, Load, Stack
+
+# All of these are assumed, not yet measured on a GPU.
+READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
+GEMM_SHARE = 0.50  # of the bf16 peak, at prefill
+ATTENTION_SHARE = 0.30  # of the bf16 peak, over the cache
+LINK_SHARE = 0.80  # of the link on paper, from pinned memory
+KERNEL_S = 2.5e-6  # one small kernel inside a graph
+KERNELS_BEFORE = 12  # attention, norms, router of a layer
+KERNELS_BESIDE = 4  # shared and resident experts, sums
+HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
+LAUNCH_S = 20e-6  # of one graph
+PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
+LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a GPU can do.
+
+    Attributes:
+        read_bps, bf16_ops: of its memory and its tensor cores, at the peak.
+        copy_bps: from pinned main memory to it, as reached.
+        measured: none of them is assumed.
+        basis: where they come from, for people.
+    """
+
+    read_bps: float
+    bf16_ops: float
+    copy_bps: float
+    measured: bool
+    basis: str
+
+
+def device_rates(gpu: Gpu) -> DeviceRates:
+    """Measured rates, else those of the data sheet and of the link on paper."""
+    sheet = data_sheet(gpu)
+    words = []
+    if gpu.read_bps is None or gpu.bf16_ops is None:
+        source = "data sheet of" if sheet.known else "slowest of"
+        words.append(f"GPU assumed: {source} {sheet.name}")
+    if gpu.copy_bps is None:
+        link = f"{gpu.link_bps / 1e9:.0f} GB/s" if gpu.link_bps else "PCIe 3.0 x16"
+        words.append(f"copies assumed at {LINK_SHARE:.0%} of a link of {link}")
+    return DeviceRates(
+        read_bps=gpu.read_bps or sheet.read_bps,
+        bf16_ops=gpu.bf16_ops or sheet.bf16_ops,
+        copy_bps=gpu.copy_bps or LINK_SHARE * (gpu.link_bps or LINK_BPS),
+        measured=not words,
+        basis="; ".join(words) or "GPU measured",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """CPU and GPU with one model between them: the times of its layers.
+
+    Attributes:
+        cpu: rates of the threads that run the CPU's experts.
+        hits: where a token's experts are.
+        resident: experts of each MoE layer on the GPU.
+        measured: t_e, T_g and T_s of an average MoE layer at `early` positions, where they were measured.
+    """
+
+    stack: Stack
+    cpu: Rates
+    device: DeviceRates
+    hits: Hits
+    resident: tuple[int, ...]
+    measured: Times | None = None
+
+    def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
+        """Values of MoE layers as values of all layers, zero elsewhere."""
+        found = np.zeros(self.stack.layers)
+        found[self.stack.moe] = values
+        return found
+
+    # --- decode -----------------------------------------------------------------------------------
+
+    def layers(self, position: int) -> list[Layer]:
+        """The layers of a step of one token at `position`, for the simulation."""
+        stack, rates = self.stack, self.device
+        before = self._loaded(stack.before) + KERNELS_BEFORE * KERNEL_S + self.cache_s(position)
+        k_cpu = self.by_layer(self.hits.k_cpu)
+        near = np.where(self.by_layer(self.resident) > 0, stack.top_k - k_cpu, 0.0)
+        resident_s = near * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
+        beside = self._loaded(stack.beside) + resident_s + KERNELS_BESIDE * KERNEL_S
+        send, fetch, expert = self._send_s(1), self._fetch_s(1), self.expert_s
+        found = [
+            Layer(float(b), float(s), send, fetch, float(k), e)
+            if k > 0
+            else Layer(float(b), float(s))
+            for b, s, k, e in zip(before, beside, k_cpu, expert, strict=True)
+        ]
+        return found if self.measured is None else self._as_measured(found, position)
+
+    def times(self, position: int) -> Times:
+        """t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
+        found = [layer for layer in self.layers(position) if layer.hits > 0]
+        if not found:
+            return Times(0.0, 0.0)
+        n = len(found)
+        return Times(
+            expert_s=sum(layer.expert_s for layer in found) / n,
+            device_s=sum(layer.device_s + layer.send_s + layer.fetch_s for layer in found) / n,
+            shared_s=sum(layer.shared_s for layer in found) / n,
+        )
+
+    def mean_hits(self) -> float:
+        """Experts of a token on the CPU, over the layers that have some there."""
+        some = [hits for hits in self.hits.k_cpu if hits > 0]
+        return sum(some) / len(some) if some else 0.0
+
+    @property
+    def expert_s(self) -> list[float]:
+        """t_e by the roofline, per layer."""
+        unit, expert = self.stack.expert_unit, self.stack.expert
+        cache: dict[tuple[float, float], float] = {}
+        for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
+            if (size, ops) not in cache:
+                cache[size, ops] = seconds(Work("", unit, int(size), int(ops)), self.cpu, 1)
+        pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
+        return [cache[pair] for pair in pairs]
+
+    def head_s(self) -> float:
+        """Launch of the graph, output head, and the copy of the logits."""
+        head, rates = self.stack.head, self.device
+        reading = head.read_bytes / (rates.read_bps * READ_SHARE)
+        return LAUNCH_S + reading + 4 * self.stack.vocab / rates.copy_bps
+
+    def cache_s(self, position: int) -> float:
+        """Attention of one layer over so many cached positions."""
+        reading = position * self.stack.kv_bytes / (self.device.read_bps * READ_SHARE)
+        return max(reading, position * self.stack.kv_ops / (self.device.bf16_ops * ATTENTION_SHARE))
+
+    def part_s(self, work: Work) -> float:
+        """One part of a step on the GPU by itself."""
+        share = ATTENTION_SHARE if work.unit is Unit.ATTENTION else GEMM_SHARE
+        reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
+        return max(reading, work.ops / (self.device.bf16_ops * share))
+
+    def _loaded(self, load: Load) -> F64Array:
+        """Time of one token's products: what is read and what is computed, the slower of the two."""
+        reading = load.size_bytes / (self.device.read_bps * READ_SHARE)
+        return np.maximum(reading, load.ops / (self.device.bf16_ops * GEMM_SHARE))
+
+    def _send_s(self, n_tokens: int) -> float:
+        """bf16 inputs, int32 ids and f32 gates to the CPU."""
+        size = n_tokens * (2 * self.stack.hidden + 8 * self.stack.top_k)
+        return HANDOFF_S + size / self.device.copy_bps
+
+    def _fetch_s(self, n_tokens: int) -> float:
+        """f32 sums from it."""
+        return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
+
+    def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
+        """The layers with measured times in place of the roofline's; only the cache keeps its own."""
+        assert self.measured is not None
+        said, grown = self.measured, self.cache_s(position) - self.cache_s(MEASURED_AT)
+        device_s = max(0.0, said.device_s + grown)
+        return [
+            Layer(device_s, said.shared_s, 0.0, 0.0, layer.hits, said.expert_s)
+            if layer.hits > 0
+            else layer
+            for layer in found
+        ]
+
+    # --- prefill ----------------------------------------------------------------------------------
+
+    def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
+        """Seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk."""
+        rates, stack = self.device, self.stack
+        pairs = n_tokens * start + n_tokens * (n_tokens + 1) / 2
+        cache = max(
+            (start + n_tokens) * stack.kv_bytes / (rates.read_bps * READ_SHARE),
+            pairs * stack.kv_ops / (rates.bf16_ops * ATTENTION_SHARE),
+        )
+        before = self._products(stack.before, n_tokens) + cache + KERNELS_BEFORE * PREFILL_LAUNCH_S
+        beside = self._products(stack.beside, n_tokens) + KERNELS_BESIDE * PREFILL_LAUNCH_S
+        return before, beside
+
+    def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
+        """Seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
+        weights are read, written as bf16 and read again, and multiplied."""
+        rates, expert = self.device, self.stack.expert
+        touched = np.where(
+            experts > 0, experts * (1 - np.exp(-n_tokens * hits / np.maximum(experts, 1))), 0
+        )
+        unpacked = 2 * expert.ops  # two bytes for each of ops / 2 weights, written and read
+        reading = touched * (expert.size_bytes + unpacked) / (rates.read_bps * READ_SHARE)
+        return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
+
+    def _products(self, load: Load, n_tokens: int) -> F64Array:
+        reading = load.size_bytes / (self.device.read_bps * READ_SHARE)
+        return np.maximum(reading, n_tokens * load.ops / (self.device.bf16_ops * GEMM_SHARE))
+
+
+MEASURED_AT = 512  # positions in the cache when T_g is measured

@@ -1,0 +1,224 @@
+"""Which experts lie on the GPU: a mask over the MoE layers, always within a budget of bytes.
+
+    uniform   the same number in every layer, spread evenly over the ids
+    front     all experts of the first layers
+    hot       those that a heat map saw most often, by hits per byte, over all layers
+    a mask    as somebody wrote it
+
+What the mask leaves to the CPU follows from it: the hits per token and layer that the depth of deferral
+and the predicted speed need. A heat map gives them as they were counted; without one all experts of a
+layer are equally likely.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import UsageError
+from ktcli.hardware.text import cpu_list
+
+Mask = NDArray[np.bool_]  # [MoE layers, E]: True: on the GPU
+Heat = NDArray[np.int64]  # [MoE layers, E]: how often each expert was chosen
+
+UNIFORM, FRONT, HOT = "uniform", "front", "hot"
+WISHES = (UNIFORM, FRONT, HOT)
+Wish = int | str | Mask | None
+_LINE = re.compile(r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is to be filled.
+
+    Attributes:
+        sizes: bytes of one expert of each MoE layer.
+        experts: E.
+        budget_bytes: for experts on the GPU.
+    """
+
+    sizes: tuple[int, ...]
+    experts: int
+    budget_bytes: int
+
+    @property
+    def all_bytes(self) -> int:
+        return sum(self.sizes) * self.experts
+
+    @property
+    def empty(self) -> Mask:
+        return np.zeros((len(self.sizes), self.experts), np.bool_)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A mask within the budget.
+
+    Attributes:
+        rule: "uniform", "front", "hot", "all" or "mask".
+        reason: a sentence where the wish did not come true, else "".
+    """
+
+    mask: Mask
+    rule: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What a mask leaves to the CPU.
+
+    Attributes:
+        k_cpu: expected experts per token that run on the CPU, for each MoE layer.
+        rate: share of all chosen experts that lie on the GPU, 0 to 1.
+    """
+
+    k_cpu: tuple[float, ...]
+    rate: float
+
+
+def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
+    """The mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
+
+    Raises:
+        UsageError: a wish or heat map of another model, or `hot` without a heat map.
+    """
+    if heat is not None and heat.shape != room.empty.shape:
+        raise UsageError(
+            f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}"
+        )
+    if wish is None and room.all_bytes <= room.budget_bytes:
+        return Choice(~room.empty, "all")
+    if wish is None:
+        wish = UNIFORM if heat is None else HOT
+    if isinstance(wish, np.ndarray):
+        return _explicit(wish, room)
+    if isinstance(wish, int):
+        return _counted(wish, room)
+    if wish == UNIFORM:
+        return Choice(uniform(_most(room), room), UNIFORM)
+    if wish == FRONT:
+        return Choice(_greedy(range(room.empty.size), room), FRONT)
+    if wish != HOT:
+        raise UsageError(
+            f"{str(wish)[:60]!r} is no choice of experts for the GPU",
+            hint=f"a number per layer, {', '.join(WISHES)}, or a file",
+        )
+    if heat is None:
+        raise UsageError(
+            "there is no heat map yet that says which experts are hot",
+            hint="one is recorded while you chat; until then: --gpu-experts uniform",
+        )
+    return Choice(_greedy(_hottest(heat, room), room), HOT)
+
+
+def uniform(count: int, room: Room) -> Mask:
+    """The same number of experts in each layer, at even distances."""
+    mask = room.empty
+    mask[:, np.arange(count) * room.experts // max(1, count)] = True
+    return mask
+
+
+def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
+    """Expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
+    layers, experts = mask.shape
+    weights = np.ones(mask.shape) if heat is None else np.maximum(heat.astype(np.float64), 0.5)
+    on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
+    on_gpu[mask.all(axis=1)] = 1.0  # without what rounding leaves
+    k_cpu = tuple(float(value) for value in top_k * (1.0 - on_gpu))
+    return Hits(k_cpu, float(on_gpu.mean()) if layers and experts else 0.0)
+
+
+def parse_mask(text: str, layers: int, experts: int) -> Mask:
+    """A mask as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
+
+    Raises:
+        UsageError: other lines, or ids that the model does not have.
+    """
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    whole = [
+        line for line, said in zip(lines, text.splitlines(), strict=True) if line or "#" not in said
+    ]
+    if len(whole) != layers:
+        raise UsageError(
+            f"the file of GPU experts has {len(whole)} lines, the model {layers} MoE layers"
+        )
+    mask = np.zeros((layers, experts), np.bool_)
+    for number, line in enumerate(whole):
+        if not _LINE.fullmatch(line):
+            raise UsageError(
+                f"line {number + 1} of the file of GPU experts is {line[:40]!r}",
+                hint="a line lists the ids of one MoE layer, for example: 0-15,32",
+            )
+        ids = _ids(line)
+        if ids and ids[-1] >= experts:
+            raise UsageError(
+                f"line {number + 1} of the file of GPU experts names expert {ids[-1]},"
+                f" the model has 0-{experts - 1}"
+            )
+        mask[number, list(ids)] = True
+    return mask
+
+
+def _ids(line: str) -> tuple[int, ...]:
+    try:
+        return cpu_list(line)
+    except ValueError as error:
+        raise UsageError(
+            "a line of the file of GPU experts names more ids than any model has"
+        ) from error
+
+
+def _shape(of: NDArray[np.generic]) -> str:
+    return " x ".join(str(n) for n in of.shape)
+
+
+def _most(room: Room) -> int:
+    """The largest number that fits in every layer."""
+    return min(room.experts, max(0, room.budget_bytes) // max(1, sum(room.sizes)))
+
+
+def _counted(wish: int, room: Room) -> Choice:
+    if not 0 <= wish <= room.experts:
+        raise UsageError(
+            f"{wish} experts per layer are asked for on the GPU, the model has {room.experts}"
+        )
+    most = _most(room)
+    reason = f"{wish} experts per layer do not fit; {most} do" if wish > most else ""
+    return Choice(uniform(min(wish, most), room), UNIFORM, reason)
+
+
+def _explicit(wish: Mask, room: Room) -> Choice:
+    if wish.shape != room.empty.shape:
+        raise UsageError(
+            f"the mask of GPU experts is of {_shape(wish)}, the model has {_shape(room.empty)}"
+        )
+    asked = wish.astype(np.bool_)
+    # Where not all fit, every layer gives up its last ones: by rank in the layer, then by layer.
+    rank = np.where(asked, np.cumsum(asked, axis=1), wish.size)
+    order = np.argsort(rank, axis=None, kind="stable")
+    mask = _greedy(order[: int(asked.sum())], room)
+    lost = int(asked.sum()) - int(mask.sum())
+    reason = f"{lost} of the {int(asked.sum())} experts asked for do not fit" if lost else ""
+    return Choice(mask, "mask", reason)
+
+
+def _hottest(heat: Heat, room: Room) -> NDArray[np.int64]:
+    """Flat indices by hits per byte, the most first; equal ones spread over the layers."""
+    experts = heat.shape[1]
+    worth = heat / np.maximum(np.array(room.sizes, np.float64), 1.0)[:, None]
+    layer, expert = np.divmod(np.arange(heat.size), experts)
+    return np.lexsort((layer, expert, -worth.ravel()))
+
+
+def _greedy(order: Sequence[int] | NDArray[np.int64], room: Room) -> Mask:
+    """The experts of `order` (flat indices) as long as they fit; the first that does not ends it."""
+    sizes = np.array(room.sizes, np.int64)[np.asarray(order, np.int64) // max(1, room.experts)]
+    count = int(np.searchsorted(np.cumsum(sizes), max(0, room.budget_bytes), side="right"))
+    mask = room.empty
+    mask.ravel()[np.asarray(order, np.int64)[:count]] = True
+    return mask

@@ -1,0 +1,240 @@
+"""The question to the planner and its answer, as data.
+
+A plan explains itself: each line carries its bytes, its reason and its predicted time; a plan that does not
+fit says what would; what somebody forced says what it costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ktcli.errors import NotEnoughMemory
+from ktcli.hardware.machine import Gpu
+from ktcli.planner.deferral import Times
+from ktcli.planner.device_cost import DeviceRates
+from ktcli.planner.experts import Heat, Mask, Wish
+from ktcli.planner.host import Host
+from ktcli.planner.nodes import NodeNeed
+from ktcli.planner.prefill import NEVER
+from ktcli.weights.recipe import Recipe
+
+EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
+
+
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What the user asks for; None: the plan decides.
+
+    Attributes:
+        recipe: number formats.
+        context: positions to reserve; None = `memory.default_context`.
+        device: "auto" (a GPU if that is faster), "cpu", "cuda" or "cuda:N".
+        gpu_experts: experts on the GPU: a number per layer, "uniform", "front", "hot", or a mask.
+        defer: depth of deferral.
+        prefill_threshold: tokens from which on a chunk of a prompt is streamed; `prefill.NEVER`: none.
+        heat: [MoE layers, E]: how often each expert was chosen; None: nobody counted.
+        vram_bytes: what the plan may take of the GPU's memory at most; None: all that is free.
+        times: t_e, T_g and T_s at `device_cost.MEASURED_AT` positions, measured with this machine.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    context: int | None = None
+    device: str = AUTO
+    gpu_experts: Wish = None
+    defer: int | None = None
+    prefill_threshold: int | None = None
+    heat: Heat | None = None
+    vram_bytes: int | None = None
+    times: Times | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One part of the plan.
+
+    Attributes:
+        where: the memory it lies in: "GPU", "memory" (anywhere), or which nodes and how they share it.
+        decode_bytes: read for one token at EARLY_TOKENS.
+        decode_s, prefill_s: predicted share of one decode step, and of one token of a prefill chunk.
+    """
+
+    part: str
+    format: str
+    where: str
+    size_bytes: int
+    decode_bytes: int
+    decode_s: float
+    prefill_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Predicted tokens per second: decode early in a chat and at the full context, and prefill."""
+
+    decode: float
+    decode_full: float
+    prefill: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vram:
+    """Bytes of the GPU's memory.
+
+    Attributes:
+        weights: everything but the embedding and the routed experts.
+        cache: of the whole context.
+        workspace: activations of a chunk.
+        stream: both buffers that streamed experts pass through.
+        graph: captured graphs and workspaces of libraries.
+        runtime: the CUDA context with its kernels.
+        margin: left free.
+        experts: resident ones.
+    """
+
+    weights: int
+    cache: int
+    workspace: int
+    stream: int
+    graph: int
+    runtime: int
+    margin: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """What one GPU does.
+
+    Attributes:
+        need: of its memory, part by part.
+        budget_bytes: of its memory that the plan may take.
+        resident: ids of the experts on it, for each MoE layer.
+        experts: E of the model.
+        rule: how they were chosen: "all", "uniform", "front", "hot" or "mask".
+        hit_rate: share of all chosen experts that lie on it.
+        k_cpu: expected experts per token on the CPU, for each MoE layer.
+        depth: of deferral, at the beginning of a chat.
+        depths: (position, depth): from which position on which depth; positions ascend from 0.
+        prefill_threshold: tokens from which on a chunk of a prompt is streamed; NEVER: none is.
+        chunk: most tokens of a chunk that stays on the GPU; with experts on the CPU it is PREFILL_CHUNK.
+        stream_experts: experts that one of the two stream buffers holds; 0: nothing is streamed.
+        times: t_e, T_g and T_s of an average layer at the beginning of a chat.
+        rates: of the GPU.
+        cpu_busy, gpu_busy: share of a predicted decode step that each is at work.
+        reasons: of the decisions, a sentence each.
+    """
+
+    gpu: Gpu
+    need: Vram
+    budget_bytes: int
+    resident: tuple[tuple[int, ...], ...]
+    experts: int
+    rule: str
+    hit_rate: float
+    k_cpu: tuple[float, ...]
+    depth: int
+    depths: tuple[tuple[int, int], ...]
+    prefill_threshold: int
+    chunk: int
+    stream_experts: int
+    times: Times
+    rates: DeviceRates
+    cpu_busy: float
+    gpu_busy: float
+    reasons: tuple[str, ...]
+
+    @property
+    def mask(self) -> Mask:
+        """[MoE layers, E] bool: True: on the GPU."""
+        mask = np.zeros((len(self.resident), self.experts), np.bool_)
+        for row, ids in zip(mask, self.resident, strict=True):
+            row[list(ids)] = True
+        return mask
+
+    @property
+    def n_experts(self) -> tuple[int, ...]:
+        """Experts on the GPU, of each MoE layer."""
+        return tuple(map(len, self.resident))
+
+    @property
+    def streams(self) -> bool:
+        """Whether any prompt is long enough to be streamed."""
+        return self.prefill_threshold != NEVER and self.stream_experts > 0
+
+    def depth_at(self, position: int) -> int:
+        """Depth of deferral of the token at `position`."""
+        return next(depth for start, depth in reversed(self.depths) if start <= position)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a forced option does to the speed.
+
+    Attributes:
+        option: as typed, e.g. "--defer 0".
+        what: "decode" or "prefill".
+        own, forced: predicted tokens per second as the plan would choose, and as it was forced.
+    """
+
+    option: str
+    what: str
+    own: float
+    forced: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer of `place`.
+
+    Attributes:
+        need_bytes: memory the plan takes.
+        advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
+        nodes: what each node must hold; (): no memory is bound to a node.
+        traffic_bytes: activations that pass between the teams per decoded token (`nodes.traffic_bytes`);
+            0 with one team.
+        device: what the GPU does; None: every layer runs on the CPU.
+        notes: what the user should know, a sentence each.
+        costs: of what was forced.
+    """
+
+    host: Host
+    recipe: Recipe
+    context: int
+    lines: tuple[Line, ...]
+    need_bytes: int
+    speed: Speed
+    advice: tuple[str, ...]
+    nodes: tuple[NodeNeed, ...] = ()
+    traffic_bytes: int = 0
+    device: DevicePlan | None = None
+    notes: tuple[str, ...] = ()
+    costs: tuple[Cost, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
+
+    def require(self, what: str) -> None:
+        """Raise if the plan does not fit.
+
+        Raises:
+            NotEnoughMemory: with what would make it fit.
+        """
+        hint = "; ".join(self.advice)
+        if self.need_bytes > self.host.available_bytes:
+            raise NotEnoughMemory(what, self.need_bytes, self.host.available_bytes, hint=hint)
+        for each in self.nodes:
+            if not each.fits:
+                raise NotEnoughMemory(
+                    what, each.need_bytes, each.free_bytes, node=each.node, hint=hint
+                )

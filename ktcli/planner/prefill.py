@@ -1,0 +1,133 @@
+"""Long prompts: from how many tokens on it is faster to stream experts through the GPU.
+
+With the experts on the CPU, a chunk runs layer after layer: attention on the GPU, then the CPU's experts
+beside the GPU's. Streamed, every layer's experts that lie in main memory are copied into a double buffer,
+a buffer at a time, while the GPU computes the layer before; a layer takes the longer of its copy and its
+computation. The copy costs the same for one token and for thousands, so long prompts are worth it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
+from ktcli.planner.device_cost import HANDOFF_S, Hybrid
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.stack import F64Array
+
+GRAIN = 64  # thresholds and chunks are multiples of it
+NEVER = (1 << 31) - 1  # a threshold that no prompt reaches
+# Weights pass main memory's bus three times: read, written to the pinned buffer, read by the link.
+STAGING_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Times of a prefill.
+
+    Attributes:
+        chunk: tokens of one streamed pass over the layers.
+        buffer_experts: experts that one of the two buffers holds; 0: nothing can be streamed.
+    """
+
+    hybrid: Hybrid
+    chunk: int
+    buffer_experts: int
+
+    @property
+    def plain_chunk(self) -> int:
+        """Tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
+        return PREFILL_CHUNK if any(self.hybrid.hits.k_cpu) else self.chunk
+
+    def on_cpu_s(self, n_tokens: int) -> float:
+        """Seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
+        starts = range(0, n_tokens, self.plain_chunk)
+        return sum(self._cpu_chunk(min(self.plain_chunk, n_tokens - at), at) for at in starts)
+
+    def streamed_s(self, n_tokens: int) -> float:
+        """Seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
+        starts = range(0, n_tokens, self.chunk)
+        return sum(self._streamed_chunk(min(self.chunk, n_tokens - at), at) for at in starts)
+
+    def seconds(self, n_tokens: int, threshold: int) -> float:
+        """The way a session goes: chunks of at least `threshold` tokens are streamed, the rest is not."""
+        done, total = 0, 0.0
+        while done < n_tokens:
+            size = min(self.chunk, n_tokens - done)
+            if size >= threshold and self.buffer_experts:
+                total += self._streamed_chunk(size, done)
+            else:
+                size = min(self.plain_chunk, size)
+                total += self._cpu_chunk(size, done)
+            done += size
+        return total
+
+    def threshold(self) -> int:
+        """The least multiple of GRAIN from which on a chunk is faster streamed; NEVER if none is.
+
+        What streaming costs is mostly the same for every length, so what it saves grows with the length.
+        """
+        if not self.buffer_experts or self.chunk < GRAIN:
+            return NEVER
+        sizes = range(GRAIN, self.chunk + 1, GRAIN)
+        found = bisect_left(sizes, True, key=self._pays)
+        return sizes[found] if found < len(sizes) else NEVER
+
+    def _pays(self, n_tokens: int) -> bool:
+        return self.streamed_s(n_tokens) < self.on_cpu_s(n_tokens)
+
+    def cpu_experts_s(self, n_tokens: int) -> float:
+        """What the CPU's experts take of a chunk by themselves."""
+        h = self.hybrid
+        left = self.hybrid.stack.experts - h.by_layer(h.resident)
+        return float(self._cpu_experts(n_tokens, h.by_layer(h.hits.k_cpu), left).sum())
+
+    # --- one chunk ----------------------------------------------------------------------------------
+
+    def _cpu_chunk(self, n_tokens: int, start: int) -> float:
+        h, stack = self.hybrid, self.hybrid.stack
+        before, beside = h.device_chunk_s(n_tokens, start)
+        k_cpu, resident = h.by_layer(h.hits.k_cpu), h.by_layer(h.resident)
+        on_gpu = np.where(resident > 0, stack.top_k - k_cpu, 0.0)
+        beside = beside + h.experts_chunk_s(n_tokens, on_gpu, resident)
+        size = n_tokens * (6 * stack.hidden + 8 * stack.top_k)  # bf16 in, f32 out, ids and gates
+        passed = np.where(k_cpu > 0, 2 * HANDOFF_S + size / h.device.copy_bps, 0.0)
+        busy = self._cpu_experts(n_tokens, k_cpu, stack.experts - resident)
+        return float(np.sum(before + passed + np.maximum(busy, beside))) + h.head_s()
+
+    def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:
+        """As `cost.seconds`: blocks are read and unpacked, then multiplied with every token."""
+        h, expert = self.hybrid, self.hybrid.stack.expert
+        touched = np.where(
+            k_cpu > 0,
+            experts * (1 - (1 - np.minimum(1, k_cpu / np.maximum(experts, 1))) ** n_tokens),
+            0,
+        )
+        reading = touched * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
+        computing = n_tokens * k_cpu * expert.ops / h.cpu.reached(h.stack.expert_unit, n_tokens)
+        return np.maximum(reading, computing) if n_tokens == 1 else reading + computing
+
+    def _streamed_chunk(self, n_tokens: int, start: int) -> float:
+        h, stack = self.hybrid, self.hybrid.stack
+        before, beside = h.device_chunk_s(n_tokens, start)
+        every = h.by_layer((stack.experts,) * len(stack.moe))
+        hits = h.by_layer((float(stack.top_k),) * len(stack.moe))
+        computing = before + beside + h.experts_chunk_s(n_tokens, hits, every)
+        left = every - h.by_layer(h.resident)
+        copying = left * stack.expert.size_bytes / self.copy_bps
+        # The first buffer is filled before there is anything to compute.
+        first = float(self.buffer_experts * stack.expert.size_bytes.max() / self.copy_bps)
+        return (
+            float(np.sum(np.maximum(copying, computing)))
+            + min(first, float(copying.max()))
+            + h.head_s()
+        )
+
+    @property
+    def copy_bps(self) -> float:
+        """Bytes per second from the weights' place in main memory to the GPU, through the pinned buffer."""
+        h = self.hybrid
+        return min(h.device.copy_bps, h.cpu.read_bps / STAGING_PASSES)

@@ -1,0 +1,109 @@
+"""One decode step as events: the GPU's stream and the CPU's queue of experts, layer by layer.
+
+    GPU   attention, router │ send │ shared, resident experts │ wait │ fetch │ attention ...
+    CPU                            │ immediate experts        │ deferred experts │ immediate ...
+
+The queue is first in, first out: the immediate experts of a layer begin when they were sent and the deferred
+ones of the layer before are done; the GPU waits for the immediate ones only. The last MoE layer with
+experts on the CPU defers nothing. In the steady state a layer takes what `deferral` says it does; here the
+layers may differ, and every span has its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ktcli.planner.deferral import deferred
+
+GPU, CPU = "GPU", "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Seconds of one decoder layer.
+
+    Attributes:
+        device_s: attention, norms and router on the GPU.
+        send_s, fetch_s: inputs to the CPU and sums back, with the hand-off.
+        shared_s: shared and resident experts, or the dense MLP, on the GPU.
+        hits: experts of the token that run on the CPU; 0: the layer does not leave the GPU.
+        expert_s: the CPU's time for one of them.
+    """
+
+    device_s: float
+    shared_s: float
+    send_s: float = 0.0
+    fetch_s: float = 0.0
+    hits: float = 0.0
+    expert_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
+
+    where: str
+    what: str
+    layer: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """One step, which takes `step_s` until the GPU is done."""
+
+    spans: tuple[Span, ...]
+    step_s: float
+
+    def busy_s(self, where: str) -> float:
+        """How long the CPU or the GPU was at work; waiting is not work."""
+        ours = (span for span in self.spans if span.where == where and span.what != "wait")
+        return sum(span.end_s - span.start_s for span in ours)
+
+
+class _Track:
+    """One device: spans one after the other."""
+
+    def __init__(self, where: str, spans: list[Span]) -> None:
+        self.where, self.spans, self.now_s = where, spans, 0.0
+
+    def run(self, what: str, layer: int, seconds: float, after_s: float = 0.0) -> float:
+        """Add a span that begins when the device is free and `after_s` is reached; its end."""
+        start = max(self.now_s, after_s)
+        self.now_s = start + seconds
+        if seconds > 0:
+            self.spans.append(Span(self.where, what, layer, start, self.now_s))
+        return self.now_s
+
+    def wait(self, layer: int, until_s: float) -> None:
+        if until_s > self.now_s:
+            self.spans.append(Span(self.where, "wait", layer, self.now_s, until_s))
+            self.now_s = until_s
+
+
+def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Simulation:
+    """Run one step of one token.
+
+    Args:
+        depth: experts per token and layer that are deferred at most.
+        tail_s: what the GPU does after the last layer: the output head, the copy of the logits.
+    """
+    spans: list[Span] = []
+    gpu, cpu = _Track(GPU, spans), _Track(CPU, spans)
+    last = max((i for i, layer in enumerate(layers) if layer.hits > 0), default=-1)
+    for i, layer in enumerate(layers):
+        gpu.run("attention", i, layer.device_s)
+        if layer.hits <= 0:
+            gpu.run("shared", i, layer.shared_s)
+            continue
+        sent = gpu.run("send", i, layer.send_s)
+        late = 0.0 if i == last else deferred(layer.hits, depth)
+        done = cpu.run("experts", i, (layer.hits - late) * layer.expert_s, sent)
+        cpu.run("deferred", i, late * layer.expert_s)
+        gpu.run("shared", i, layer.shared_s)
+        gpu.wait(i, done)
+        gpu.run("fetch", i, layer.fetch_s)
+    gpu.run("head", len(layers), tail_s)
+    return Simulation(tuple(spans), gpu.now_s)

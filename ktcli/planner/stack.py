@@ -1,0 +1,142 @@
+"""A model as layers of loads: what each decoder layer stores and does per token, part by part.
+
+`spec` counts a whole step; a plan with a GPU needs each layer by itself, because CPU and GPU work at the
+same time and wait for each other layer by layer. Both count the same tensors by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.layers.tensors import Role, Tensor
+from ktcli.models.model import Model
+from ktcli.planner.experts import Mask, Room
+from ktcli.planner.spec import (
+    KV_ELEMENT_BYTES,
+    Share,
+    Step,
+    Unit,
+    Work,
+    part_name,
+    tensor_work,
+)
+from ktcli.weights.recipe import Recipe, stored_bytes
+
+F64Array = NDArray[np.float64]
+
+# Parts of a layer that come before its experts; all others run beside them.
+_BEFORE = {"attention", "latent attention", "router", "norms, biases"}
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Per layer [L]: bytes stored, and operations per token (a multiply and an add are two)."""
+
+    size_bytes: F64Array
+    ops: F64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The layers of one model in one recipe.
+
+    Attributes:
+        before: attention projections, norms, router.
+        beside: shared experts or the dense MLP.
+        expert: one routed expert; zero in dense layers.
+        moe: numbers of the layers with routed experts.
+        head: bytes and operations of the output head for one row.
+        expert_unit: the loop that experts run in on the CPU.
+        kv_bytes, kv_ops: of one layer, per cached position.
+        hidden, vocab, experts, top_k: of the model.
+    """
+
+    before: Load
+    beside: Load
+    expert: Load
+    moe: NDArray[np.int64]
+    head: Work
+    expert_unit: Unit
+    kv_bytes: float
+    kv_ops: float
+    hidden: int
+    vocab: int
+    experts: int
+    top_k: int
+
+    @property
+    def layers(self) -> int:
+        return len(self.before.ops)
+
+    def room(self, budget_bytes: int) -> Room:
+        """What a mask may fill."""
+        sizes = tuple(int(size) for size in self.expert.size_bytes[self.moe])
+        return Room(sizes, self.experts, budget_bytes)
+
+
+def stack_of(model: Model, recipe: Recipe) -> Stack:
+    """The loads of every layer."""
+    spec, one = model.spec, Step(1)
+    sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
+    head, unit, moe = Work("output head", Unit.BF16, 0, 0), Unit.INT8, set()
+    for tensor in model.tensors:
+        work = tensor_work(tensor, spec, recipe, one)
+        if tensor.layer is None:
+            if tensor.role is not Role.TABLE:
+                head = replace(
+                    head, read_bytes=head.read_bytes + work.read_bytes, ops=head.ops + work.ops
+                )
+        elif tensor.role is Role.EXPERTS:
+            unit = work.unit
+            moe.add(tensor.layer)
+            size = stored_bytes(tensor, recipe) // tensor.count
+            sums["expert"][:, tensor.layer] += size, 2 * tensor.n * tensor.k
+        else:
+            name = "before" if part_name(tensor) in _BEFORE else "beside"
+            sums[name][:, tensor.layer] += work.read_bytes, work.ops
+    return Stack(
+        **{name: Load(*rows) for name, rows in sums.items()},
+        moe=np.array(sorted(moe), np.int64),
+        head=head,
+        expert_unit=unit,
+        kv_bytes=float(spec.kv_elements * KV_ELEMENT_BYTES),
+        kv_ops=float(spec.attention_ops),
+        hidden=spec.hidden,
+        vocab=spec.vocab,
+        experts=spec.experts,
+        top_k=spec.top_k,
+    )
+
+
+def split(model: Model, mask: Mask) -> tuple[Share, Share]:
+    """What main memory and what the GPU's memory hold: embedding and other experts here, all else there."""
+    layers = sorted(
+        {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
+    )
+    resident = dict(zip(layers, mask.sum(axis=1).tolist(), strict=True))
+    host, device = [], []
+    for tensor in model.tensors:
+        if tensor.role is Role.EXPERTS and tensor.layer is not None:
+            there = int(resident[tensor.layer])
+            host.append(replace(tensor, count=tensor.count - there))
+            device.append(replace(tensor, count=there))
+        else:
+            (host if tensor.role is Role.TABLE else device).append(tensor)
+    return Share(_some(host)), Share(_some(device))
+
+
+def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor.count)
+
+
+def near_bytes(model: Model, recipe: Recipe) -> int:
+    """Bytes of everything that lies on a GPU in use, whatever the mask."""
+    return sum(
+        stored_bytes(tensor, recipe)
+        for tensor in model.tensors
+        if tensor.role not in (Role.TABLE, Role.EXPERTS)
+    )
