@@ -71,6 +71,13 @@ class Format:
     codebook: tuple[int, ...] = ()
     codes: Codes = Codes.INTEGER
 
+    @property
+    def activation_bits(self) -> int:
+        """As what the CPU's products with it read their activations: int8, bf16 or f32."""
+        if self.bits <= 8:
+            return 8 if self.codes is Codes.INTEGER else 32
+        return self.bits
+
 
 @cache
 def library() -> tuple[Any, Any]:

@@ -31,7 +31,7 @@ def e4m3_value(code: int) -> float:
     return -size if code & 128 else size
 
 
-E4M3_VALUES = np.array([e4m3_value(code) for code in range(256)], dtype=np.float32)
+E4M3_VALUES: F32 = np.array([e4m3_value(code) for code in range(256)], dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ def encode(
         return round_to_bf16(matrix), None
     n, k = matrix.shape
     groups = matrix.reshape(-1, fmt.group or k)
+    codes: NDArray[np.integer[Any]]
     if fmt.bits == 4:
         codes, scales = _encode_codebook(fmt, groups)
     else:
@@ -131,11 +132,12 @@ def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
         return codes.astype(np.float32)
     if fmt.bits == 16:
         return (codes.astype(np.uint32) << 16).view(np.float32)
+    assert scales is not None
+    values: F32 = codes.astype(np.float32)
     if fmt.bits == 4:
         values = np.array(fmt.codebook, np.float32)[codes]
-    else:
-        values = E4M3_VALUES[codes] if fmt.codes is Codes.E4M3 else codes.astype(np.float32)
-    assert scales is not None
+    elif fmt.codes is Codes.E4M3:
+        values = E4M3_VALUES[codes]
     return values * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
 
 
@@ -174,7 +176,8 @@ def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
     size = np.abs(v).astype(np.float64)
     lower = np.searchsorted(middles, size, side="left")
     tie = np.searchsorted(middles, size, side="right") != lower
-    return (lower + (tie & (lower % 2 == 1)) + 128 * np.signbit(v)).astype(np.uint8)
+    codes: NDArray[np.intp] = lower + (tie & (lower % 2 == 1)) + 128 * np.signbit(v)
+    return codes.astype(np.uint8)
 
 
 def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
