@@ -211,7 +211,7 @@ def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
             "" if r.case.per_expert is None else f"{r.case.per_expert:.4g}",
             f"{1e3 * r.measured.seconds:.3f} ms",
             f"{r.read_bps / 1e9:.1f}",
-            ops_words(r.ops, "OP" if format_named(r.format).bits <= 8 else "FLOP"),
+            ops_words(r.ops, "OP" if format_named(r.format).activation_bits == 8 else "FLOP"),
             f"{r.measured.share:4.0%} of the {_CEILINGS[r.ceiling][1]}",
         )
         for r in results

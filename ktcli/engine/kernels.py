@@ -381,7 +381,7 @@ def measure(
 def _ceiling(stack: Stack, case: Case) -> Ceiling:
     if case.n_tokens == 1:
         return Ceiling.READ
-    return Ceiling.INT8 if stack.format.bits <= 8 else Ceiling.BF16
+    return Ceiling.INT8 if stack.format.activation_bits == 8 else Ceiling.BF16
 
 
 def _slices(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:

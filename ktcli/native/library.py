@@ -29,6 +29,13 @@ class Scale(IntEnum):
     E8M0 = 3
 
 
+class Codes(IntEnum):
+    """What a format's codes of 8 bits are; values of `kt_code_type`."""
+
+    INTEGER = 0
+    E4M3 = 1
+
+
 class DType(IntEnum):
     """Element types of checkpoint tensors; values of `kt_dtype`."""
 
@@ -54,6 +61,7 @@ class Format:
         bits: 4, 8, 16 or 32 per code.
         group: columns per scale; 0 = one scale per row.
         codebook: 16 ascending values in -127..127 for 4 bits, else empty.
+        codes: signed integers, or (8 bits only) E4M3 bytes.
     """
 
     name: str
@@ -61,6 +69,14 @@ class Format:
     group: int = 0
     scale: Scale = Scale.NONE
     codebook: tuple[int, ...] = ()
+    codes: Codes = Codes.INTEGER
+
+    @property
+    def activation_bits(self) -> int:
+        """As what the CPU's products with it read their activations: int8, bf16 or f32."""
+        if self.bits <= 8:
+            return 8 if self.codes is Codes.INTEGER else 32
+        return self.bits
 
 
 @cache
@@ -159,7 +175,7 @@ def cache_bytes(level: int) -> int:
 def c_format(fmt: Format) -> Any:
     ffi, _ = library()
     codebook = list(fmt.codebook) or [0] * 16
-    return ffi.new("kt_format *", (fmt.bits, fmt.group, int(fmt.scale), codebook))
+    return ffi.new("kt_format *", (fmt.bits, fmt.group, int(fmt.scale), codebook, int(fmt.codes)))
 
 
 def packed_bytes(fmt: Format, n: int, k: int) -> int:

@@ -158,11 +158,13 @@ class Pool:
         matrix: NDArray[np.float32],
         dst: NDArray[np.uint8],
         *,
+        scales: NDArray[np.float32] | None = None,
         panel_step: int = 1,
     ) -> tuple[float, float]:
         """Encode `matrix` [n, k] into `dst`; returns (sum of squared error, sum of squares).
 
-        `dst` must hold the panels, the gaps of `panel_step` included (see kt_pack).
+        `dst` must hold the panels, the gaps of `panel_step` included; `scales` [n, groups], instead of
+        those the encoder would choose, for 8 bits with f32 scales; 0: it chooses (see kt_pack).
         """
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
@@ -174,6 +176,12 @@ class Pool:
             dst.flags.c_contiguous and dst.nbytes >= ((panels - 1) * panel_step + 1) * panel,
             "dst is too small",
         )
+        given = self._ffi.NULL
+        if scales is not None:
+            groups = -(-k // fmt.group) if fmt.group else 1
+            require(scales.shape == (n, groups), f"scales are not {n} x {groups}")
+            scales = np.ascontiguousarray(scales, dtype=np.float32)
+            given = self._ffi.from_buffer("float[]", scales)
         error = self._ffi.new("kt_pack_error *")
         target = self._ffi.from_buffer("char[]", dst, True)
         self.check(
@@ -183,6 +191,7 @@ class Pool:
                 n,
                 k,
                 self._ffi.from_buffer("float[]", matrix),
+                given,
                 panel_step,
                 target,
                 error,

@@ -104,12 +104,12 @@ def traffic_bytes(
     """Bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
     the model or only some in main memory.
 
-    With H hidden, K experts per token, n teams, and a = 1 byte per activation for 8- and 4-bit weights,
-    2 for bf16, 4 for f32, each of the other n - 1 teams reads or gives
+    With H hidden, K experts per token, n teams, and a = 1 byte per activation for integer weights, 2 for
+    bf16, 4 for f32 and fp8, each of the other n - 1 teams reads or gives
 
         k * a                   for every dense product [.., k]: its input
-        H * a + 4 * K + 4 * H   for every MoE layer: its input, a row maximum per expert (of 8- and
-                                4-bit weights: the down product's input is quantised with the maximum
+        H * a + 4 * K + 4 * H   for every MoE layer: its input, a row maximum per expert (of integer
+                                weights: the down product's input is quantised with the maximum
                                 over all teams), and the partial sums in f32
 
     What is interleaved (embedding, KV cache, latents to keys and values) is not in it.
@@ -119,10 +119,10 @@ def traffic_bytes(
         fmt = format_of(tensor, recipe)
         if fmt is None or tensor.cut is Cut.NONE:
             continue
-        element = max(1, fmt.bits // 8)
+        element = fmt.activation_bits // 8
         if tensor.role is not Role.EXPERTS:
             total += tensor.k * element
         elif tensor.cut is Cut.ROWS:  # gate and up: once per layer
-            maxima = _F32_BYTES * spec.top_k if fmt.bits <= 8 else 0
+            maxima = _F32_BYTES * spec.top_k if element == 1 else 0
             total += spec.hidden * element + maxima + _F32_BYTES * spec.hidden
     return total * other

@@ -23,9 +23,13 @@ KV_ELEMENT_BYTES = 2  # the cache holds bf16
 class Unit(Enum):
     """Which loop a part runs in, hence what of which peak it reaches."""
 
-    INT8 = "int8"  # products of 8- and 4-bit weights
-    BF16 = "bf16"  # products of wider weights
+    INT8 = "int8"  # products of integer weights
+    BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
+    F32 = "f32"  # products of weights that are widened to f32: fp8
     ATTENTION = "attention"  # over the cache, which holds bf16
+
+
+UNITS = {8: Unit.INT8, 16: Unit.BF16, 32: Unit.F32}  # by bits of an activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
     """Bytes read and operations done by one step with one tensor."""
     stored = stored_bytes(tensor, recipe)
     fmt = format_of(tensor, recipe)
-    unit = Unit.INT8 if fmt is not None and fmt.bits <= 8 else Unit.BF16
+    unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
     name = part_name(tensor)
     if tensor.role is Role.TABLE:  # one row per token
         return Work(name, unit, stored // tensor.n * step.n_tokens, 0)

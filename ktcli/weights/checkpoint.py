@@ -183,8 +183,7 @@ class Checkpoint:
         """
         source, scale = span.source, None
         if source.dtype is DType.F8_E4M3:
-            whole = Span(self._block_scale(source))
-            factors = self.decode(pool, whole, self.read(whole))
+            factors = self._factors(pool, source)
             scale = factors[span.first // FP8_BLOCK : -(-span.stop // FP8_BLOCK)]
         try:
             values = pool.decode(source.dtype, raw, span.stop - span.first, source.columns, scale)
@@ -193,6 +192,18 @@ class Checkpoint:
                 f"{source.name} in {source.file} holds NaN or Inf", hint=HINT
             ) from None
         return values[span.start - span.first :]
+
+    def row_scales(self, pool: Pool, span: Span) -> NDArray[np.float32] | None:
+        """Of an FP8 tensor the factor of each row and 128 columns, [stop - start, ceil(columns / 128)]:
+        those that `decode` multiplied with; None: it is of another type."""
+        if span.source.dtype is not DType.F8_E4M3:
+            return None
+        rows = np.arange(span.start, span.stop) // FP8_BLOCK
+        return self._factors(pool, span.source)[rows]
+
+    def _factors(self, pool: Pool, source: Source) -> NDArray[np.float32]:
+        whole = Span(self._block_scale(source))
+        return self.decode(pool, whole, self.read(whole))
 
     def _block_scale(self, source: Source) -> Source:
         """The factors of an FP8 tensor, [ceil(rows / 128), ceil(columns / 128)]."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Tensor, ceil_to, stack_rows
-from ktcli.native import PANEL_ROWS, Format, Pool, packed_bytes
-from ktcli.weights.checkpoint import Checkpoint, Source, Span
+from ktcli.native import PANEL_ROWS, Codes, Format, Pool, packed_bytes
+from ktcli.weights.checkpoint import FP8_BLOCK, Checkpoint, Source, Span
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, format_of
 
@@ -121,11 +121,32 @@ class Encoder:
         tensor = piece.tensor
         fmt = format_of(tensor, self._recipe)
         if tensor.alternate and fmt is not None:
-            yield self._pack_alternate(tensor, fmt, values)
+            scales = [self._scales(fmt, (span,)) for span in piece.spans]
+            yield self._pack_alternate(tensor, fmt, values, scales)
             return
         for index in piece.indices:
             matrix = _matrix(piece, values, index)
-            yield self._plain(tensor, matrix) if fmt is None else self._pack(tensor, fmt, matrix)
+            if fmt is None:
+                yield self._plain(tensor, matrix)
+                continue
+            kept = self._scales(fmt, piece.spans) if tensor.join is stack_rows else None
+            yield self._pack(tensor, fmt, matrix, kept)
+
+    def _scales(self, fmt: Format, spans: Sequence[Span]) -> Matrix | None:
+        """The factors of FP8 sources, for a format that keeps them: [rows of all spans, groups]; 0 for rows of
+        other sources. None: there is nothing to keep.
+
+        Each row has scales of its own, so sources may meet, and pieces may end, within a block.
+        """
+        if fmt.codes is not Codes.E4M3 or fmt.group != FP8_BLOCK:
+            return None
+        found = [self._checkpoint.row_scales(self._pool, span) for span in spans]
+        groups = -(-spans[0].source.columns // FP8_BLOCK)
+        if all(each is None for each in found):
+            return None
+        chosen = [np.zeros((span.stop - span.start, groups), dtype=np.float32) for span in spans]
+        pairs = zip(found, chosen, strict=True)
+        return np.concatenate([zeros if each is None else each for each, zeros in pairs])
 
     def _plain(self, tensor: Tensor, matrix: Matrix) -> NDArray[np.uint8]:
         if tensor.role is Role.VECTOR:
@@ -139,21 +160,24 @@ class Encoder:
             rounded[start : start + ROUND_ELEMENTS] = part
         return rounded.view(np.uint8)
 
-    def _pack(self, tensor: Tensor, fmt: Format, matrix: Matrix) -> NDArray[np.uint8]:
+    def _pack(
+        self, tensor: Tensor, fmt: Format, matrix: Matrix, scales: Matrix | None
+    ) -> NDArray[np.uint8]:
         stored = self._part.take(packed_bytes(fmt, *matrix.shape))
-        self._add(tensor, self._pool.pack(fmt, np.ascontiguousarray(matrix), stored))
+        sums = self._pool.pack(fmt, np.ascontiguousarray(matrix), stored, scales=scales)
+        self._add(tensor, sums)
         return stored
 
     def _pack_alternate(
-        self, tensor: Tensor, fmt: Format, values: list[Matrix]
+        self, tensor: Tensor, fmt: Format, values: list[Matrix], scales: list[Matrix | None]
     ) -> NDArray[np.uint8]:
         """Panels of two matrices [rows, k] in turn: first, second, first, second …"""
         one = packed_bytes(fmt, PANEL_ROWS, tensor.k)
         stored = self._part.take(2 * packed_bytes(fmt, *values[0].shape))
-        for which, matrix in enumerate(values):
+        for which, (matrix, kept) in enumerate(zip(values, scales, strict=True)):
             target = stored[which * one :]
             matrix = np.ascontiguousarray(matrix)
-            self._add(tensor, self._pool.pack(fmt, matrix, target, panel_step=2))
+            self._add(tensor, self._pool.pack(fmt, matrix, target, scales=kept, panel_step=2))
         return stored
 
     def _add(self, tensor: Tensor, sums: tuple[float, float]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from ktcli.errors import UsageError
-from ktcli.native import Format, Scale
+from ktcli.native import Codes, Format, Scale
 
 LINEAR = tuple(range(-8, 8))
 
@@ -18,6 +18,9 @@ _ROWS = (
     Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR),  # 4.5
     Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR),  # 4.125
     Format("int8", bits=8, group=0, scale=Scale.F32),
+    # 8.25 bits. Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one
+    # scale per row and 128 columns.
+    Format("fp8", bits=8, group=128, scale=Scale.F32, codes=Codes.E4M3),
     Format("bf16", bits=16),
     Format("f32", bits=32),  # for what must stay exact: tests, and comparison with other tools
 )

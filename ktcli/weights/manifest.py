@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, BadPack
-from ktcli.native import Format
+from ktcli.native import Codes, Format
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
@@ -184,7 +184,7 @@ def _format_row(row: Format) -> dict[str, Any]:
         "group": row.group,
         "scale": row.scale.name.lower(),
         "codebook": list(row.codebook),
-    }
+    } | ({"codes": row.codes.name.lower()} if row.codes is not Codes.INTEGER else {})
 
 
 def _read_format(formats: Mapping[str, Any], name: object, what: str) -> Format:

@@ -8,16 +8,30 @@ to explain, and to evaluate a format before it has a kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.native import PANEL_ROWS, Format, Scale
+from ktcli.native import PANEL_ROWS, Codes, Format, Scale
 
 F32 = NDArray[np.float32]
 TINY = np.float32(2.0**-60)  # a group below this encodes as zero
 FACTORS = tuple(np.float32(j) / np.float32(32) for j in range(26, 49))  # of the scale search
 LINE = 64  # bytes; a panel is padded to a multiple
+E4M3_MOST = 448
+
+
+def e4m3_value(code: int) -> float:
+    """What an E4M3 byte means, read digit by digit."""
+    exponent, mantissa = code >> 3 & 15, code & 7
+    if code & 127 == 127:
+        return float("nan")
+    size = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa / 8 * 2.0**-6
+    return -size if code & 128 else size
+
+
+E4M3_VALUES: F32 = np.array([e4m3_value(code) for code in range(256)], dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +64,16 @@ def layout(fmt: Format, k: int) -> Layout:
     return Layout(line, step, columns, group, groups, -(-size // LINE) * LINE)
 
 
-def pack(fmt: Format, matrix: F32) -> NDArray[np.uint8]:
-    """The packed bytes of `matrix` [n, k] f32."""
+def pack(fmt: Format, matrix: F32, scales: F32 | None = None) -> NDArray[np.uint8]:
+    """The packed bytes of `matrix` [n, k] f32; `scales` [n, groups]: given ones, for 8 bits."""
     n, k = matrix.shape
     lay = layout(fmt, k)
     panels = -(-n // PANEL_ROWS)
     padded = np.zeros((panels * PANEL_ROWS, lay.columns), dtype=np.float32)
     padded[:n, :k] = matrix
-    codes, scales = encode(fmt, padded)
+    given = np.zeros((len(padded), lay.groups), dtype=np.float32)
+    given[:n] = 0 if scales is None else scales
+    codes, scales = encode(fmt, padded, given)
     out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
     lines = _to_lines(fmt, lay, codes)
     out[:, : lines.shape[1]] = lines
@@ -87,10 +103,13 @@ def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
     return decode(fmt, codes, scales)[:n, :k]
 
 
-def encode(fmt: Format, matrix: F32) -> tuple[NDArray[np.generic], F32 | None]:
+def encode(
+    fmt: Format, matrix: F32, given: F32 | None = None
+) -> tuple[NDArray[np.generic], F32 | None]:
     """Codes [n, k] and scales [n, groups] of a matrix of whole groups; scales None where there are none.
 
-    Codes are f32 values, bf16 bits, signed integers, or indices into the codebook.
+    Codes are f32 values, bf16 bits, signed integers, E4M3 bytes, or indices into the codebook. Given
+    scales [n, groups] are used where their magnitude is within 2^-60..2^60.
     """
     if fmt.bits == 32:
         return matrix.copy(), None
@@ -98,7 +117,12 @@ def encode(fmt: Format, matrix: F32) -> tuple[NDArray[np.generic], F32 | None]:
         return round_to_bf16(matrix), None
     n, k = matrix.shape
     groups = matrix.reshape(-1, fmt.group or k)
-    codes, scales = _encode_int8(fmt, groups) if fmt.bits == 8 else _encode_codebook(fmt, groups)
+    codes: NDArray[np.integer[Any]]
+    if fmt.bits == 4:
+        codes, scales = _encode_codebook(fmt, groups)
+    else:
+        wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
+        codes, scales = _encode_8_bits(fmt, groups, wanted)
     return codes.reshape(n, k), scales.reshape(n, -1)
 
 
@@ -108,10 +132,12 @@ def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
         return codes.astype(np.float32)
     if fmt.bits == 16:
         return (codes.astype(np.uint32) << 16).view(np.float32)
-    values = (
-        np.array(fmt.codebook, np.float32)[codes] if fmt.bits == 4 else codes.astype(np.float32)
-    )
     assert scales is not None
+    values: F32 = codes.astype(np.float32)
+    if fmt.bits == 4:
+        values = np.array(fmt.codebook, np.float32)[codes]
+    elif fmt.codes is Codes.E4M3:
+        values = E4M3_VALUES[codes]
     return values * np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
 
 
@@ -127,16 +153,31 @@ def _round_scale(fmt: Format, s: F32) -> F32:
     return (round_to_bf16(np.ascontiguousarray(s)).astype(np.uint32) << 16).view(np.float32)
 
 
-def _encode_int8(fmt: Format, x: F32) -> tuple[NDArray[np.int8], F32]:
+def _encode_8_bits(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.integer[Any]], F32]:
+    """Groups x [G, g] to codes [G, g] and scales [G]."""
     amax = np.max(np.abs(x), axis=1)
-    s = _round_scale(fmt, amax / np.float32(127))
+    s = _round_scale(fmt, amax / np.float32(E4M3_MOST if fmt.codes is Codes.E4M3 else 127))
     if fmt.scale is Scale.E8M0:  # the least power of two >= s
         mantissa, exponent = np.frexp(s)
         s = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
     s = np.where(amax < TINY, np.float32(0), s)
+    s = np.where((np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY), given, s)
     inv = np.float32(1) / np.where(s == 0, np.float32(1), s)
-    codes = np.clip(np.rint(x * inv[:, None]), -127, 127)
-    return np.where(s[:, None] == 0, 0, codes).astype(np.int8), s
+    v = np.where(s[:, None] == 0, x * np.float32(0), x * inv[:, None])
+    if fmt.codes is Codes.E4M3:
+        return nearest_e4m3(v), s
+    return np.clip(np.rint(v), -127, 127).astype(np.int8), s
+
+
+def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
+    """The codes nearest to finite values, of two the even one; those beyond the range get its end."""
+    sizes = E4M3_VALUES[:127].astype(np.float64)
+    middles = (sizes[:-1] + sizes[1:]) / 2
+    size = np.abs(v).astype(np.float64)
+    lower = np.searchsorted(middles, size, side="left")
+    tie = np.searchsorted(middles, size, side="right") != lower
+    codes: NDArray[np.intp] = lower + (tie & (lower % 2 == 1)) + 128 * np.signbit(v)
+    return codes.astype(np.uint8)
 
 
 def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
@@ -236,6 +277,6 @@ def _from_lines(fmt: Format, lay: Layout, data: NDArray[np.uint8]) -> NDArray[np
         both = data.reshape(panels, -1, 8, PANEL_ROWS, 4)
         halves = np.stack([both & 15, both >> 4])  # [half, panel, step, line, row, 4]
         return halves.transpose(1, 4, 2, 0, 3, 5).reshape(panels * PANEL_ROWS, lay.columns)
-    kind = {32: "<f4", 16: "<u2", 8: "i1"}[fmt.bits]
+    kind = {32: "<f4", 16: "<u2", 8: "u1" if fmt.codes is Codes.E4M3 else "i1"}[fmt.bits]
     tiled = data.view(kind).reshape(panels, -1, lay.step // lay.line, PANEL_ROWS, lay.line)
     return tiled.transpose(0, 3, 1, 2, 4).reshape(panels * PANEL_ROWS, lay.columns)

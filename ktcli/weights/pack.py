@@ -38,7 +38,7 @@ KT.JSON is a JSON object, one-space indented, ASCII:
     source     hub, repository, revision (null if nobody recorded them); digest: SHA-256 over, for each weight
                file of the checkpoint by name, "NAME\\nLENGTH\\n" and its header's JSON
     recipe     experts, dense: names of number formats
-    formats    for each of these: bits, group, scale, codebook
+    formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers
     extras     files taken over: name, size_bytes, sha256
     files      weight files in the order written: name, size_bytes, sha256, and error: by kind of tensor
                sqrt(sum (stored - source)^2 / sum source^2), to four digits

@@ -126,7 +126,9 @@ KT_API int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void
  *     codes    [k'/step][step/g][16][g]     scales  [groups][16], then padding to 64 bytes
  *
  *   bits 16: bf16 values,                     g = 2, step = 32, no scales (group 0, KT_SCALE_NONE)
- *   bits  8: signed codes in -127..127,       g = 4, step = 64
+ *   bits  8: signed codes in -127..127, or    g = 4, step = 64
+ *            E4M3 bytes (KT_CODE_E4M3): OCP 8-bit floating point, bias 7, no infinities; the NaNs 0x7f
+ *            and 0xff are no codes
  *   bits  4: indices 0..15 into codebook,     g = 4, step = 64; the line i (of 8) of a step holds in
  *            byte [r][j] the index of column 4i+j in its low and of column 32+4i+j in its high nibble
  *
@@ -136,12 +138,14 @@ KT_API int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void
  * bits 32: f32 values, g = 1, step = 16: for what must stay exact.
  */
 enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3 };
+enum kt_code_type { KT_CODE_INTEGER = 0, KT_CODE_E4M3 = 1 };
 
 typedef struct kt_format {
     int32_t bits;           /* 4, 8, 16 or 32 */
     int32_t group;          /* columns per scale: 0 (whole row), 32, 64 or 128 */
     int32_t scale;          /* enum kt_scale_type */
     int8_t codebook[16];    /* 4 bits only: ascending; linear int4 is -8..7 */
+    int32_t codes;          /* enum kt_code_type; KT_CODE_E4M3 with 8 bits only */
 } kt_format;
 
 /* `count` packed matrices of one shape, one behind the other. */
@@ -169,9 +173,12 @@ typedef struct kt_pack_error {
 
 /* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
  * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
- * else it is added to. The bytes do not depend on the row, the threads or the machine. */
+ * else it is added to. The bytes do not depend on the row, the threads or the machine.
+ * scales [n][groups] f32, for 8 bits with f32 scales: used instead of those that the encoder would choose,
+ * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
+ * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h. */
 KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
-                   int64_t panel_step, void *dst, kt_pack_error *error);
+                   const float *scales, int64_t panel_step, void *dst, kt_pack_error *error);
 
 /* dst[n][k] f32 = matrix `index` of w, decoded. */
 KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
@@ -242,7 +249,7 @@ KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t
 
 /* What a product reads its activations as. */
 enum kt_reads {
-    KT_READ_FORMAT,         /* as the weight's format says: int8 for 4 and 8 bits, bf16 for bf16 */
+    KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
     KT_READ_F32,            /* f32 (the router) */
     KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
 };

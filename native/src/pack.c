@@ -45,16 +45,6 @@ static float float_of_f16(uint16_t h)
     return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-/* OCP 8-bit floating point, E4M3: bias 7, no infinities, S.1111.111 is NaN. */
-static float float_of_e4m3(uint8_t b)
-{
-    int exponent = b >> 3 & 15, mantissa = b & 7;
-    float value = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
-    if ((b & 127) == 127)
-        value = NAN;
-    return b & 128 ? -value : value;
-}
-
 static void decode_row(const decode_task *t, const kt_kernels *kernels, const float *e4m3, int64_t row)
 {
     float *dst = t->dst + row * t->k;
@@ -136,7 +126,7 @@ typedef struct pack_task {
     kt_pool *pool;
     const kt_format *format;
     int64_t n, k, panels;
-    const float *src;
+    const float *src, *scales;      /* scales: NULL or [n][groups] */
     uint8_t *dst;
     size_t stride;                  /* bytes from one panel to the next */
     double (*error)[2];             /* [panels]: added up in order, so that the sum is always the same */
@@ -149,24 +139,29 @@ static void pack_panels(void *arg, int thread, int threads)
     (void)threads;
     for (int64_t i; (i = pool_take(t->pool, thread, 1)) < t->panels;) {
         double error[2] = {0.0, 0.0};
-        kernels->encode_panel(t->format, t->n, t->k, t->src, i * KT_PANEL_ROWS, t->dst + (size_t)i * t->stride,
-                              error);
+        kernels->encode_panel(t->format, t->n, t->k, t->src, t->scales, i * KT_PANEL_ROWS,
+                              t->dst + (size_t)i * t->stride, error);
         t->error[i][0] = error[0];
         t->error[i][1] = error[1];
     }
 }
 
-int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src, int64_t panel_step,
-            void *dst, kt_pack_error *error)
+int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
+            int64_t panel_step, void *dst, kt_pack_error *error)
 {
     if (!kt_packed_bytes(format, n, k) || panel_step < 1) {
         pool_set_error(pool, "cannot pack a [%" PRId64 ", %" PRId64 "] matrix at %d bits, group %d, step %" PRId64,
                        n, k, (int)format->bits, (int)format->group, panel_step);
         return KT_ERR_SHAPE;
     }
+    if (scales && (format->bits != 8 || format->scale != KT_SCALE_F32)) {
+        pool_set_error(pool, "scales can be given for 8 bits and f32 scales, not for %d bits and scale type %d",
+                       (int)format->bits, (int)format->scale);
+        return KT_ERR_SHAPE;
+    }
     layout l = layout_of(format, k);
     int64_t panels = round_up(n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
-    pack_task t = {pool, format, n, k, panels, src, dst, (size_t)panel_step * l.panel_bytes, NULL};
+    pack_task t = {pool, format, n, k, panels, src, scales, dst, (size_t)panel_step * l.panel_bytes, NULL};
     t.error = calloc((size_t)panels, sizeof *t.error);
     if (!t.error) {
         pool_set_error(pool, "no memory for the errors of %" PRId64 " panels", panels);
@@ -200,8 +195,10 @@ static float unpack_value(const kt_format *f, const layout *l, const uint8_t *pa
     if (f->bits == 16)
         return scale_load(KT_SCALE_BF16, step, 32 * (in / 2) + 2 * r + in % 2);
     float scale = scale_load(f->scale, panel + l->scale_offset, 16 * (c / l->group) + r);
-    if (f->bits == 8)
-        return (float)(int8_t)step[64 * (in / 4) + 4 * r + in % 4] * scale;
+    if (f->bits == 8) {
+        uint8_t code = step[64 * (in / 4) + 4 * r + in % 4];
+        return (f->codes == KT_CODE_E4M3 ? float_of_e4m3(code) : (float)(int8_t)code) * scale;
+    }
     uint8_t both = step[64 * (in % 32 / 4) + 4 * r + in % 4];
     return (float)f->codebook[in < 32 ? both & 15 : both >> 4] * scale;
 }
@@ -265,13 +262,15 @@ static void random_floats(int bits, float rms, uint64_t *state, uint8_t *dst, si
     }
 }
 
-/* 8 bits: -128 is no code, the lowest bit is set in all (odd codes, mean square 5461).
- * 4 bits: all indices are codes. */
-static void random_codes(int bits, uint64_t *state, uint8_t *dst, size_t size)
+/* 8 bits: -128 is no code, the lowest bit is set in all (odd codes, mean square 5461). E4M3: 1 to 15/8 of
+ * either sign (mean square 2.148). 4 bits: all indices are codes. */
+static void random_codes(const kt_format *f, uint64_t *state, uint8_t *dst, size_t size)
 {
-    uint64_t odd = bits == 8 ? 0x0101010101010101u : 0;
+    int e4m3 = f->codes == KT_CODE_E4M3;
+    uint64_t keep = e4m3 ? 0x8787878787878787u : ~(uint64_t)0;
+    uint64_t set = e4m3 ? 0x3838383838383838u : f->bits == 8 ? 0x0101010101010101u : 0;
     for (size_t i = 0; i < size; i += 8) {
-        uint64_t value = next_random(state) | odd;
+        uint64_t value = (next_random(state) & keep) | set;
         memcpy(dst + i, &value, 8);
     }
 }
@@ -279,6 +278,8 @@ static void random_codes(int bits, uint64_t *state, uint8_t *dst, size_t size)
 static float code_rms(const kt_format *f)
 {
     float square = 0.0f;
+    if (f->codes == KT_CODE_E4M3)
+        return sqrtf(2.148f);
     for (int i = 0; i < 16; i++)
         square += (float)f->codebook[i] * (float)f->codebook[i] / 16.0f;
     return f->bits == 8 ? sqrtf(5461.0f) : sqrtf(square > 0.0f ? square : 1.0f);
@@ -313,7 +314,7 @@ static void random_panels(void *arg, int thread, int threads)
             random_floats(t->format->bits, t->rms, &state, panel, t->l.panel_bytes);
             continue;
         }
-        random_codes(t->format->bits, &state, panel, t->l.scale_offset);
+        random_codes(t->format, &state, panel, t->l.scale_offset);
         random_scales(t, &state, panel);
     }
 }

@@ -178,10 +178,11 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
                             w->format.bits, w->format.group, w->format.scale);
     if (!w->data)
         return program_fail(p, KT_ERR_SHAPE, "%s: no data", name);
-    if (w->format.bits <= 8 && w->format.group == 0 && w->k > MAX_INT8_SUM)
+    if (w->format.bits <= 8 && w->format.codes == KT_CODE_INTEGER && w->format.group == 0 && w->k > MAX_INT8_SUM)
         return program_fail(p, KT_ERR_SHAPE, "%s: %lld columns under one scale, the most is %d", name, (long long)w->k,
                             MAX_INT8_SUM);
-    int32_t exact = p->options.exact || reads == KT_READ_F32 || w->format.bits == 32;
+    int32_t exact = p->options.exact || reads == KT_READ_F32 || w->format.bits == 32 ||
+                    w->format.codes == KT_CODE_E4M3;
     int32_t int8 = reads == KT_READ_WIDE ? ACT_WIDE : ACT_INT8;
     *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : int8,
                     .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,

@@ -288,7 +288,7 @@ static void bench_encode(const bench *b)
             double a = now();
             error[0] = error[1] = 0;
             for (int64_t row = 0; row < n; row += 16)
-                b->kernels->encode_panel(f, n, k, x, row, dst, error);
+                b->kernels->encode_panel(f, n, k, x, NULL, row, dst, error);
             rate[i] = (double)(n * k) * 2 / (now() - a) * 1e-6;
         }
         printf("encode %-9s %6.0f MB/s of bf16 source per core (best %6.0f), relative error %.4f\n", formats[c],

@@ -138,13 +138,14 @@ static const struct named_format {
                   .codebook = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}}},
     {"int4-g64", {.bits = 4, .group = 64, .scale = KT_SCALE_BF16,
                   .codebook = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}}},
+    {"fp8", {.bits = 8, .group = 128, .scale = KT_SCALE_F32, .codes = KT_CODE_E4M3}},
 };
-enum { F32, BF16, INT8, INT4_G32, INT4_G64, TEST_FORMATS };
+enum { F32, BF16, INT8, INT4_G32, INT4_G64, FP8, TEST_FORMATS };
 
 /* What the fast path may lose, of the norm of a result: activations in 8 bits or in bfloat16. */
 static inline double fast_tolerance(const kt_format *format)
 {
-    return format->bits <= 8 ? 0.03 : format->bits == 16 ? 0.01 : 1e-5;
+    return format->codes == KT_CODE_E4M3 ? 1e-5 : format->bits <= 8 ? 0.03 : format->bits == 16 ? 0.01 : 1e-5;
 }
 
 typedef struct test_weight {
@@ -165,7 +166,7 @@ static inline test_weight make_weight(kt_pool *pool, const kt_format *format, in
         fill(source, values, seed + (uint64_t)i);
         for (size_t j = 0; j < values; j++)
             source[j] *= 1.7f / sqrtf((float)k);
-        OK(kt_pack(pool, format, n, k, source, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(kt_pack(pool, format, n, k, source, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, t.values + (size_t)i * values), kt_pool_error(pool));
     }
     free(source);
@@ -184,7 +185,7 @@ static inline test_weight make_transposed(kt_pool *pool, const test_weight *from
         float *to = t.values + (size_t)i * values;
         for (int64_t j = 0; j < n * k; j++)
             to[j] = from->values[(size_t)i * values + (size_t)(j % k * n + j / k)];
-        OK(kt_pack(pool, format, n, k, to, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(kt_pack(pool, format, n, k, to, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, to), kt_pool_error(pool));
     }
     return t;

@@ -28,6 +28,7 @@ static const named_format all_formats[] = {
     {"int8", {8, 0, KT_SCALE_F32, {0}}},
     {"int8-g32", {8, 32, KT_SCALE_BF16, {0}}},
     {"int8-g128-e8m0", {8, 128, KT_SCALE_E8M0, {0}}},
+    {"fp8", {8, 128, KT_SCALE_F32, {0}, KT_CODE_E4M3}},
     {"int4", {4, 64, KT_SCALE_BF16, LINEAR4}},
     {"int4-g32", {4, 32, KT_SCALE_BF16, LINEAR4}},
     {"int4-g128", {4, 128, KT_SCALE_BF16, LINEAR4}},
@@ -72,7 +73,23 @@ static inline float *random_floats_of(size_t n, uint64_t *state)
     return x;
 }
 
+/* Values of a half-width float read digit by digit. */
+static inline double minifloat(unsigned bits, int exponent_bits, int mantissa_bits)
+{
+    int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    double fraction = (double)(bits & ((1u << mantissa_bits) - 1u)) / (double)(1 << mantissa_bits);
+    double value = exponent ? ldexp(1.0 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
+    return bits >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
+}
+
 /* ---- one packed matrix ---- */
+
+/* Its products take f32 activations only. */
+static inline int reads_f32(const kt_format *f)
+{
+    return f->bits == 32 || f->codes == KT_CODE_E4M3;
+}
 
 /* The stored code of row r, column c: the bits of a plain value, the signed code or codebook value. */
 static inline int32_t oracle_code(const kt_format *f, const uint8_t *matrix, int64_t k, int64_t r, int64_t c)
@@ -107,7 +124,9 @@ static inline float oracle_value(const kt_format *f, const uint8_t *matrix, int6
         memcpy(&half, panel + c / 2 * 64 + r % 16 * 4 + c % 2 * 2, 2);
         return float_of_bf16(half);
     }
-    return (float)oracle_code(f, matrix, k, r, c) * oracle_scale(f, matrix, k, r, c);
+    int32_t code = oracle_code(f, matrix, k, r, c);
+    value = f->codes == KT_CODE_E4M3 ? (float)minifloat((uint8_t)code, 4, 3) : (float)code;
+    return value * oracle_scale(f, matrix, k, r, c);
 }
 
 /* ---- the encoder of formats.h, for one group ---- */
@@ -181,14 +200,29 @@ static inline float oracle_scale_4(const kt_format *f, const float *x, int64_t g
 
 static inline float oracle_scale_8(const kt_format *f, const float *x, int64_t g)
 {
-    float amax = 0.0f;
+    float amax = 0.0f, most = f->codes == KT_CODE_E4M3 ? 448.0f : 127.0f;
     for (int64_t j = 0; j < g; j++)
         amax = fabsf(x[j]) > amax ? fabsf(x[j]) : amax;
     if (amax < GROUP_TINY)
         return 0.0f;
     if (f->scale == KT_SCALE_E8M0)
-        return ldexpf(1.0f, (int)ceil(log2((double)(amax / 127.0f))));
-    return oracle_round_scale(f->scale, amax / 127.0f);
+        return ldexpf(1.0f, (int)ceil(log2((double)(amax / most))));
+    return oracle_round_scale(f->scale, amax / most);
+}
+
+/* Of all codes that are not NaN the nearest, of two the even one; v of the range. */
+static inline uint8_t oracle_e4m3(float v)
+{
+    static double value[127];           /* of each code; the first call fills it, from the end */
+    int best = 0;
+    for (unsigned code = 0; value[1] == 0 && code < 127; code++)
+        value[126 - code] = minifloat(126 - code, 4, 3);
+    for (int code = 1; code < 127; code++) {
+        double closer = fabs((double)fabsf(v) - value[best]) - fabs((double)fabsf(v) - value[code]);
+        if (closer > 0 || (closer == 0 && code % 2 == 0))
+            best = code;
+    }
+    return (uint8_t)(best | (signbit(v) ? 128 : 0));
 }
 
 static inline int oracle_has_zero(const kt_format *f)
@@ -196,8 +230,9 @@ static inline int oracle_has_zero(const kt_format *f)
     return memchr(f->codebook, 0, sizeof f->codebook) != NULL;
 }
 
-/* A whole matrix [n, k] to panels. */
-static inline void oracle_encode(const kt_format *f, int64_t n, int64_t k, const float *src, uint8_t *dst)
+/* A whole matrix [n, k] to panels; scales: NULL, or [n][groups] that are used. */
+static inline void oracle_encode_scaled(const kt_format *f, int64_t n, int64_t k, const float *src,
+                                        const float *scales, uint8_t *dst)
 {
     layout l = layout_of(f, k);
     float *x = allocate((size_t)l.k_padded * sizeof *x);
@@ -217,12 +252,15 @@ static inline void oracle_encode(const kt_format *f, int64_t n, int64_t k, const
         for (int64_t g = 0; g < l.groups && f->bits < 16; g++) {
             const float *from = x + g * l.group;
             float s = f->bits == 8 ? oracle_scale_8(f, from, l.group) : oracle_scale_4(f, from, l.group);
+            s = scales && r < n ? scales[r * l.groups + g] : s;
             float inv = s == 0.0f ? 0.0f : 1.0f / s;
             scale_store(f->scale, s, panel + l.scale_offset, 16 * g + row);
             for (int64_t c = g * l.group; c < (g + 1) * l.group; c++) {
                 int64_t line = c % 64 / 4;
                 float v = x[c] * inv;
-                if (f->bits == 8) {
+                if (f->codes == KT_CODE_E4M3) {
+                    panel[c / 64 * 1024 + line * 64 + row * 4 + c % 4] = oracle_e4m3(v);
+                } else if (f->bits == 8) {
                     float code = rintf(v) > 127.0f ? 127.0f : rintf(v) < -127.0f ? -127.0f : rintf(v);
                     panel[c / 64 * 1024 + line * 64 + row * 4 + c % 4] = (uint8_t)(int8_t)code;
                 } else {
@@ -233,6 +271,11 @@ static inline void oracle_encode(const kt_format *f, int64_t n, int64_t k, const
         }
     }
     free(x);
+}
+
+static inline void oracle_encode(const kt_format *f, int64_t n, int64_t k, const float *src, uint8_t *dst)
+{
+    oracle_encode_scaled(f, n, k, src, NULL, dst);
 }
 
 /* ---- results ---- */

@@ -28,6 +28,7 @@ static void test_sizes(void)
         {"bf16", 16, 32, 1024},           {"bf16", 17, 33, 4096},         {"f32", 1, 1, 1024},
         {"int8", 16, 64, 1088},           {"int4", 16, 64, 576},          {"int4", 768, 2048, 48 * 17408},
         {"int4-g32", 32, 2048, 2 * 18432}, {"int4-g128", 1, 65, 1088},     {"mxfp4", 16, 2880, 24480},
+        {"fp8", 17, 129, 2 * 4224},
     };
     int64_t broken = 0, n = sizeof cases / sizeof cases[0];
     for (int64_t i = 0; i < n; i++)
@@ -38,23 +39,14 @@ static void test_sizes(void)
                     printf("  %s: %zu bytes\n", cases[i].name, got), broken++;
             }
     static const kt_format bad[] = {{3, 0, 1, {0}}, {4, 48, 2, {0}}, {8, 64, 0, {0}}, {16, 64, 0, {0}},
-                                    {4, 64, 2, {3, 1}}, {8, 0, 7, {0}}, {16, 0, 2, {0}}};
+                                    {4, 64, 2, {3, 1}}, {8, 0, 7, {0}}, {16, 0, 2, {0}},
+                                    {4, 64, 2, {0}, 1}, {16, 0, 0, {0}, 1}, {8, 128, 1, {0}, 2}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         broken += kt_packed_bytes(&bad[i], 16, 64) != 0;
     broken += kt_packed_bytes(&all_formats[0].format, 0, 64) != 0;
     broken += kt_packed_bytes(&all_formats[0].format, 16, -1) != 0;
     broken += kt_packed_bytes(&all_formats[0].format, INT64_MAX, INT64_MAX) != 0;
-    law("-", "kt_packed_bytes: known sizes, 0 for what is not valid", n + 10, broken);
-}
-
-/* Values of a half-width float read digit by digit. */
-static double minifloat(unsigned bits, int exponent_bits, int mantissa_bits)
-{
-    int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
-    int bias = (1 << (exponent_bits - 1)) - 1;
-    double fraction = (double)(bits & ((1u << mantissa_bits) - 1u)) / (double)(1 << mantissa_bits);
-    double value = exponent ? ldexp(1.0 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
-    return bits >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
+    law("-", "kt_packed_bytes: known sizes, 0 for what is not valid", n + 13, broken);
 }
 
 static void test_decode(kt_pool *pool, const char *isa)
@@ -106,12 +98,12 @@ static void test_pack(kt_pool *pool, const char *isa)
         kt_pack_error error = {0, 0}, again = {0, 0};
         oracle_encode(f, n, k, x, want);
         memset(got, 0x11, 2 * bytes);
-        broken += kt_pack(pool, f, n, k, x, 2, got, &error) != KT_OK;
+        broken += kt_pack(pool, f, n, k, x, NULL, 2, got, &error) != KT_OK;
         for (size_t p = 0; p < panels; p++) {   /* every second panel is written, the others are not */
             broken += memcmp(want + p * l.panel_bytes, got + 2 * p * l.panel_bytes, l.panel_bytes) != 0;
             broken += got[(2 * p + 1) * l.panel_bytes] != 0x11;
         }
-        broken += kt_pack(pool, f, n, k, x, 1, got + bytes, &again) != KT_OK;
+        broken += kt_pack(pool, f, n, k, x, NULL, 1, got + bytes, &again) != KT_OK;
         broken += error.sum_sq != again.sum_sq || error.sum_sq_error != again.sum_sq_error;
         memcpy(got, want, bytes);
         kt_weight w = {*f, n, k, 2, got};
@@ -125,6 +117,53 @@ static void test_pack(kt_pool *pool, const char *isa)
         free(got);
     }
     law(isa, "kt_pack and kt_unpack, alternating panels, same error twice", N_FORMATS, broken);
+}
+
+/* E4M3 weights decoded by scales of blocks, packed with those scales: every code again, -0 too. */
+static void test_given_scales(kt_pool *pool, const char *isa)
+{
+    static const kt_format fp8 = {8, 128, KT_SCALE_F32, {0}, KT_CODE_E4M3};
+    enum { N = 150, K = 270, GROUPS = 3 };
+    int64_t broken = 0;
+    uint64_t state = 31;
+    uint8_t *codes = allocate(N * K), *got = allocate(kt_packed_bytes(&fp8, N, K)), *want = allocate(300000);
+    float *x = allocate(N * K * sizeof *x), *scales = allocate(N * GROUPS * sizeof *scales), blocks[2 * GROUPS];
+    for (int i = 0; i < N * K; i++) {
+        codes[i] = (uint8_t)next_u32(&state);
+        codes[i] = (codes[i] & 127) == 127 ? 128 : codes[i];
+    }
+    for (int i = 0; i < 2 * GROUPS; i++)
+        blocks[i] = ldexpf(next_float(&state), (int)(next_u32(&state) % 100) - 50);
+    for (int i = 0; i < N * GROUPS; i++)
+        scales[i] = blocks[i / GROUPS / 128 * GROUPS + i % GROUPS];
+    broken += kt_decode(pool, KT_F8_E4M3, codes, N, K, blocks, x) != KT_OK;
+    kt_pack_error error = {0, 0};
+    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
+    for (int64_t i = 0; i < N * K; i++) {
+        broken += (uint8_t)oracle_code(&fp8, got, K, i / K, i % K) != codes[i];
+        broken += oracle_scale(&fp8, got, K, i / K, i % K) != scales[i / K * GROUPS + i % K / 128];
+    }
+    for (int i = 0; i < N * GROUPS; i++)        /* scales that do not fit the values */
+        scales[i] = next_float(&state) + 4.0f;
+    oracle_encode_scaled(&fp8, N, K, x, scales, want);
+    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, NULL) != KT_OK;
+    broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
+    oracle_encode(&fp8, N, K, x, want);
+    for (int i = 0; i < N * GROUPS; i++)        /* scales that are not used */
+        scales[i] = i % 3 ? 0.0f : i % 2 ? 0x1p-61f : -INFINITY;
+    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, NULL) != KT_OK;
+    broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
+    for (int i = 0; i < N_FORMATS; i++) {
+        const kt_format *f = &all_formats[i].format;
+        int fits = f->bits == 8 && f->scale == KT_SCALE_F32;
+        broken += !fits && kt_pack(pool, f, 16, 64, x, scales, 1, want, NULL) != KT_ERR_SHAPE;
+    }
+    free(codes);
+    free(got);
+    free(want);
+    free(x);
+    free(scales);
+    law(isa, "kt_pack with given scales: E4M3 comes back bit for bit", N * K, broken);
 }
 
 static void test_random(kt_pool *pool, const char *isa)
@@ -207,6 +246,7 @@ int main(void)
             kt_pool *pool = make_pool(rows[i].name, threads);
             test_decode(pool, rows[i].name);
             test_pack(pool, rows[i].name);
+            test_given_scales(pool, rows[i].name);
             test_random(pool, rows[i].name);
             test_ceiling(pool, rows[i].name);
             kt_pool_free(pool);

@@ -22,7 +22,7 @@ from ktcli.weights.formats import FORMATS
 SOURCES = Path(__file__).parents[2] / "native" / "src"
 # `#define GEMV_TOKENS 8`, `enum { STREAM_MOST_INT4 = 16, ... }`
 CONSTANT = re.compile(r"\b((?:[A-Z0-9_]*TOKEN[A-Z0-9_]*|STREAM_MOST\w*))(?: = | +)(\d+)\b")
-INTEGER = [fmt for fmt in FORMATS.values() if fmt.bits <= 8]
+INTEGER = [fmt for fmt in FORMATS.values() if fmt.activation_bits == 8]
 ROWS = [row.name for row in isa_rows() if row.usable]
 # Panels that no block divides, padded columns; all experts get every token.
 HIDDEN, OUT = 192, 37

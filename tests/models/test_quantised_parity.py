@@ -22,11 +22,13 @@ N_TOKENS = 70
 UNDECIDED = 1e-2
 MODELS = [case for case in CASES if case.name in ("qwen3", "deepseek-v3", "deepseek-v2-lite")]
 FORMATS = [("int8", "int8"), ("int4", "int8"), ("int4-g32", "int4-g128")]
+PAIRS = [(c, f) for c in MODELS for f in FORMATS]
+PAIRS += [(case, ("fp8", "fp8")) for case in MODELS if case.name == "deepseek-v3"]
 
 
 @pytest.fixture(
     scope="module",
-    params=[(c, f) for c in MODELS for f in FORMATS],
+    params=PAIRS,
     ids=lambda p: f"{p[0].name}-{p[1][0]}",
 )
 def converted(

@@ -151,4 +151,6 @@ def test_number_formats_choose_the_arithmetic():
     }
     assert units["routed experts"] is Unit.INT8
     assert units["attention"] is units["router"] is Unit.BF16
+    fp8 = {work.part: work.unit for work in step_work(model, Recipe.named("fp8", "fp8"), Step(1))}
+    assert fp8["routed experts"] is fp8["attention"] is Unit.F32 and fp8["router"] is Unit.BF16
     assert units[KV_CACHE] is Unit.ATTENTION

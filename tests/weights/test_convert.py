@@ -24,10 +24,10 @@ from weights.fake_checkpoint import (
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.models import build
-from ktcli.native import Pool
+from ktcli.native import DType, Pool
 from ktcli.weights import convert as module
 from ktcli.weights import encode, oracle, writer
-from ktcli.weights.checkpoint import Checkpoint, Span
+from ktcli.weights.checkpoint import Checkpoint, Source, Span
 from ktcli.weights.convert import Provenance, convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
@@ -42,6 +42,22 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def joined(tensor: Tensor, arrays: list[np.ndarray], index: int) -> np.ndarray:
+    """Rows of all sources as the tensor orders them."""
+    if not tensor.alternate:
+        return tensor.join(arrays, index)
+    padded = [np.pad(a, ((0, ceil_to(len(a), 16) - len(a)), (0, 0))) for a in arrays]
+    gate, up = (a.reshape(-1, 16, a.shape[1]) for a in padded)
+    return np.stack([gate, up], axis=1).reshape(-1, gate.shape[2])
+
+
+def row_factors(checkpoint: Checkpoint, source: Source) -> np.ndarray:
+    """The factors of an FP8 tensor, each row of blocks 128 times."""
+    factors = checkpoint.find(f"{source.name}_scale_inv")
+    values = checkpoint.read(Span(factors)).view("<f4").reshape(factors.entry.shape)
+    return np.repeat(values, 128, axis=0)[: source.rows]
+
+
 def expected(tensor: Tensor, checkpoint: Checkpoint, recipe: Recipe) -> bytes:
     """The stored bytes of a tensor, made from whole arrays by the oracle."""
     fmt = format_of(tensor, recipe)
@@ -52,16 +68,13 @@ def expected(tensor: Tensor, checkpoint: Checkpoint, recipe: Recipe) -> bytes:
             checkpoint.decode(POOL, s, checkpoint.read(s)).reshape(s.source.entry.shape)
             for s in spans
         ]
-        if tensor.alternate:
-            assert fmt is not None
-            padded = [np.pad(a, ((0, ceil_to(len(a), 16) - len(a)), (0, 0))) for a in arrays]
-            gate, up = (a.reshape(-1, 16, tensor.k) for a in padded)
-            matrix = np.stack([gate, up], axis=1).reshape(-1, tensor.k)
-        else:
-            matrix = tensor.join(arrays, index)
+        scales = None
+        if fmt is FORMATS["fp8"] and all(s.source.dtype is DType.F8_E4M3 for s in spans):
+            scales = joined(tensor, [row_factors(checkpoint, s.source) for s in spans], index)
+        matrix = joined(tensor, arrays, index)
         assert matrix.size == tensor.n * tensor.k
         if fmt is not None:
-            parts.append(oracle.pack(fmt, np.ascontiguousarray(matrix)).tobytes())
+            parts.append(oracle.pack(fmt, np.ascontiguousarray(matrix), scales).tobytes())
         elif tensor.role is Role.TABLE:
             parts.append(oracle.round_to_bf16(matrix).tobytes())
         else:
@@ -76,6 +89,7 @@ CASES = [
     (DEEPSEEK3, "BF16", "int4", "int8"),
     (DEEPSEEK3, "F32", "bf16", "f32"),
     ({**DEEPSEEK3, **FP8}, "F8_E4M3", "int4", "bf16"),
+    ({**DEEPSEEK3, **FP8}, "F8_E4M3", "fp8", "fp8"),
     ({**DEEPSEEK3, "q_lora_rank": None, "model_type": "deepseek_v2"}, "BF16", "int8", "int4"),
 ]
 
@@ -101,6 +115,27 @@ def test_bytes_are_the_oracles(
             wanted = expected(tensor, checkpoint, recipe)
             assert stored(pack, tensor) == wanted, tensor.name
             assert stored(pieces, tensor) == wanted, tensor.name
+
+
+def test_fp8_is_kept_as_it_is(tmp_path: Path):
+    """What a pack of an FP8 checkpoint decodes to is what the checkpoint does; its error is 0."""
+    config = {**DEEPSEEK3, **FP8}
+    folder = random_checkpoint(tmp_path / "source", config, dtype="F8_E4M3")
+    report = convert(folder, tmp_path / "pack", Recipe.named("fp8", "fp8"), POOL)
+    pack, fmt = Pack.open(tmp_path / "pack"), FORMATS["fp8"]
+    assert report.error["experts"] == 0
+    with Checkpoint(folder) as checkpoint:
+        for tensor in build(config).tensors:
+            names = tensor.source_names(0)
+            found = [checkpoint.find(name) for name in names]
+            if format_of(tensor, pack.recipe) is not fmt or found[0].dtype is not DType.F8_E4M3:
+                continue
+            data = np.frombuffer(stored(pack, tensor), np.uint8).reshape(tensor.count, -1)
+            for index in range(tensor.count):
+                spans = [Span(checkpoint.find(name)) for name in tensor.source_names(index)]
+                arrays = [checkpoint.decode(POOL, s, checkpoint.read(s)) for s in spans]
+                values = oracle.unpack(fmt, data[index], tensor.n, tensor.k)
+                assert np.array_equal(values, joined(tensor, arrays, index)), tensor.name
 
 
 def stored(pack: Pack, tensor: Tensor) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.native import Format, Pool, Scale, Weight, isa_rows, packed_bytes
+from ktcli.errors import NativeError
+from ktcli.native import Codes, DType, Format, Pool, Scale, Weight, isa_rows, packed_bytes
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
@@ -23,6 +24,7 @@ OTHERS = (
     Format("int4-f32", bits=4, group=64, scale=Scale.F32, codebook=LINEAR),
     Format("int8-g64", bits=8, group=64, scale=Scale.BF16),
     Format("mxint8", bits=8, group=32, scale=Scale.E8M0),
+    Format("mxfp8", bits=8, group=32, scale=Scale.E8M0, codes=Codes.E4M3),
 )
 ALL = (*FORMATS.values(), *OTHERS)
 SHAPES = ((1, 1), (16, 64), (17, 65), (5, 128), (33, 300), (48, 2880 // 8))
@@ -154,8 +156,82 @@ def test_any_shape_and_size(fmt: Format, n: int, k: int, seed: int, power: int):
     back = oracle.unpack(fmt, data, n, k)
     assert np.all(np.isfinite(back))
     bound = {32: 0.0, 16: 2.0**-8, 8: 2.0**-6, 4: 2.0**-1}[fmt.bits]
+    if fmt.codes is Codes.E4M3:
+        bound = 2.0**-4  # of 3 bits after the leading one, half the last
     dropped = float(oracle.TINY) if fmt.bits < 16 else 0.0  # a group below this encodes as zero
     assert np.abs(back - x).max() <= bound * np.abs(x).max() + dropped
+
+
+def test_e4m3_is_the_type_of_that_name():
+    """Every code means what torch says of float8_e4m3fn, and comes back."""
+    torch = pytest.importorskip("torch")
+    codes = np.arange(256, dtype=np.uint8)
+    values = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(oracle.E4M3_VALUES, values, equal_nan=True)
+    real = (codes & 127) != 127
+    assert np.array_equal(oracle.nearest_e4m3(values[real]), codes[real])
+    assert np.array_equal(np.signbit(values[real]), codes[real] >= 128)
+
+
+def test_e4m3_rounds_to_nearest_even():
+    """Between any two neighbours: the middle goes to the even code, what is beside it to its side."""
+    low, high = oracle.E4M3_VALUES[:126], oracle.E4M3_VALUES[1:127]
+    middle, codes = (low + high) / 2, np.arange(126)
+    assert np.array_equal(oracle.nearest_e4m3(middle), codes + codes % 2)
+    assert np.array_equal(oracle.nearest_e4m3(-np.nextafter(middle, low)), codes + 128)
+    assert np.array_equal(oracle.nearest_e4m3(np.nextafter(middle, high)), codes + 1)
+    assert oracle.nearest_e4m3(np.float32([1e9, -464, -0.0])).tolist() == [126, 254, 128]
+    x = np.float32([*middle, *np.nextafter(middle, low), *np.nextafter(middle, high)])[None]
+    fmt, given = FORMATS["fp8"], np.ones((1, 3), dtype=np.float32)
+    data = np.empty(packed_bytes(fmt, *x.shape), dtype=np.uint8)
+    for isa, pool in POOLS.items():
+        pool.pack(fmt, x, data, scales=given)
+        assert np.array_equal(data, oracle.pack(fmt, x, given)), isa
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n=st.integers(1, 150),
+    k=st.integers(1, 300),
+    seed=st.integers(0, 2**32 - 1),
+    power=st.integers(-50, 50),
+)
+def test_fp8_of_blocks_is_kept_bit_for_bit(n: int, k: int, seed: int, power: int):
+    """Codes decoded by any scales of blocks, packed with these, are the same codes and scales."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, 256, (n, k), dtype=np.uint8)
+    codes[(codes & 127) == 127] = 128  # no NaN, but -0
+    blocks = rng.uniform(-1, 1, (-(-n // 128), -(-k // 128))).astype(np.float32)
+    blocks = np.where(np.abs(blocks) < 2.0**-9, np.float32(1), blocks) * np.float32(2.0**power)
+    pool, fmt = POOLS[ROWS[0]], FORMATS["fp8"]
+    x = pool.decode(DType.F8_E4M3, codes, n, k, blocks)
+    scales = np.repeat(blocks, 128, axis=0)[:n]
+    data = np.empty(packed_bytes(fmt, n, k), dtype=np.uint8)
+    error, _ = pool.pack(fmt, x, data, scales=scales)
+    assert error == 0 and data.tobytes() == oracle.pack(fmt, x, scales).tobytes()
+    lay = oracle.layout(fmt, k)
+    panels = data.reshape(-1, lay.panel_bytes)
+    lines = panels[:, : 16 * lay.columns].reshape(len(panels), -1, 16, 4).transpose(0, 2, 1, 3)
+    assert np.array_equal(lines.reshape(-1, lay.columns)[:n, :k], codes)
+    tail = panels[:, 16 * lay.columns :].copy().view("<f4")[:, : lay.groups * 16]
+    kept = tail.reshape(-1, lay.groups, 16).transpose(0, 2, 1).reshape(-1, lay.groups)[:n]
+    assert kept.tobytes() == scales.tobytes()
+    assert c_unpack(pool, fmt, data, n, k).tobytes() == x.tobytes()
+
+
+def test_scales_are_given_only_where_they_fit():
+    x = matrices(16, 64)["normal"]
+    for fmt in ALL:
+        data = np.empty(packed_bytes(fmt, 16, 64), dtype=np.uint8)
+        groups = oracle.layout(fmt, 64).groups
+        with pytest.raises(NativeError, match="scales are not"):
+            POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups + 1), np.float32))
+        if fmt.bits == 8 and fmt.scale is Scale.F32:
+            POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups), np.float32))
+            assert data.tobytes() == oracle.pack(fmt, x).tobytes()  # 0: the encoder chooses
+        else:
+            with pytest.raises(NativeError, match=f"not for {fmt.bits} bits"):
+                POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups), np.float32))
 
 
 def test_bf16_rounds_to_nearest_even():

@@ -12,11 +12,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ktcli.native import PANEL_ROWS, Format, Scale
+from ktcli.native import PANEL_ROWS, Codes, Format, Scale
 
 _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
 _SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
+
+_BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
         halves = torch.stack((both & 15, both >> 4), dim=3)  # [m, panel, step, half, line, row, 4]
         tiled = _codebook(fmt.codebook, codes.device)[halves.int()]
         return tiled.permute(0, 1, 5, 2, 3, 4, 6).reshape(m, panels, PANEL_ROWS, lay.columns)
-    kind = {32: torch.float32, 16: torch.bfloat16, 8: torch.int8}[fmt.bits]
+    kind = {32: torch.float32, 16: torch.bfloat16, 8: _BYTES[fmt.codes]}[fmt.bits]
     tiled = codes.view(kind).reshape(m, panels, steps, lines, PANEL_ROWS, lay.line).float()
     return tiled.permute(0, 1, 4, 2, 3, 5).reshape(m, panels, PANEL_ROWS, lay.columns)
 

@@ -110,12 +110,13 @@ static float search_scale(const codebook *b, int32_t type, const float *x, int64
 }
 
 /* The scale of an 8-bit group. */
-static float amax_scale(int32_t type, const float *x, int64_t valid)
+static float amax_scale(const kt_format *f, const float *x, int64_t valid)
 {
+    int32_t type = f->scale;
     vf top = vf_set1(0.0f);
     for (int64_t c = 0; c < valid; c += LANES)
         top = vf_max(top, vf_abs(vf_load_upto(x, c, valid)));
-    float amax = vf_top(top), s = amax / 127.0f;
+    float amax = vf_top(top), s = amax / (f->codes == KT_CODE_E4M3 ? E4M3_MOST : 127.0f);
     if (amax < GROUP_TINY)
         return 0.0f;
     if (type == KT_SCALE_E8M0) {
@@ -139,16 +140,35 @@ INLINE void store_codes(int bits, uint8_t *panel, const layout *l, int64_t c, in
     }
 }
 
-/* One group of one row: its codes, its error; `c` is its first column. */
-static float encode_group(const kt_format *f, const layout *l, const codebook *b, const float *x,
-                          int64_t valid, int64_t c, int r, uint8_t *panel, double error[2])
+/* The codes nearest to v; *value what they mean. */
+static vi nearest_e4m3(vf v, vf *value)
 {
-    float s = f->bits == 8 ? amax_scale(f->scale, x, valid) : search_scale(b, f->scale, x, valid, l->group);
+    float lane[LANES];
+    int32_t code[LANES];
+    vf_store(lane, v);
+    for (int i = 0; i < LANES; i++) {
+        uint8_t byte = e4m3_of_float(lane[i]);
+        code[i] = (int8_t)byte;
+        lane[i] = float_of_e4m3(byte);
+    }
+    *value = vf_load(lane);
+    return vi_load(code);
+}
+
+/* One group of one row: its codes, its error; `c` is its first column; `given` its scale, 0 to choose one. */
+static float encode_group(const kt_format *f, const layout *l, const codebook *b, const float *x, int64_t valid,
+                          int64_t c, int r, float given, uint8_t *panel, double error[2])
+{
+    float s = given != 0.0f  ? given
+              : f->bits == 8 ? amax_scale(f, x, valid)
+                             : search_scale(b, f->scale, x, valid, l->group);
     vf inv = vf_set1(s == 0.0f ? 0.0f : 1.0f / s), wrong = vf_set1(0.0f), square = vf_set1(0.0f);
     for (int64_t i = 0; i < l->group; i += LANES) {
         vf value = vf_load_upto(x, i, valid), v = vf_mul(value, inv), code;
         vi index;
-        if (f->bits == 8) {
+        if (f->codes == KT_CODE_E4M3) {
+            index = nearest_e4m3(v, &code);
+        } else if (f->bits == 8) {
             code = vf_min(vf_max(vf_rint(v), vf_set1(-127.0f)), vf_set1(127.0f));
             index = vi_of_vf(code);
         } else {
@@ -189,8 +209,15 @@ static void encode_plain(int bits, const layout *l, int64_t k, const float *x, i
     }
 }
 
-static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *src, int64_t row,
-                         uint8_t *dst, double error[2])
+/* The scale that a group was given, 0 if there is none that can be used. */
+static float usable_scale(const float *given)
+{
+    float size = given ? fabsf(*given) : 0.0f;
+    return size >= GROUP_TINY && size <= 1.0f / GROUP_TINY ? *given : 0.0f;
+}
+
+static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *src, const float *scales,
+                         int64_t row, uint8_t *dst, double error[2])
 {
     layout l = layout_of(f, k);
     codebook b = codebook_of(f);
@@ -204,7 +231,8 @@ static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *
         }
         for (int64_t g = 0; g < l.groups; g++) {
             int64_t c = g * l.group, valid = columns < c ? 0 : columns - c < l.group ? columns - c : l.group;
-            float s = encode_group(f, &l, &b, valid ? x + c : src, valid, c, r, dst, error);
+            float given = usable_scale(scales && valid ? scales + (row + r) * l.groups + g : NULL);
+            float s = encode_group(f, &l, &b, valid ? x + c : src, valid, c, r, given, dst, error);
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }
     }

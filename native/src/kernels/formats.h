@@ -5,7 +5,8 @@
  * below (no fused multiply-add), subnormals kept. Layout and decoding are specified in kt.h; here is
  * what kt.h leaves open:
  *
- *   decoded value = (float)code * scale, or (float)codebook[index] * scale: one f32 multiplication
+ *   decoded value = (float)code * scale, or (float)codebook[index] * scale: one f32 multiplication;
+ *                   the float of an E4M3 code is exact
  *   bf16 scale    the upper half of an f32;  e8m0 scale b: 2^(b-127), except that b = 0 means 0
  *   bf16(x)       rounds x to nearest even; NaN becomes the quiet NaN 0x7fc0 with x's sign
  *   columns k..k' and rows n..16*panels are encoded as if the source were 0 there
@@ -15,8 +16,12 @@
  *
  * ENCODING, bits 8. For each row and group x[0..g) (g = k' when group is 0):
  *   1. amax = max |x[j]|.  If amax < 2^-60: scale 0 (all bytes of the scale 0), all codes 0. Done.
- *   2. s = amax / 127.  scale f32: as it is.  bf16: s = bf16(s).  e8m0: s = the least power of two >= s.
+ *   2. s = amax / 127 (E4M3: amax / 448).  scale f32: as it is.  bf16: s = bf16(s).  e8m0: s = the least
+ *      power of two >= s.
  *   3. inv = 1 / s;  code[j] = clamp(rint(x[j] * inv), -127, 127);  rint rounds halves to even.
+ *      E4M3: code[j] = the code nearest to clamp(x[j] * inv, -448, 448), ties to the even code; the sign
+ *      of a zero is kept.
+ *   A given scale (kt_pack) of magnitude 2^-60..2^60 is s, in place of 1 and 2.
  *
  * ENCODING, bits 4. With cb[16] the codebook as floats. For each row and group x[0..g):
  *   nearest(v) = how many i of 0..14 have v > (cb[i] + cb[i+1]) / 2      (ties go to the lower index)
@@ -36,7 +41,13 @@
  *      q[0] + q[1].  The candidate with the least error wins, the first of equals. A NaN or infinite
  *      error never wins; if nothing wins, the group is encoded as in step 1.
  *
- * So values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
+ * E4M3 weights c * s, decoded with one rounding to x, give back each c when s is given: as 2^-60 <= |s| <=
+ * 2^60 and |c| >= 2^-9 or c = 0, nothing underflows or overflows, so x, inv and x * inv are each within a
+ * factor 1 +- 2^-24 of what they would be without rounding, and v = x * inv within c (1 +- 2^-22). The codes
+ * beside c are at least |c| / 16 away from it, so c is nearest to v. A zero has the sign of c * s and again
+ * that of s, so c's. (s = amax / 448 would not do: the largest code of a group need not be 448.)
+ *
+ * Integer values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
  * under 2^-60, or it is cut by column k and the codebook has no 0 for the padding): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has
  * error 0. m / cb[0] is negative for positive m: scales carry a sign, which gives int4 its -8 on either
  * side. The grid of 23 factors reaches within 0.5 % of the error of a search ten times as fine, on
@@ -56,6 +67,7 @@
 #define SEARCH_FIRST 26     /* factors j / 32 of the scale search, see above */
 #define SEARCH_LAST 48
 #define GROUP_TINY 0x1p-60f /* a group below this encodes as zero: its squared errors would underflow */
+#define E4M3_MOST 448.0f    /* the largest code, 0x7e */
 
 /* Sizes of one panel of a matrix with k columns. */
 typedef struct layout {
@@ -80,8 +92,10 @@ static inline size_t scale_bytes(int32_t scale)
 static inline int format_is_valid(const kt_format *f)
 {
     if (f->bits == 16 || f->bits == 32)
-        return f->scale == KT_SCALE_NONE && f->group == 0;
+        return f->scale == KT_SCALE_NONE && f->group == 0 && f->codes == KT_CODE_INTEGER;
     if (f->bits != 4 && f->bits != 8)
+        return 0;
+    if (f->codes != KT_CODE_INTEGER && (f->codes != KT_CODE_E4M3 || f->bits != 8))
         return 0;
     for (int i = 0; f->bits == 4 && i < 15; i++)
         if (f->codebook[i] > f->codebook[i + 1])
@@ -130,6 +144,24 @@ static inline uint16_t bf16_of_float(float x)
     if ((u & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)((u >> 16 & 0x8000u) | 0x7fc0u);
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+/* Exponent and mantissa of an E4M3 byte lie in a float's place, 120 too low in exponent, subnormals too. */
+static inline float float_of_e4m3(uint8_t code)
+{
+    if ((code & 127) == 127)
+        return NAN;
+    return float_of_bits((uint32_t)(code & 128) << 24 | (uint32_t)(code & 127) << 20) * 0x1p120f;
+}
+
+/* The nearest code, ties to the even one; v is not NaN. */
+static inline uint8_t e4m3_of_float(float v)
+{
+    float a = fabsf(v) < E4M3_MOST ? fabsf(v) : E4M3_MOST;
+    uint32_t sign = bits_of_float(v) >> 24 & 128, u = bits_of_float(a);
+    if (a < 0x1p-6f)                                    /* multiples of 2^-9 */
+        return (uint8_t)(sign | (uint32_t)rintf(a * 0x1p9f));
+    return (uint8_t)(sign | (((u + 0x7ffffu + (u >> 20 & 1)) >> 20) - (120 << 3)));
 }
 
 /* Scale number `index` (group * 16 + row) of the scales at `at`. */

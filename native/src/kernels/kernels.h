@@ -77,7 +77,7 @@ typedef struct kt_kernels {
     size_t (*product_scratch_bytes)(const kt_format *format, int64_t k);
     void (*product_int8)(const product *p);     /* 4- and 8-bit weights, int8 activations */
     void (*product_bf16)(const product *p);     /* bf16 weights and activations, f32 sums */
-    void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router */
+    void (*product_f32)(const product *p);      /* any format, f32 activations: exact mode, router, E4M3 */
     float (*largest)(const float *x, int64_t n);    /* magnitude */
     /* q, scale and sum of row `row` from x[0..k); amax: the largest magnitude if x is a part of a longer row, else
      * negative */
@@ -98,9 +98,10 @@ typedef struct kt_kernels {
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
-     * error) and error[1] (sum of squares). Same bytes in every row of the table. */
-    void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, int64_t row,
-                         uint8_t *dst, double error[2]);
+     * error) and error[1] (sum of squares). Same bytes in every row of the table. scales [n][groups] or
+     * NULL: see kt_pack. */
+    void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
+                         int64_t row, uint8_t *dst, double error[2]);
     /* Plain loops for the ceilings; return something that depends on all work done. */
     uint64_t (*read_bytes)(const void *data, size_t size);
     uint64_t (*int8_ops)(uint64_t rounds, uint64_t *operations);

@@ -91,16 +91,23 @@ static void product_bf16(const product *p)
 typedef struct decoder {
     layout l;
     int bits;
-    int32_t scale;
+    int32_t scale, codes;
     float values[16];       /* the codebook */
 } decoder;
 
 static decoder decoder_of(const kt_format *f, int64_t k)
 {
-    decoder d = {layout_of(f, k), f->bits, f->scale, {0}};
+    decoder d = {layout_of(f, k), f->bits, f->scale, f->codes, {0}};
     for (int i = 0; i < 16; i++)
         d.values[i] = f->codebook[i];
     return d;
+}
+
+/* Byte j of each lane, E4M3: its sign, and its exponent and mantissa in their place (float_of_e4m3). */
+INLINE vf vf_e4m3(vi four, int j)
+{
+    vi in_place = vi_and(vi_sar(vi_shl(four, 24 - 8 * j), 4), (int32_t)0x87f00000u);
+    return vf_mul(vf_bf16_odd(in_place), vf_set1(0x1p120f));
 }
 
 /* w[j] = decoded column c + j of the 16 rows, j in 0..g; c a multiple of g. */
@@ -121,8 +128,9 @@ INLINE void decode_columns(const decoder *d, const uint8_t *panel, int64_t c, vf
     vf scale = load_scales(d->scale, panel + d->l.scale_offset, c / d->l.group);
     vi four = vi_load(at + 16 * (d->bits == 4 ? in % 32 : in));
     for (int j = 0; j < 4; j++) {
-        vf code = d->bits == 8 ? vf_of_vi(vi_sar(vi_shl(four, 24 - 8 * j), 24))
-                               : vf_lookup(d->values, vi_and(vi_shr(four, 8 * j + (in < 32 ? 0 : 4)), 15));
+        vf code = d->codes == KT_CODE_E4M3 ? vf_e4m3(four, j)
+                  : d->bits == 8           ? vf_of_vi(vi_sar(vi_shl(four, 24 - 8 * j), 24))
+                                           : vf_lookup(d->values, vi_and(vi_shr(four, 8 * j + (in < 32 ? 0 : 4)), 15));
         w[j] = vf_mul(code, scale);
     }
 }
