@@ -274,7 +274,7 @@ static void check_silence(model *m, _Atomic int32_t *flags)
 /* A part that takes far longer than the timeout: whoever waits goes on, and no step begins before it is over. */
 static void check_long_part(int by_flags, int freed)
 {
-    enum { WIDE = 512, MANY = 128 };
+    enum { WIDE = 512, MANY = 64 };
     char error[256] = "";
     _Atomic int32_t flags[2] = {0};
     kt_pool *pool = make_pool("portable", 1);
