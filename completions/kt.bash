@@ -14,7 +14,7 @@ _kt() {
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --stats --json --quiet --help'; words='models' ;;
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help'; words='models' ;;
         'doctor') options='--measure --json --help'; words='' ;;
         'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;

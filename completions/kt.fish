@@ -16,6 +16,10 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models tha
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'

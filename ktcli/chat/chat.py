@@ -35,12 +35,11 @@ class EngineLike(Protocol):
         """Positions of a session."""
 
     @property
-    def defer(self) -> int:
-        """Depth of expert deferral while answering."""
-
-    @property
     def spec(self) -> Spec:
         """The model's shape."""
+
+    def depth_at(self, position: int) -> int:
+        """How many experts the token of an answer at `position` may defer."""
 
     def session(self) -> Timeline:
         """A new timeline."""
@@ -207,7 +206,7 @@ class Chat:
             self.speaker.engine.context,
             cancelled,
             progress,
-            self.speaker.engine.defer,
+            self.speaker.engine.depth_at,
             stats=reply.stats,
             ids=reply.ids,
         )

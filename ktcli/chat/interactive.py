@@ -13,7 +13,7 @@ from ktcli.chat.conversation import LAST, chat_path, saved_names
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
 from ktcli.engine.generate import Finish, six_lines
-from ktcli.errors import KtError
+from ktcli.errors import DeviceError, KtError
 
 
 class Asks(Protocol):
@@ -56,6 +56,8 @@ def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: boo
                     show(chat, chat.retry, screen, person, stats=stats)
             else:
                 show(chat, partial(chat.ask, line), screen, person, stats=stats)
+        except DeviceError:
+            raise
         except KtError as error:
             person.error(error)
         except KeyboardInterrupt:  # pressed again before the first was looked at
@@ -70,15 +72,26 @@ def show(
     *,
     stats: bool = False,
 ) -> None:
-    """Show one answer as it comes; Ctrl-C stops it and keeps what was said."""
-    with Interrupt() as interrupt:
-        try:
-            for piece in start(cancelled=interrupt, progress=screen.reading) or ():
-                screen.piece(piece)
-        finally:
-            screen.end(gap=True)
-    with contextlib.suppress(KtError):  # a full disk must not end the chat; /save says so
-        slash.keep(chat, chat_path(LAST))
+    """Show one answer as it comes; Ctrl-C stops it and keeps what was said.
+
+    Raises:
+        DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
+    """
+    try:
+        with Interrupt() as interrupt:
+            try:
+                for piece in start(cancelled=interrupt, progress=screen.reading) or ():
+                    screen.piece(piece)
+            finally:
+                screen.end(gap=True)
+    except DeviceError as error:
+        error.hint = (
+            f"the conversation is kept: kt chat {chat.speaker.name} --device cpu, then /load {LAST}"
+        )
+        raise
+    finally:
+        with contextlib.suppress(KtError):  # a full disk must not end the chat; /save says so
+            slash.keep(chat, chat_path(LAST))
     if chat.reply is None:
         return
     remark = REMARKS.get(chat.reply.finish)

@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli import config
-from ktcli.commands.options import ContextOpt, JsonOpt, NumaOpt, QuietOpt, ThreadsOpt
+from ktcli.commands.options import (
+    ContextOpt,
+    DeferOpt,
+    DeviceOpt,
+    GpuExpertsOpt,
+    JsonOpt,
+    NumaOpt,
+    PrefillThresholdOpt,
+    QuietOpt,
+    ThreadsOpt,
+)
 from ktcli.errors import NotFound, UsageError
-from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
 from ktcli.store import library
 from ktcli.store.reference import parse
@@ -20,7 +31,7 @@ from ktcli.store.reference import parse
 if TYPE_CHECKING:
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
-    from ktcli.commands.prepare import Ready
+    from ktcli.commands.prepare import Ready, Wanted
 
 GREETING = "Hello!"  # what is said to the model when standard input holds nothing
 MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
@@ -68,6 +79,10 @@ def chat(
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
     stats: Stats = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -87,6 +102,9 @@ def chat(
 
       git diff | kt chat qwen3-30b-a3b --system "Review this change."
     """
+    from ktcli.commands.devices import DeviceWords
+    from ktcli.commands.prepare import Wanted
+
     given = {
         "greedy": True if greedy else None,
         "temperature": temperature,
@@ -103,7 +121,8 @@ def chat(
         if json and _is_terminal():
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         words = _standard_input() or GREETING
-    ready, made = _open(model, asked, context, threads, asked_numa(numa))
+    where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
     try:
         if words is None:
             _converse(made, asked)
@@ -164,13 +183,10 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         raise
 
 
-def _open(
-    model: str, asked: Asked, context: int | None, threads: int | None, numa: Numa
-) -> tuple[Ready, Chat]:
+def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.chat.chat import Chat, Speaker, read_voice
     from ktcli.commands import prepare
 
-    wanted = prepare.Wanted(context=context, threads=threads, numa=numa)
     ready = prepare.prepare(model, wanted, read_voice)
     voice = read_voice(ready.name, ready.pack)
     speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import NotFound, UsageError, gib
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.text import cpu_text, whole
 from ktcli.models.model import Spec
 from ktcli.output import safe
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import WISHES, Wish, parse_mask
-from ktcli.planner.plan import AUTO, Cost, DevicePlan, Request
+from ktcli.planner.plan import Cost, DevicePlan, Request
 from ktcli.planner.prefill import NEVER
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's

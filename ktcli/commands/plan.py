@@ -31,7 +31,7 @@ from ktcli.commands.options import (
 )
 from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
-from ktcli.hardware.gpu import torch_installed
+from ktcli.hardware.gpu import AUTO, torch_installed
 from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
@@ -43,7 +43,7 @@ from ktcli.planner.host import host_of
 from ktcli.planner.hybrid import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
-from ktcli.planner.plan import AUTO, EARLY_TOKENS, Line, Plan, Request
+from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request
 
 
 def plan(

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.commands.convert import convert_entry, recipe_for
+from ktcli.commands.devices import DeviceWords
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
 from ktcli.errors import Busy, gib
+from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
@@ -27,6 +29,7 @@ from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     from ktcli.engine import Engine
+    from ktcli.engine.gpu.engine import DeviceEngine
 
 
 QUICK_BYTES = 256 << 20  # loaded in a blink: no progress bar
@@ -42,6 +45,7 @@ class Wanted:
     exact: bool = False
     all_logits: bool = False
     numa: Numa | None = None
+    device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,21 @@ def converted(name: str) -> Ready | None:
     return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else None
 
 
-def load(ready: Ready, wanted: Wanted) -> Engine:
-    """Load a prepared model, with progress on stderr."""
+def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:
+    """Load a prepared model where it is to run, with progress on stderr.
+
+    Raises:
+        DeviceError: a GPU was asked for and cannot be used.
+    """
+    from ktcli.commands.gpu import load_on_gpu
+
+    engine = load_on_gpu(ready, wanted) or _load_on_cpu(ready, wanted)
+    for warning in engine.warnings:
+        out.warn(warning)
+    return engine
+
+
+def _load_on_cpu(ready: Ready, wanted: Wanted) -> Engine:
     from ktcli.engine import Engine
 
     def read(progress: Callable[[int, int], None] | None) -> Engine:
@@ -117,18 +134,15 @@ def load(ready: Ready, wanted: Wanted) -> Engine:
             threads=wanted.threads,
             exact=wanted.exact,
             all_logits=wanted.all_logits,
+            defer=wanted.device.defer or 0,
             numa=wanted.numa,
             progress=progress,
         )
 
     if sum(status.st_size for _, status in library.walk(ready.pack)) < QUICK_BYTES:
-        engine = read(None)
-    else:
-        with out.progress(f"Loading {ready.name}") as bar:
-            engine = read(lambda done, total: bar.update(done=done, total=total))
-    for warning in engine.warnings:
-        out.warn(warning)
-    return engine
+        return read(None)
+    with out.progress(f"Loading {ready.name}") as bar:
+        return read(lambda done, total: bar.update(done=done, total=total))
 
 
 def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Path:

@@ -155,6 +155,10 @@ class Engine:
         steps = ProgramSteps(self.program, self._outputs, self.layout, self.context)
         return Session(steps, self.context)
 
+    def depth_at(self, position: int) -> int:
+        """How many experts the token at `position` may defer."""
+        return self.defer
+
     def chosen(self) -> NDArray[np.int64]:
         """How often the routers chose each expert since the engine was made, [MoE layers, E]."""
         shape = self.spec.moe_layers, self.spec.experts

@@ -84,7 +84,7 @@ class Generation:
         context: positions of the session.
         cancelled: asked between tokens and between chunks of the prompt.
         progress: told how the prompt goes on.
-        defer: depth of expert deferral while answering; prompts are read without.
+        depth_at: how many experts the token at a position may defer; prompts are read without.
         ids: handed out so far.
         finish: why it ended; CANCELLED until it ends by itself.
     """
@@ -97,7 +97,7 @@ class Generation:
     context: int
     cancelled: Callable[[], bool] = lambda: False
     progress: Progress | None = None
-    defer: int = 0
+    depth_at: Callable[[int], int] = lambda position: 0
     stats: Stats = field(default_factory=Stats)
     ids: list[int] = field(default_factory=list)
     finish: Finish = Finish.CANCELLED
@@ -129,7 +129,8 @@ class Generation:
             self.stats.tokens += 1
             yield token  # shown while the next one is computed
             started = time.perf_counter()
-            logits = self.session.feed([token], temperature=self.sampler.sums_at, defer=self.defer)
+            depth = self.depth_at(len(history) - 1)
+            logits = self.session.feed([token], temperature=self.sampler.sums_at, defer=depth)
             self.stats.eval_s += time.perf_counter() - started
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 

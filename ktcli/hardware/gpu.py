@@ -5,13 +5,18 @@ Below another root than `/` the recorded answer is the file `nvidia-smi.csv` at 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import read
+
+# What somebody may ask for: a GPU if that is faster, none, the best one ("cuda:N": that one).
+AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 QUERY = (
     "index", "name", "memory.total", "memory.free", "pcie.link.gen.max", "pcie.link.width.max",
@@ -37,7 +42,26 @@ def read_gpus(root: Path) -> tuple[Gpu, ...]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    return parse_gpus(answer.stdout) if answer.returncode == 0 else ()
+    found = parse_gpus(answer.stdout) if answer.returncode == 0 else ()
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, numbered as CUDA then numbers them.
+
+    Args:
+        named: its value; None: unset. Other names than numbers (UUIDs) leave the list as it is.
+    """
+    words = [] if named is None else [word.strip() for word in named.split(",")]
+    if named is None or not all(word.lstrip("-").isdigit() for word in words if word):
+        return gpus
+    by_number = {gpu.index: gpu for gpu in gpus}
+    found: list[Gpu] = []
+    for word in words:
+        if not word or int(word) not in by_number:  # CUDA ignores everything from there on
+            break
+        found.append(replace(by_number[int(word)], index=len(found)))
+    return tuple(found)
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:

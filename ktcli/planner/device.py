@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ktcli.errors import gib
+from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.layers.tensors import Role
 from ktcli.models.model import Model
 from ktcli.native import PAGE_TOKENS
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
-from ktcli.planner.plan import CPU, Plan, Request, Vram
+from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token
 from ktcli.planner.stack import Stack, near_bytes
@@ -33,6 +34,8 @@ _MARGIN_LEAST = 192 << 20
 BUFFER_BYTES = 512 << 20
 CHUNK_LIMIT = 4096  # tokens; a longer chunk saves ever less, and cannot be cancelled inside
 EXPANDED_BYTES = 256 << 20  # keys and values of latent attention at prefill, some heads at a time
+# Less would only fail again: the allocator of a GPU works in pieces of 2 MiB and more.
+_LEAST_CUT = 64 << 20
 # What long prompts may take of what is left: this part for a longer chunk, the same again for streaming.
 _PROMPT_PART = 4
 
@@ -207,7 +210,7 @@ def step_down(request: Request, plan: Plan) -> Lower | None:
     if need.experts:
         count = sum(device.n_experts)
         cut = max(need.experts // 4, min(need.experts, -(-need.experts // max(device.n_experts))))
-        vram = need.total - max(cut, GRAIN << 20)
+        vram = need.total - min(max(cut, _LEAST_CUT), need.experts)
         return Lower(
             replace(request, context=plan.context, vram_bytes=vram),
             f"{name} ran out of memory with {count} experts on it; trying again with"

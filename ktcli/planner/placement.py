@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
+from ktcli.hardware.gpu import AUTO, CPU, CUDA
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.planner.cost import Rates, seconds, step_seconds
@@ -32,17 +33,7 @@ from ktcli.planner.memory import (
     scratch_bytes,
 )
 from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
-from ktcli.planner.plan import (
-    AUTO,
-    CPU,
-    CUDA,
-    EARLY_TOKENS,
-    Cost,
-    Line,
-    Plan,
-    Request,
-    Speed,
-)
+from ktcli.planner.plan import EARLY_TOKENS, Cost, Line, Plan, Request, Speed
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
     KV_CACHE,

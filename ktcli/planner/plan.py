@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ktcli.errors import NotEnoughMemory
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.machine import Gpu
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import DeviceRates
@@ -21,9 +22,6 @@ from ktcli.planner.prefill import NEVER
 from ktcli.weights.recipe import Recipe
 
 EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
-
-
-AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,8 +104,10 @@ class FakeEngine:
         self, tokenizer: Tokenizer, script: Callable[[str], str | list[int]], context: int = 4096
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
-        self.defer = 0
         self.sessions: list[FakeSession] = []
+
+    def depth_at(self, position: int) -> int:
+        return 0
 
     def session(self) -> FakeSession:
         self.sessions.append(FakeSession(self))

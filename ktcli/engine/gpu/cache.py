@@ -31,7 +31,7 @@ class DeviceCache:
         page_bytes: of a page, all layers.
         size_bytes: of all pages.
     Raises:
-        NotEnoughMemory: the device has not so much.
+        torch.OutOfMemoryError: the device has not so much.
     """
 
     def __init__(
@@ -42,11 +42,7 @@ class DeviceCache:
         row = ceil_to(elements, _ALIGNMENT // dtype.itemsize)
         self.page_bytes = PAGE_TOKENS * spec.kv_elements * spec.layers * dtype.itemsize
         self.size_bytes = row * spec.layers * dtype.itemsize
-        try:
-            memory = torch.zeros(spec.layers, row, dtype=dtype, device=device)
-        except torch.OutOfMemoryError as error:
-            free, _ = torch.cuda.mem_get_info(device)
-            raise NotEnoughMemory("the context on the GPU", self.size_bytes, free) from error
+        memory = torch.zeros(spec.layers, row, dtype=dtype, device=device)
         self.layers = tuple(memory[:, :elements])
         self.scratch = pages
         self._free = list(range(pages - 1, -1, -1))

@@ -59,6 +59,7 @@ class Placement:
         mask: bool [layers with experts, experts]: those on the device.
         context: positions of the cache.
         defer: experts of each token that may come a layer later, at most.
+        depths: (position, depth): from which position on which depth, positions ascending; (): `defer`.
         slab_bytes: of each of two buffers through which experts come to the device.
         on_cpu: FIDDLER only: whether an expert with so many tokens is computed on the CPU.
     """
@@ -66,6 +67,7 @@ class Placement:
     mask: NDArray[np.bool_]
     context: int
     defer: int = 0
+    depths: tuple[tuple[int, int], ...] = ()
     long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
     slab_bytes: int = 256 << 20
     handoff: Handoff = Handoff.CALLS
@@ -77,7 +79,7 @@ class Placement:
         if self.policy is Policy.KT:
             return self
         mask = np.zeros_like(self.mask) if self.policy is Policy.ALL_CPU else self.mask
-        return replace(self, mask=mask, defer=0)
+        return replace(self, mask=mask, defer=0, depths=())
 
 
 class DeviceEngine:
@@ -118,6 +120,11 @@ class DeviceEngine:
         with device_errors("loading"):
             self._load(source, progress)
             self._ways = self._make_ways()
+
+    def depth_at(self, position: int) -> int:
+        """How many experts the token at `position` may defer."""
+        depths = self.placement.depths or ((0, self.defer),)
+        return next((depth for start, depth in reversed(depths) if start <= position), 0)
 
     def session(self) -> Session:
         """A new timeline; its part of the cache is reserved now.

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from ktcli.engine.loader import Mask, Progress, TensorSource, as_array, expert_rows
-from ktcli.errors import NotEnoughMemory
 from ktcli.layers.gpu.packed import Matrix, Packed, Plain, Stack, unpack
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.layers.torch_backend import Weights
@@ -93,7 +92,7 @@ def load_device(
     Args:
         mask: bool [layers with experts, experts], true: the expert is on the device.
     Raises:
-        NotEnoughMemory: the device has not so much; nothing was read.
+        torch.OutOfMemoryError: the device has not so much; nothing was read.
         BadPack: the files are damaged.
     """
     parts = _parts(model, recipe, mask)
@@ -175,11 +174,7 @@ class _Memory:
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
-        try:
-            self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError as error:
-            free, _ = torch.cuda.mem_get_info(device)
-            raise NotEnoughMemory("the model's part on the GPU", size_bytes, free) from error
+        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         self._used = 0
 
     def take(self, part: _Part) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""Loading a model with a GPU, where there is one that can be used and the plan wants it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ktcli import config
+from ktcli.errors import DeviceError
+from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.hardware.probe import probe
+from ktcli.models import Model, build
+from ktcli.output import out
+from ktcli.planner.host import host_of
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan, Request
+from ktcli.store import heat, vram
+from ktcli.weights.pack import Pack
+
+if TYPE_CHECKING:
+    import torch
+
+    from ktcli.commands.prepare import Ready, Wanted
+    from ktcli.engine.gpu.engine import DeviceEngine
+
+
+def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
+    """The engine with a GPU; None: the CPU is to do everything.
+
+    Raises:
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
+        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
+    """
+    if wanted.device.device == CPU or wanted.exact:
+        return None
+    machine = probe()
+    if not _usable(machine, wanted.device.device):
+        return None
+    pack = Pack.open(ready.pack)
+    model = build(pack.config)
+    planner = _Planner(machine, model, wanted.threads, wanted.numa or asked_numa(None))
+    request = wanted.device.apply(Request(pack.recipe, wanted.context), model.spec)
+    return _load(ready, pack, planner, planner.informed(request, ready))
+
+
+def _usable(machine: Machine, asked: str) -> bool:
+    """Whether there is a GPU that torch can use; says why not, where one is there.
+
+    Raises:
+        DeviceError: one was asked for.
+    """
+    if not machine.gpus:
+        if asked == AUTO:
+            return False
+        raise DeviceError(
+            f"--device {asked[:40]} asks for a GPU, and no NVIDIA GPU answers here",
+            hint="kt doctor shows what was found; --device cpu runs without one",
+        )
+    # CUDA's own order puts fast GPUs first; the driver's tool, whose numbers are shown, goes by slot.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    from ktcli.engine.gpu.usable import why_not
+
+    reason = why_not()
+    if reason and asked != AUTO:
+        raise DeviceError(f"{machine.gpus[0].name} cannot be used: {reason}")
+    if reason:
+        out.warn(f"{machine.gpus[0].name} is not used: {reason}")
+    return not reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Plans of one model on this machine."""
+
+    machine: Machine
+    model: Model
+    threads: int | None
+    numa: Numa
+
+    def informed(self, request: Request, ready: Ready) -> Request:
+        """With what is known of this model here: which experts are hot, how much memory it was given."""
+        spec = self.model.spec
+        found = heat.read(ready.pack, (spec.moe_layers, spec.experts), out.warn)
+        known = replace(request, heat=None if found is None else found.counts)
+        plan = self.place(known)
+        if plan.device is None:
+            return known
+        gpu = plan.device.gpu
+        return replace(known, vram_bytes=vram.remembered(ready.name, gpu.name, gpu.free_bytes))
+
+    def place(self, request: Request) -> Plan:
+        host = host_of(
+            self.machine,
+            threads=self.threads,
+            isa=config.forced_isa(),
+            numa=self.numa,
+            torch=True,
+        )
+        return place(self.model, host, request)
+
+
+def torch_device(index: int) -> torch.device:
+    """What torch calls a GPU of this machine."""
+    import torch
+
+    return torch.device("cuda", index)
+
+
+def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> DeviceEngine | None:
+    from ktcli.engine.gpu.load import Attempt, load
+
+    plan = planner.place(request)
+    if plan.device is None:
+        return None
+    gpu = plan.device.gpu
+    with out.progress(f"Loading {ready.name}") as bar:
+        attempt = Attempt(
+            pack,
+            planner.model,
+            planner.place,
+            planner.threads,
+            planner.numa,
+            say=out.warn,
+            progress=lambda done, total: bar.update(done=done, total=total),
+        )
+        loaded = load(attempt, request, torch_device(gpu.index))
+    if loaded.engine is not None and loaded.lowered and loaded.plan.device is not None:
+        limit = loaded.plan.device.need.total
+        vram.remember(ready.name, gpu.name, gpu.free_bytes, limit)
+    return loaded.engine

@@ -1,0 +1,226 @@
+"""Commands with a GPU that is a fake: torch on the CPU stands in for it, and may fail as one does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from chat.fake_engine import write_tokenizer
+from reference import CASES, write_checkpoint
+
+from ktcli.commands import gpu as command
+from ktcli.engine.gpu import load as loading
+from ktcli.engine.gpu import usable
+from ktcli.engine.gpu.decode import DecodeStep
+from ktcli.engine.gpu.engine import DeviceEngine
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware.gpu import visible
+from ktcli.hardware.machine import Gpu
+from ktcli.hardware.probe import probe
+from ktcli.main import main
+from ktcli.store import vram
+
+GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    small = next(case for case in CASES if case.name == "qwen3")
+    case = replace(small, values={**small.values, "vocab_size": 320})
+    folder = write_checkpoint(case, tmp_path_factory.mktemp("random") / "model")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def say(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Say:
+    """`kt chat` with a model on a machine with a GPU."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    found = replace(probe(), gpus=(GPU,))
+    monkeypatch.setattr(command, "probe", lambda: found)
+    monkeypatch.setattr(usable, "why_not", lambda: "")
+    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
+
+    def run(*words: str) -> tuple[int, str, str]:
+        code = main(["chat", str(checkpoint), "hi", "--greedy", "-n", "8", "-c", "192", *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[DeviceEngine]:
+    """The engines that were made, in order."""
+    engines: list[DeviceEngine] = []
+
+    class Watched(DeviceEngine):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+            engines.append(self)
+
+    monkeypatch.setattr(loading, "DeviceEngine", Watched)
+    return engines
+
+
+def test_a_gpu_answers_as_the_cpu_does(say: Say, made: list[DeviceEngine]) -> None:
+    code, on_cpu, _ = say("--device", "cpu")
+    assert (code, made) == (0, [])
+    code, on_gpu, _ = say("--device", "cuda")
+    assert code == 0 and len(made) == 1 and len(on_gpu) > 2
+    assert made[0].placement.mask.all()  # a small model fits
+    # Activations are rounded otherwise, so texts of random weights may part; they begin alike.
+    assert on_gpu[:1] == on_cpu[:1]
+
+
+def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
+    words = ("--gpu-experts", "2", "--defer", "1", "--prefill-threshold", "64")
+    assert say("--device", "cuda", *words)[0] == 0
+    placement = made[0].placement
+    assert (placement.mask.sum(axis=1) == 2).all() and placement.defer == 1
+    assert placement.long_prompts.threshold == 64 and made[0].depth_at(3) == 1
+    listed = tmp_path / "experts"
+    listed.write_text("0-1\n# none:\n\n" + "3\n" * (placement.mask.shape[0] - 2))
+    assert say("--device", "cuda", "--gpu-experts", str(listed))[0] == 0
+    assert np.flatnonzero(made[1].placement.mask[0]).tolist() == [0, 1]
+
+
+def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
+    assert say()[0] == 0 and made == []
+
+
+def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "probe", probe)
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    assert say()[0] == 0
+    code, out, err = say("--device", "cuda")
+    assert (code, out) == (10, "") and "no NVIDIA GPU" in err and "--device cpu" in err
+
+
+def test_a_gpu_that_torch_cannot_use(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usable, "why_not", lambda: "the NVIDIA driver is too old")
+    code, out, err = say()
+    assert code == 0 and len(out) > 2 and "NVIDIA Test is not used: the NVIDIA driver is too" in err
+    code, out, err = say("--device", "cuda")
+    assert (code, out) == (10, "") and "driver is too old" in err and "--device cpu" in err
+
+
+def test_fewer_experts_where_memory_is_short(
+    say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Down step by step until it fits; said, and remembered for the next start."""
+    sizes: list[int] = []
+
+    class Short(DeviceEngine):
+        def _load(self, source: object, progress: object) -> None:
+            sizes.append(int(self.placement.mask.sum()))
+            if len(sizes) < 2:
+                raise OutOfDeviceMemory("full")
+            super()._load(source, progress)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loading, "DeviceEngine", Short)
+    code, _, err = say("--device", "cuda")
+    assert code == 0 and err.count("trying again with") == 2, err
+    assert (
+        sizes[0] > sizes[1] == sizes[2] == 0
+    )  # tiny experts go all at once, then half the context
+    found = json.loads((tmp_path / "vram.json").read_text())
+    assert len(found) == 1
+    assert say("--device", "cuda")[0] == 0
+    assert sizes[2:] == [0]  # at once
+
+
+def test_the_cpu_when_nothing_fits(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(DeviceEngine):
+        def _load(self, source: object, progress: object) -> None:
+            raise OutOfDeviceMemory("full")
+
+    monkeypatch.setattr(loading, "DeviceEngine", Full)
+    code, out, err = say("--device", "cuda")
+    assert code == 0 and len(out) > 2 and "every layer runs on the CPU" in err
+
+
+def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, steps = DecodeStep.run, []
+
+    def fail(self: DecodeStep, *args: object, **kwargs: object) -> None:
+        steps.append(1)
+        if len(steps) == 4:
+            raise DeviceError("the GPU failed in a step: CUDA error: an illegal memory access")
+        run(self, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DecodeStep, "run", fail)
+    code, out, err = say("--device", "cuda")
+    assert code == 10 and out.strip() and "illegal memory access" in err and "Traceback" not in err
+
+
+def test_memory_is_remembered_while_it_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    assert vram.remembered("m", "g", 100) is None
+    vram.remember("m", "g", 1000, 700)
+    vram.remember("other", "g", 1000, 600)
+    assert vram.remembered("m", "g", 1000) == 700 == vram.remembered("m", "g", 900)
+    assert vram.remembered("m", "g", 1100) is None  # somebody has gone
+    for text in ("", "[1]", "{", '{"m on g": 3}', '{"m on g": {"free_bytes": "x"}}'):
+        (tmp_path / "vram.json").write_text(text)
+        assert vram.remembered("m", "g", 1000) is None
+    vram.remember("m", "g", 1000, 500)
+    assert vram.remembered("m", "g", 1000) == 500
+
+
+def test_visible_devices() -> None:
+    gpus = tuple(replace(GPU, index=i, name=str(i)) for i in range(3))
+    names = lambda said: [(g.index, g.name) for g in visible(gpus, said)]  # noqa: E731
+    assert names(None) == [(0, "0"), (1, "1"), (2, "2")] == names("GPU-8f3a")
+    assert names("2,0") == [(0, "2"), (1, "0")]
+    assert names("") == [] == names("-1") and names("1,7,0") == [(0, "1")]
+
+
+class FakeCuda:
+    """torch, as `why_not` sees it."""
+
+    def __init__(self, cuda: str | None, available: bool, warning: str = "") -> None:
+        import warnings
+
+        def is_available() -> bool:
+            if warning:
+                warnings.warn(warning, stacklevel=1)
+            return available
+
+        self.__version__ = "2.13.0"
+        self.version = SimpleNamespace(cuda=cuda)
+        self.cuda = SimpleNamespace(is_available=is_available, device_count=lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("fake", "words"),
+    [
+        (FakeCuda(None, False), "build without CUDA"),
+        (FakeCuda("13.0", True), ""),
+        (FakeCuda("13.0", False, "CUDA initialization: The NVIDIA driver is too old"), "driver is too old"),
+        (FakeCuda("13.0", False, "CUDA initialization: Unexpected error 999"), "Unexpected error 999"),
+        (FakeCuda("13.0", False), "torch sees no GPU"),
+    ],
+)  # fmt: skip
+def test_why_torch_cannot(fake: FakeCuda, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usable.importlib, "import_module", lambda name: fake)
+    reason = usable.why_not()
+    assert words in reason and (words or not reason) and "\n" not in reason
+
+
+def test_torch_is_missing() -> None:
+    assert "is not installed" in usable.why_not("no_such_module_of_torch")
