@@ -227,7 +227,8 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
         q.stride(0), s.nope + s.rope, rows.pages.shape[1], s.heads, s.scale,
         NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=_MLA_SPLIT_PAGES,
         BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
-        BL=64 if width <= 128 else 32, num_stages=2,
+        BL=64 if width <= 128 else 32,
+        num_warps=4 if width <= 256 else 8, num_stages=2,
     )  # fmt: skip
     return parts.merged(rows)
 

@@ -38,7 +38,7 @@ from ktcli.layers.gpu.triton_product import sum_parts
 TILE_ROWS = 64  # up to so many rows of x, a product is made here
 CHUNK_TOKENS = 2048  # of `tile_experts` at once: [2048 * K, H] f32 of partial results, 0.5 GB for DeepSeek-V3
 _WEIGHT_ROWS = 64  # of one program
-_LINES = 32  # of one tile: the depth of one tl.dot
+_SPLIT_LINES = 128  # a split of columns is a multiple, and so of every tile's lines
 _PROGRAMS = 264  # wanted: 2 per SM; see triton_product
 
 
@@ -254,14 +254,15 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
     arguments: dict[str, Any] = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
-    wanted = max(1, min(_PROGRAMS // blocks, lines // (4 * _LINES)))
-    span = triton.cdiv(triton.cdiv(lines, wanted), _LINES) * _LINES
+    wanted = max(1, min(_PROGRAMS // blocks, lines // _SPLIT_LINES))
+    span = triton.cdiv(triton.cdiv(lines, wanted), _SPLIT_LINES) * _SPLIT_LINES
     splits = triton.cdiv(lines, span)
     rows = tile_rows(x.shape[0])
+    block = tile_block(rows)
     out = torch.empty(x.shape[0], splits, w.n, dtype=torch.float32, device=x.device)
     _tile_kernel[(blocks, triton.cdiv(x.shape[0], rows), splits)](
         in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
-        **arguments, BT=rows, BN=_WEIGHT_ROWS, L=_LINES,
+        **arguments, **block,
     )  # fmt: skip
     return out[:, 0] if splits == 1 and bias is None else sum_parts(out, bias=bias)
 
@@ -286,7 +287,7 @@ def _tile_experts(
     groups = group_slots(ids, slots, gate_up.count, rows)
     first: dict[str, Any] = panel_arguments(gate_up)
     second: dict[str, Any] = panel_arguments(down)
-    block = {"BT": rows, "BN": _WEIGHT_ROWS, "L": _LINES}
+    block = tile_block(rows)
     width, columns = gate_up.n // 2, second["COLUMNS"]
     make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
     inner = make(places, columns, dtype=operand_type(down), device=x.device)
@@ -306,3 +307,12 @@ def _tile_experts(
 def tile_rows(rows: int) -> int:
     """Rows of x of one tile: 16, 32 or 64."""
     return min(TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+
+
+def tile_block(rows: int) -> dict[str, int]:
+    """The shape of a program with tiles of so many rows: at most 45 kB of shared memory, and no spills.
+
+    L is the depth of one tl.dot. With 16 rows weights are all there is to wait for: one tile more is under way.
+    """
+    lines, stages = (32, 3) if rows == 16 else (32, 2) if rows == 32 else (16, 2)
+    return {"BT": rows, "BN": _WEIGHT_ROWS, "L": lines, "num_stages": stages}
