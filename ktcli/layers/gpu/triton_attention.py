@@ -70,7 +70,8 @@ def _gqa_kernel(
     d = tl.arange(0, BD)
     row = q + sequence.to(tl.int64) * q_row + kv * group * D
     mask_q = (h < group)[:, None] & (d < D)[None, :]
-    query = tl.load(row + h[:, None] * D + d[None, :], mask=mask_q, other=0.0).to(k.dtype.element_ty)
+    query = tl.load(row + h[:, None] * D + d[None, :], mask=mask_q, other=0.0)
+    query = query.to(k.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
     total = tl.zeros([BH, BD], tl.float32)
@@ -136,8 +137,10 @@ def _mla_kernel(
         place = at % PAGE + tl.arange(0, BL)
         seen = at + tl.arange(0, BL) <= last
         rows = cache + (page * PAGE + place)[:, None] * (LORA + ROPE)
-        latent = tl.load(rows + c[None, :], mask=seen[:, None] & (c < LORA)[None, :], other=0.0)
-        rope = tl.load(rows + LORA + r[None, :], mask=seen[:, None] & (r < ROPE)[None, :], other=0.0)
+        inside_c = seen[:, None] & (c < LORA)[None, :]
+        inside_r = seen[:, None] & (r < ROPE)[None, :]
+        latent = tl.load(rows + c[None, :], mask=inside_c, other=0.0)
+        rope = tl.load(rows + LORA + r[None, :], mask=inside_r, other=0.0)
         scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee")
         scores = tl.dot(latent_q, tl.trans(latent), scores, input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))

@@ -15,7 +15,8 @@ A kernel gets the format as the constants that `panel_arguments` makes:
     SCALE_BYTES        4 f32, 2 bf16, 1 e8m0, 0 none
     COLUMNS            k', the padded columns
     PANEL_BYTES        from one panel to the next
-    BOOK_LOW/HIGH      the codebook, value + 128 in 8 bytes each; both 0: the linear one, -8..7
+    BOOK_LOW/HIGH      the codebook, value + 128 in 8 bytes each; both 0: codes are integers, of 4 bits -8..7;
+                       of 8 bits, both -1: codes are E4M3
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.layers.gpu.packed import Packed, layout
-from ktcli.native import Scale
+from ktcli.native import Codes, Scale
 
 _SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
 _UNPACK_LINES = 32
@@ -37,7 +38,7 @@ _UNPACK_LINES = 32
 def panel_arguments(w: Packed) -> dict[str, int]:
     """The constants of a packed weight, for every kernel here."""
     lay = layout(w.format, w.k)
-    low, high = _codebook_words(w.format.codebook)
+    low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
     scale = _SCALES.get(w.format.scale)
     return {
         "BITS": w.format.bits,
@@ -52,6 +53,7 @@ def panel_arguments(w: Packed) -> dict[str, int]:
 
 def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
     """The bytes of a weight as 32-bit words, and as its scales (words again where it has none)."""
+    assert w.data.is_contiguous()
     words = w.data.view(torch.int32)
     scale = _SCALES.get(w.format.scale)
     return words, words if scale is None else w.data.view(scale)
@@ -83,6 +85,15 @@ def raw_code(
             value = (words << 16).to(tl.float32, bitcast=True)
         else:
             value = (words & -65536).to(tl.float32, bitcast=True)
+    elif BITS == 8 and BOOK_LOW == -1:
+        # Sign, 4 bits of exponent, 3 of mantissa: an f16 with an exponent larger by 8, subnormals included.
+        if n == 0:
+            moved = words << 7
+        else:
+            moved = words >> (8 * n - 7)
+        half = ((moved & 0x3F80) | ((moved << 1) & 0x8000)).to(tl.int16)
+        half = half.to(tl.float16, bitcast=True)
+        value = half.to(tl.float32) * 256.0
     elif BITS == 8:  # code + 128 to mantissa bits 15..22 of 256.0
         if n < 2:
             moved = words << (15 - 8 * n)
@@ -113,10 +124,12 @@ def raw_code(
 
 
 @triton.jit
-def zero_of(n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr):
+def zero_of(
+    n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
+):  # fmt: skip
     """What `raw_code` adds to code n."""
     zero = 0.0
-    if BITS == 8:
+    if BITS == 8 and BOOK_LOW == 0:
         zero = 384.0
     elif BITS == 4 and BOOK_LOW == 0 and BOOK_HIGH == 0:
         if n == 1 or n == 3 or n == 5:
@@ -127,10 +140,12 @@ def zero_of(n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HI
 
 
 @triton.jit
-def code_of(words, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr):
+def code_of(
+    words, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
+):  # fmt: skip
     """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale, exactly."""
     raw = raw_code(words, 0, n, BITS, BOOK_LOW, BOOK_HIGH)
-    if BITS == 8 or (BITS == 4 and BOOK_LOW == 0 and BOOK_HIGH == 0):
+    if BITS <= 8 and BOOK_LOW == 0 and BOOK_HIGH == 0:
         raw = raw - zero_of(n, BITS, BOOK_LOW, BOOK_HIGH)
     return raw
 
@@ -172,7 +187,9 @@ def scale_value(raw, SCALE_BYTES: tl.constexpr):
 
 
 @triton.jit
-def _codes_in_order(words, BITS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, L: tl.constexpr):
+def _codes_in_order(
+    words, BITS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, L: tl.constexpr
+):  # fmt: skip
     """Words [L, 16] as the codes of their rows, [16, L * 32 / BITS] f32, columns ascending."""
     if BITS == 32:
         codes = tl.permute(code_of(words, 0, BITS, LOW, HIGH), (1, 0))

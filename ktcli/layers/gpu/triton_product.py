@@ -42,7 +42,8 @@ from ktcli.layers.gpu.triton_panels import (
 )
 
 _LINES = 64  # of one tile, at most; fewer than the 128 threads, so that x is read where it is used
-_PROGRAMS = 528  # wanted: 4 per SM of the largest GPU considered, 132 SMs; a constant, not the GPU's count
+# Wanted: 4 per SM of the largest GPU considered, 132 SMs. A constant, so that bits do not depend on the GPU.
+_PROGRAMS = 528
 
 
 @triton.jit
@@ -95,7 +96,8 @@ def _multiply_pair(
     columns_left = n_columns - at * (32 // BITS)
     sum_a = tl.zeros([L, 16], tl.float32)
     sum_b = tl.zeros([L, 16], tl.float32)
-    zeros = tl.zeros([L, 1], tl.float32)  # what raw codes add to a sum: a number per line, not per weight
+    # What raw codes add to a sum: a number per line, not per weight.
+    zeros = tl.zeros([L, 1], tl.float32)
     zero = n_columns >> 31  # see raw_code
     odd_a = sum_a
     odd_b = sum_b
@@ -116,7 +118,7 @@ def _multiply_pair(
             sum_a += va
             sum_b += vb
             zeros += zero_of(n, BITS, BOOK_LOW, BOOK_HIGH) * xn
-    if BITS == 8 or (BITS == 4 and BOOK_LOW == 0 and BOOK_HIGH == 0):
+    if BITS <= 8 and BOOK_LOW == 0 and BOOK_HIGH == 0:
         sum_a -= zeros
         sum_b -= zeros
         odd_a -= odd_zeros
@@ -355,7 +357,7 @@ def sum_parts(
 def tile_lines(arguments: dict[str, int]) -> int:
     """Lines of a tile: 64, or half the power of two that holds a short panel."""
     lines = arguments["COLUMNS"] * arguments["BITS"] // 32
-    return min(_LINES, max(8, triton.next_power_of_2(lines) // 2))
+    return min(_LINES, max(8, int(triton.next_power_of_2(lines)) // 2))
 
 
 def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:

@@ -63,7 +63,8 @@ def _rope_kernel(
         other = tl.where(second, column - half, column + half)
     partner = tl.load(x + row * x_row + other, mask=turned, other=0.0)
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    angle = tl.load(positions + row).to(tl.float32) * tl.load(inv_freq + pair, mask=turned, other=0.0)
+    frequency = tl.load(inv_freq + pair, mask=turned, other=0.0)
+    angle = tl.load(positions + row).to(tl.float32) * frequency
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
     rotated = value * cos + tl.where(second, partner, -partner) * sin
     tl.store(out + row * n_columns + column, tl.where(turned, rotated, value), mask=inside)
@@ -134,7 +135,8 @@ def _route_kernel(
     rank = score
     if BIASED:
         rank = score + tl.load(bias + expert, mask=known, other=0.0)
-    rank = tl.where(rank == rank, rank, float("-inf"))  # NaN comes last; ids are valid whatever comes
+    # NaN comes last; ids are valid whatever comes.
+    rank = tl.where(rank == rank, rank, float("-inf"))
     opened = known
     if N_GROUP > 1:
         opened = _open_experts(rank, expert, n_experts, N_GROUP, TOPK_GROUP, TOP2, BLOCK, GROUPS)

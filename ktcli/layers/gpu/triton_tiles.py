@@ -36,7 +36,8 @@ from ktcli.layers.gpu.triton_panels import (
 from ktcli.layers.gpu.triton_product import sum_parts
 
 TILE_ROWS = 64  # up to so many rows of x, a product is made here
-CHUNK_TOKENS = 2048  # of `tile_experts` at once: [2048 * K, H] f32 of partial results, 0.5 GB for DeepSeek-V3
+# Of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
+CHUNK_TOKENS = 2048
 _WEIGHT_ROWS = 64  # of one program
 _SPLIT_LINES = 128  # a split of columns is a multiple, and so of every tile's lines
 _PROGRAMS = 264  # wanted: 2 per SM; see triton_product
@@ -271,8 +272,10 @@ def tile_experts(
     x: Tensor, ids: Tensor, gate: Tensor, slots: Tensor, gate_up: Packed, down: Packed
 ) -> Tensor:
     """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32; see `functions.experts`."""
-    parts = (each.split(CHUNK_TOKENS) for each in (x, ids, gate))
-    done = [_tile_experts(*chunk, slots, (gate_up, down)) for chunk in zip(*parts, strict=True)]
+    done = []
+    for first in range(0, x.shape[0], CHUNK_TOKENS):
+        of = slice(first, first + CHUNK_TOKENS)
+        done.append(_tile_experts(x[of], ids[of], gate[of], slots, (gate_up, down)))
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
@@ -306,7 +309,7 @@ def _tile_experts(
 
 def tile_rows(rows: int) -> int:
     """Rows of x of one tile: 16, 32 or 64."""
-    return min(TILE_ROWS, max(16, triton.next_power_of_2(rows)))
+    return min(TILE_ROWS, max(16, int(triton.next_power_of_2(rows))))
 
 
 def tile_block(rows: int) -> dict[str, int]:

@@ -25,7 +25,7 @@ HALVES = (
 def test_laws(laws: tuple[str, ...]) -> None:
     run = subprocess.run(
         [sys.executable, "-W", "error", HERE / "triton_laws.py", *laws],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -6,13 +6,19 @@ Each function here compares kernels under the interpreter with numpy's oracle or
 import sys
 from itertools import product
 
-import triton_interpreter  # noqa: F401  (before triton)
-
 import numpy as np
 import torch
+import triton_interpreter  # noqa: F401  (before triton)
 
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
-from ktcli.layers.gpu import functions, triton_attention, triton_product, triton_row, triton_small, triton_tiles
+from ktcli.layers.gpu import (
+    functions,
+    triton_attention,
+    triton_product,
+    triton_row,
+    triton_small,
+    triton_tiles,
+)
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.packed import Packed
 from ktcli.layers.gpu.triton_panels import unpack_all
@@ -173,7 +179,8 @@ def mla() -> None:
     for heads, nope, rope, v, lora in ((2, 16, 16, 16, 32), (3, 8, 64, 8, 96)):
         shape = MlaShape(heads, nope, rope, v, lora, (nope + rope) ** -0.5)
         weights = tuple(
-            _stack(FORMATS["int8"], heads, n, k)[0] for n, k in ((lora, nope), (nope, lora), (v, lora))
+            _stack(FORMATS["int8"], heads, n, k)[0]
+            for n, k in ((lora, nope), (nope, lora), (v, lora))
         )
         rows = _rows(5)
         cache = _cached(rows, lora + rope)
@@ -199,7 +206,9 @@ def small() -> None:
     for first, interleaved in product((0, 16), (False, True)):
         of = (x, rows, table, 80, first, interleaved)
         torch.testing.assert_close(triton_small.rope(*of), functions.rope(*of))
-    torch.testing.assert_close(triton_small.swiglu(wide[:, :96], 40), functions.swiglu(wide[:, :96], 40))
+    torch.testing.assert_close(
+        triton_small.swiglu(wide[:, :96], 40), functions.swiglu(wide[:, :96], 40)
+    )
 
 
 ROUTINGS = (
