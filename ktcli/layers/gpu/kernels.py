@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -58,9 +59,29 @@ EXACT = _torch_row("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """The row for a device.
+    """The row for a device: Triton kernels on an NVIDIA GPU, where triton is (torch for CUDA brings it).
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
     """
-    return EXACT if exact else TORCH
+    if exact:
+        return EXACT
+    return triton_row() if device.type == "cuda" and find_spec("triton") else TORCH
+
+
+def triton_row() -> Kernels:
+    """The row of Triton kernels, which only imports them now."""
+    from ktcli.layers.gpu import triton_row as f
+
+    return Kernels(
+        name="triton",
+        norm=f.norm,
+        linear=f.linear,
+        swiglu=f.swiglu,
+        rope=f.rope,
+        route=f.route,
+        experts=f.experts,
+        gqa=f.gqa,
+        mla=f.mla,
+        unpack_all=f.unpack_all,
+    )

@@ -1,0 +1,82 @@
+"""The Triton row: which kernel does an operation, by the number of rows. Signatures are those of `functions`.
+
+With one row per sequence and at most FEW_ROWS of them everything here can be captured into a CUDA graph: no
+synchronisation, no shape that depends on data. Kernels are compiled at their first call, which must come before
+the capture. `exact` is not here: it is the torch row's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ktcli.layers.backend import GqaShape, MlaShape
+from ktcli.layers.gpu import functions
+from ktcli.layers.gpu.functions import KvPages, Rows
+from ktcli.layers.gpu.packed import Matrix, Packed, Plain
+from ktcli.layers.gpu.triton_attention import append, gqa_one, mla_one
+from ktcli.layers.gpu.triton_panels import unpack_all
+from ktcli.layers.gpu.triton_product import vector_experts, vector_product, vector_products
+from ktcli.layers.gpu.triton_small import norm, rope, route, swiglu
+from ktcli.layers.gpu.triton_tiles import TILE_ROWS, operand_type, tile_experts, tile_product
+
+__all__ = [
+    "experts", "gqa", "linear", "mla", "norm", "rope", "route", "swiglu", "unpack_all",
+]  # fmt: skip
+
+# Up to so many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
+# 100 different ones with 128 slots. Above, slots are grouped.
+FEW_ROWS = 16
+
+
+def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
+    """x [T, K] W^T + bias -> [T, N] f32."""
+    if isinstance(w, Plain):
+        return functions.linear(x, w, bias)
+    if x.shape[0] == 1:
+        return vector_product(x, w, bias)
+    if x.shape[0] <= TILE_ROWS:
+        return tile_product(x, w, bias)
+    matrix = unpack_all(w, torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w))[0]
+    out = functions.product(x, matrix, exact=matrix.dtype is torch.float32)
+    return out if bias is None else out + bias
+
+
+def experts(
+    x: Tensor, ids: Tensor, gate: Tensor, slots: Tensor, gate_up: Packed, down: Packed
+) -> Tensor:
+    """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
+    if gate_up.count == 0:
+        return x.new_zeros(x.shape[0], down.n)
+    few = x.shape[0] <= FEW_ROWS
+    return (vector_experts if few else tile_experts)(x, ids, gate, slots, gate_up, down)
+
+
+def gqa(
+    q: Tensor, k: Tensor, v: Tensor, cache: KvPages, rows: Rows, shape: GqaShape
+) -> Tensor:  # fmt: skip
+    """Append k and v to the cache, then attend causally; runs of more than one row as in `functions`."""
+    if rows.run > 1:
+        return functions.gqa(q, k, v, cache, rows, shape)
+    append(cache[0], k, rows)
+    append(cache[1], v, rows)
+    return gqa_one(q, cache, rows, shape)
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    shape: MlaShape,
+) -> Tensor:
+    """Append the latent to the cache, then attend causally; runs of more than one row as in `functions`."""
+    if rows.run > 1:
+        return functions.mla(q, latent, cache, weights, rows, shape)
+    append(cache, latent, rows)
+    uk_in, _, uv = weights
+    heads = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    absorbed = vector_products(heads[..., : shape.nope], uk_in)
+    mixed = mla_one(absorbed, q, cache, rows, shape)
+    return vector_products(mixed.view(q.shape[0], shape.heads, shape.lora), uv).flatten(1)
