@@ -17,7 +17,7 @@ from ktcli.output import out
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import heat, vram
+from ktcli.store import experience, heat
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:

@@ -1,0 +1,90 @@
+"""What running a model with a GPU taught about this machine: memory it was really given, times of a layer.
+
+Kept per model and GPU, so that the next start plans with it. The memory counts only as long as no more is
+free than was free then: whoever had taken it may have gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli import config
+from ktcli.errors import KtError
+
+_NAME = "gpu.json"
+_MAX_BYTES = 1 << 20
+_MORE = 1.02  # free memory wavers by some megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What is known of one model on one GPU.
+
+    Attributes:
+        limit_bytes: of the GPU's memory that it may take; None: whatever is free.
+        layer_s: seconds of an expert on the CPU, of the GPU's share of a layer, and of what it does
+            meanwhile; None: nobody measured.
+    """
+
+    limit_bytes: int | None = None
+    layer_s: tuple[float, float, float] | None = None
+
+
+def recall(model: str, gpu: str, free_bytes: int) -> Experience:
+    """What is known, with so much of the GPU's memory free."""
+    found = _read().get(_key(model, gpu))
+    if not isinstance(found, dict):
+        return Experience()
+    limit: int | None = None
+    match found.get("memory"):
+        case {"free_bytes": int(free), "limit_bytes": int(most)}:
+            limit = most if 0 < most and free_bytes <= free * _MORE else None
+    times: tuple[float, float, float] | None = None
+    match found.get("layer_s"):
+        case [float(expert), float(device), float(beside)]:
+            sound = all(math.isfinite(t) and t >= 0 for t in (expert, device, beside))
+            times = (expert, device, beside) if sound and expert > 0 else None
+    return Experience(limit, times)
+
+
+def note_memory(model: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
+    """Keep what worked. Where the library cannot be written, it is forgotten."""
+    _note(model, gpu, "memory", {"free_bytes": free_bytes, "limit_bytes": limit_bytes})
+
+
+def note_times(model: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
+    """Keep what was measured, see `Experience`."""
+    _note(model, gpu, "layer_s", list(layer_s))
+
+
+def _note(model: str, gpu: str, field: str, value: Any) -> None:
+    path = config.home() / _NAME
+    lock = config.lock(path.with_suffix(".lock"), "noting a GPU's figures", wait_s=1.0)
+    with contextlib.suppress(KtError, OSError), lock:
+        known = _read()
+        before = known.get(_key(model, gpu))
+        fresh = {**(before if isinstance(before, dict) else {}), field: value}
+        part = path.with_suffix(".part")
+        text = json.dumps({**known, _key(model, gpu): fresh}, indent=1)
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+
+
+def _key(model: str, gpu: str) -> str:
+    return f"{model} on {gpu}"
+
+
+def _read() -> dict[str, Any]:
+    path = config.home() / _NAME
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return {}
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
