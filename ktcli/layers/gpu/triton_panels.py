@@ -72,7 +72,7 @@ def _codebook_words(codebook: tuple[int, ...]) -> tuple[int, int]:
 def raw_code(
     words, zero, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale + zero_of(n).
+    """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale + zero_of(n); of E4M3 a 256th of it.
 
     zero: 0, better one the compiler cannot know. A logical instruction has room for one constant; the other
     then stays in a register, while a known one is moved there again for most weights (sm_90, ptxas 12.9:
@@ -93,13 +93,13 @@ def raw_code(
             moved = words >> (8 * n - 7)
         half = ((moved & 0x3F80) | ((moved << 1) & 0x8000)).to(tl.int16)
         half = half.to(tl.float16, bitcast=True)
-        value = half.to(tl.float32) * 256.0
+        value = half.to(tl.float32)
     elif BITS == 8:  # code + 128 to mantissa bits 15..22 of 256.0
         if n < 2:
             moved = words << (15 - 8 * n)
         else:
             moved = words >> (8 * n - 15)
-        value = ((moved & (zero ^ 0x7F8000)) ^ 0x43C00000).to(tl.float32, bitcast=True)
+        value = ((moved & (zero + 0x7F8000)) ^ 0x43C00000).to(tl.float32, bitcast=True)
     elif BOOK_LOW == 0 and BOOK_HIGH == 0:
         if n == 0:
             moved = words << 19
@@ -112,9 +112,9 @@ def raw_code(
         else:
             moved = words >> 9
         if n == 1 or n == 3 or n == 5:  # to mantissa bits 15..18 of 256.0
-            value = ((moved & (zero ^ 0x078000)) ^ 0x43800000).to(tl.float32, bitcast=True)
+            value = ((moved & (zero + 0x078000)) ^ 0x43800000).to(tl.float32, bitcast=True)
         else:  # to mantissa bits 19..22 of 16.0
-            value = ((moved & (zero ^ 0x780000)) ^ 0x41800000).to(tl.float32, bitcast=True)
+            value = ((moved & (zero + 0x780000)) ^ 0x41800000).to(tl.float32, bitcast=True)
     else:
         index = (words >> (4 * n)) & 15
         eight = tl.where(index < 8, BOOK_LOW, BOOK_HIGH).to(tl.int64)
@@ -147,6 +147,8 @@ def code_of(
     raw = raw_code(words, 0, n, BITS, BOOK_LOW, BOOK_HIGH)
     if BITS <= 8 and BOOK_LOW == 0 and BOOK_HIGH == 0:
         raw = raw - zero_of(n, BITS, BOOK_LOW, BOOK_HIGH)
+    if BITS == 8 and BOOK_LOW == -1:
+        raw = raw * 256.0
     return raw
 
 

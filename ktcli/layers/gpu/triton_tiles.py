@@ -317,5 +317,7 @@ def tile_block(rows: int) -> dict[str, int]:
 
     L is the depth of one tl.dot. With 16 rows weights are all there is to wait for: one tile more is under way.
     """
-    lines, stages = (32, 3) if rows == 16 else (32, 2) if rows == 32 else (16, 2)
-    return {"BT": rows, "BN": _WEIGHT_ROWS, "L": lines, "num_stages": stages}
+    lines, stages, warps = {16: (32, 3, 4), 32: (32, 2, 4), 64: (16, 2, 8)}[rows]
+    return {
+        "BT": rows, "BN": _WEIGHT_ROWS, "L": lines, "num_stages": stages, "num_warps": warps
+    }  # fmt: skip
