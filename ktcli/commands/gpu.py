@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.errors import DeviceError
 from ktcli.hardware.gpu import AUTO, CPU
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
-from ktcli.models import Model, build
+from ktcli.models import Model, Spec, build
 from ktcli.output import out
+from ktcli.planner.deferral import Times
 from ktcli.planner.host import host_of
-from ktcli.planner.placement import place
+from ktcli.planner.placement import candidate, place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import experience, heat
 from ktcli.weights.pack import Pack
@@ -43,7 +46,8 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     model = build(pack.config)
     planner = _Planner(machine, model, wanted.threads, wanted.numa or asked_numa(None))
     request = wanted.device.apply(Request(pack.recipe, wanted.context), model.spec)
-    return _load(ready, pack, planner, planner.informed(request, ready))
+    known = informed(request, ready.name, ready.pack, model.spec, machine.gpus)
+    return _load(ready, pack, planner, known)
 
 
 def _usable(machine: Machine, asked: str) -> bool:
@@ -80,17 +84,6 @@ class _Planner:
     threads: int | None
     numa: Numa
 
-    def informed(self, request: Request, ready: Ready) -> Request:
-        """With what is known of this model here: which experts are hot, how much memory it was given."""
-        spec = self.model.spec
-        found = heat.read(ready.pack, (spec.moe_layers, spec.experts), out.warn)
-        known = replace(request, heat=None if found is None else found.counts)
-        plan = self.place(known)
-        if plan.device is None:
-            return known
-        gpu = plan.device.gpu
-        return replace(known, vram_bytes=vram.remembered(ready.name, gpu.name, gpu.free_bytes))
-
     def place(self, request: Request) -> Plan:
         host = host_of(
             self.machine,
@@ -100,6 +93,19 @@ class _Planner:
             torch=True,
         )
         return place(self.model, host, request)
+
+
+def informed(request: Request, name: str, pack: Path, spec: Spec, gpus: Sequence[Gpu]) -> Request:
+    """A request with what is known of a converted model here: which experts are hot, how much memory of a
+    GPU it was given, how long a layer takes."""
+    found = heat.read(pack, (spec.moe_layers, spec.experts), out.warn)
+    known = replace(request, heat=None if found is None else found.counts)
+    gpu = candidate(gpus, request.device)
+    if gpu is None:
+        return known
+    past = experience.recall(name, gpu.name, gpu.free_bytes)
+    times = None if past.layer_s is None else Times(*past.layer_s)
+    return replace(known, vram_bytes=past.limit_bytes, times=times)
 
 
 def torch_device(index: int) -> torch.device:
@@ -127,7 +133,12 @@ def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> Devi
             progress=lambda done, total: bar.update(done=done, total=total),
         )
         loaded = load(attempt, request, torch_device(gpu.index))
-    if loaded.engine is not None and loaded.lowered and loaded.plan.device is not None:
-        limit = loaded.plan.device.need.total
-        vram.remember(ready.name, gpu.name, gpu.free_bytes, limit)
+    if loaded.engine is None:
+        return None
+    device = loaded.plan.device
+    assert device is not None
+    if loaded.lowered:
+        experience.note_memory(ready.name, gpu.name, gpu.free_bytes, device.need.total)
+    if loaded.measured is not None:
+        experience.note_times(ready.name, gpu.name, astuple(loaded.measured))
     return loaded.engine

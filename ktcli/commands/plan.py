@@ -15,6 +15,7 @@ from ktcli.commands.devices import (
     device_rows,
     rate_rows,
 )
+from ktcli.commands.gpu import informed
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -83,7 +84,10 @@ def plan(
     torch = torch_installed() if here else True
     host = host_of(found, threads=size, isa=isa, numa=asked, torch=torch)
     built = build(subject.config)
-    made = place(built, host, words.apply(Request(subject.recipe, context), built.spec))
+    request = words.apply(Request(subject.recipe, context), built.spec)
+    if here and subject.pack is not None:
+        request = informed(request, subject.name, subject.pack, built.spec, host.gpus)
+    made = place(built, host, request)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
         raise typer.Exit(NotEnoughMemory.exit_code)

@@ -78,7 +78,7 @@ def _check(spec: Spec, request: Request) -> None:
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:
     """The plan on a GPU or on the CPU alone, whichever is asked for or faster."""
-    gpu = _candidate(host, request.device)
+    gpu = candidate(host.gpus, request.device)
     if gpu is None:
         return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
     others = _unused([each for each in host.gpus if each != gpu], "as one GPU is used")
@@ -102,8 +102,8 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
     return replace(made, notes=(*others, *made.notes))
 
 
-def _candidate(host: Host, device: str) -> Gpu | None:
-    """The GPU that a request means: the one with most memory free, or that of the number.
+def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
+    """The GPU that a request means: the one with most memory free, or that of the number; None: the CPU.
 
     Raises:
         UsageError: it cannot be used, or the words mean none.
@@ -111,11 +111,11 @@ def _candidate(host: Host, device: str) -> Gpu | None:
     kind, _, number = device.partition(":")
     if kind not in (AUTO, CPU, CUDA) or (number and (kind != CUDA or not number.isdigit())):
         raise UsageError(f"{device[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
-    if kind == CPU or (kind == AUTO and not host.gpus):
+    if kind == CPU or (kind == AUTO and not gpus):
         return None
-    found = [gpu for gpu in host.gpus if not number or gpu.index == int(number)]
+    found = [gpu for gpu in gpus if not number or gpu.index == int(number)]
     if not found:
-        have = ", ".join(f"cuda:{gpu.index}" for gpu in host.gpus) or "none that can be used"
+        have = ", ".join(f"cuda:{gpu.index}" for gpu in gpus) or "none that can be used"
         raise UsageError(
             f"there is no GPU {device}", hint=f"GPUs here: {have}; kt doctor says more"
         )

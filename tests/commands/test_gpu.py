@@ -24,7 +24,8 @@ from ktcli.hardware.gpu import visible
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
-from ktcli.store import vram
+from ktcli.store import experience
+from ktcli.store.experience import Experience
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
 Say = Callable[..., tuple[int, str, str]]
@@ -134,7 +135,7 @@ def test_fewer_experts_where_memory_is_short(
     code, _, err = say("--device", "cuda")
     assert code == 0 and err.count("trying again with") == 1, err
     assert sizes[0] > sizes[1] == 0  # experts so small go all at once
-    found = json.loads((tmp_path / "vram.json").read_text())
+    found = json.loads((tmp_path / "gpu.json").read_text())
     assert len(found) == 1
     assert say("--device", "cuda")[0] == 0
     assert sizes[2:] == [0]  # at once
@@ -168,16 +169,48 @@ def test_memory_is_remembered_while_it_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path))
-    assert vram.remembered("m", "g", 100) is None
-    vram.remember("m", "g", 1000, 700)
-    vram.remember("other", "g", 1000, 600)
-    assert vram.remembered("m", "g", 1000) == 700 == vram.remembered("m", "g", 900)
-    assert vram.remembered("m", "g", 1100) is None  # somebody has gone
-    for text in ("", "[1]", "{", '{"m on g": 3}', '{"m on g": {"free_bytes": "x"}}'):
-        (tmp_path / "vram.json").write_text(text)
-        assert vram.remembered("m", "g", 1000) is None
-    vram.remember("m", "g", 1000, 500)
-    assert vram.remembered("m", "g", 1000) == 500
+    limit = lambda free: experience.recall("m", "g", free).limit_bytes  # noqa: E731
+    assert experience.recall("m", "g", 100) == Experience()
+    experience.note_memory("m", "g", 1000, 700)
+    experience.note_memory("other", "g", 1000, 600)
+    experience.note_times("m", "g", (1e-4, 2e-4, 0.0))
+    assert experience.recall("m", "g", 1000) == Experience(700, (1e-4, 2e-4, 0.0))
+    assert limit(900) == 700
+    assert limit(1100) is None  # somebody has gone
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[1]", "{", '{"m on g": 3}', '{"m on g": {"memory": {"free_bytes": "x"}}}',
+        '{"m on g": {"layer_s": [1.0, 2.0]}}', '{"m on g": {"layer_s": [NaN, 1.0, 1.0]}}',
+        '{"m on g": {"layer_s": [0.0, 1.0, 1.0]}}',
+    ],
+)  # fmt: skip
+def test_a_damaged_note_is_no_note(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "gpu.json").write_text(text)
+    assert experience.recall("m", "g", 1000) == Experience()
+    experience.note_memory("m", "g", 1000, 500)
+    assert experience.recall("m", "g", 1000).limit_bytes == 500
+
+
+def test_times_are_measured_once(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
+    """At the first load with experts on both sides; and the counts of a chat are its own."""
+    words = ("--device", "cuda", "--gpu-experts", "2")
+    assert say(*words)[0] == 0
+    known = json.loads((tmp_path / "gpu.json").read_text())
+    (times,) = (each["layer_s"] for each in known.values())
+    assert len(times) == 3 and times[0] > 0 and times[1] > 0
+    assert say(*words)[0] == 0
+    assert json.loads((tmp_path / "gpu.json").read_text()) == known
+    spec = made[0].spec
+    (path,) = (tmp_path / "heat").glob("*.json")
+    tokens = json.loads(path.read_text())["tokens"]
+    counted = made[0].chosen().sum() + made[1].chosen().sum()
+    assert tokens * spec.top_k * spec.moe_layers == counted
 
 
 def test_visible_devices() -> None:

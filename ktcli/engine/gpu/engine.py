@@ -126,16 +126,38 @@ class DeviceEngine:
         depths = self.placement.depths or ((0, self.defer),)
         return next((depth for start, depth in reversed(depths) if start <= position), 0)
 
+    def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
+        """Defer by other depths from now on, see `Placement.depths`."""
+        self.placement = replace(self.placement, depths=depths)
+
+    @property
+    def host(self) -> HostExperts | None:
+        """The experts in main memory, if there are any."""
+        return self._ways.host
+
     def session(self) -> Session:
         """A new timeline; its part of the cache is reserved now.
 
         Raises:
             NotEnoughMemory: other sessions have it.
         """
+        return Session(self.steps(), self.context)
+
+    def steps(self) -> DeviceSteps:
+        """What computes a session's chunks; its pages go back when nobody has it any more.
+
+        Raises:
+            NotEnoughMemory: other sessions have the cache.
+        """
         pages = self._cache.take(pages_for(self.context))
-        made = Session(DeviceSteps(self._ways, np.array(pages, dtype=np.int32)), self.context)
+        made = DeviceSteps(self._ways, np.array(pages, dtype=np.int32))
         weakref.finalize(made, self._cache.give_back, pages)
         return made
+
+    def forget_choices(self) -> None:
+        """Count from nothing again: what was chosen to measure says nothing."""
+        with self._stream.running():
+            self._chosen.zero_()
 
     @property
     def weights_bytes(self) -> int:
@@ -193,7 +215,7 @@ class DeviceEngine:
 
         sizes = Sizes(1, pages_for(self.context), self.spec.vocab)
         step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
-        self._chosen.zero_()  # what was chosen to warm up says nothing
+        self.forget_choices()
         return replace(ways, decode=step)
 
     def _host_experts(self) -> HostExperts:
@@ -206,7 +228,7 @@ class DeviceEngine:
             shape,
             elsewhere,
             self._stream,
-            deferral=placement.defer > 0,
+            deferral=placement.policy is Policy.KT,
             handoff=placement.handoff,
             exact=self.exact,
         )

@@ -138,6 +138,14 @@ class HostExperts:
         """When the parts of the last step ran; layers counted as `layers` has them, without None."""
         return self._offload.spans()
 
+    def hits(self, n_tokens: int) -> dict[int, int]:
+        """Experts that the CPU computed in the last step, of each layer it has."""
+        ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
+        return {
+            layer: int((self.elsewhere[layer][chosen[chosen >= 0]] == 0).sum())
+            for layer, chosen in ids.items()
+        }
+
     # -- recording -----------------------------------------------------------------------------------
 
     def _record(

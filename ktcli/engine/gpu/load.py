@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ktcli.engine.engine import Options, make_pool
 from ktcli.engine.gpu.engine import DeviceEngine, Placement
 from ktcli.engine.gpu.steps import LongPrompts
+from ktcli.engine.gpu.timing import layer_times
 from ktcli.engine.loader import PackSource, Progress
 from ktcli.errors import OutOfDeviceMemory
 from ktcli.hardware.numa import Numa
 from ktcli.models import Model
+from ktcli.planner.deferral import Times
 from ktcli.planner.device import step_down
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
@@ -47,11 +49,13 @@ class Loaded:
         engine: None: the device is too small, and the CPU is to do everything.
         plan: that it follows.
         lowered: the device's memory was not enough for the first plan.
+        measured: times of a layer, if the request had none and they can be seen.
     """
 
     engine: DeviceEngine | None
     plan: Plan
     lowered: bool
+    measured: Times | None = None
 
 
 def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
@@ -67,7 +71,7 @@ def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
     while plan.device is not None:
         engine = _try(attempt, plan, plan.device, device)
         if engine is not None:
-            return Loaded(engine, plan, lowered)
+            return _timed(attempt, request, Loaded(engine, plan, lowered))
         release(device)
         lower = step_down(request, plan)
         assert lower is not None
@@ -75,6 +79,20 @@ def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
         request, lowered = lower.request, True
         plan = attempt.place(request)
     return Loaded(None, plan, lowered)
+
+
+def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
+    """With depths of deferral from measured times, where nobody has measured or asked for one before."""
+    engine, device = loaded.engine, loaded.plan.device
+    if request.times is not None or engine is None or device is None:
+        return loaded
+    times = layer_times(engine, device.times.shared_s)
+    if times is None:
+        return loaded
+    again = attempt.place(replace(request, times=times)).device
+    if again is not None:
+        engine.follow(again.depths)
+    return replace(loaded, measured=times)
 
 
 def placement(plan: Plan, device: DevicePlan) -> Placement:
