@@ -17,7 +17,7 @@ from ktcli.output import out
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import experience, heat
+from ktcli.store import heat
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     if wanted.device.device == CPU or wanted.exact:
         return None
     machine = probe()
-    if not _usable(machine, wanted.device.device):
+    if not usable(machine, wanted.device.device):
         return None
     pack = Pack.open(ready.pack)
     model = build(pack.config)
@@ -46,7 +46,7 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     return _load(ready, pack, planner, planner.informed(request, ready))
 
 
-def _usable(machine: Machine, asked: str) -> bool:
+def usable(machine: Machine, asked: str) -> bool:
     """Whether there is a GPU that torch can use; says why not, where one is there.
 
     Raises:

@@ -43,7 +43,7 @@ def recall(model: str, gpu: str, free_bytes: int) -> Experience:
     limit: int | None = None
     match found.get("memory"):
         case {"free_bytes": int(free), "limit_bytes": int(most)}:
-            limit = most if 0 < most and free_bytes <= free * _MORE else None
+            limit = most if most > 0 and free_bytes <= free * _MORE else None
     times: tuple[float, float, float] | None = None
     match found.get("layer_s"):
         case [float(expert), float(device), float(beside)]:
