@@ -45,7 +45,7 @@ def runner(engine: Engine, job: Job) -> Callable[[], None]:
     session, draw = engine.session(), np.random.default_rng(1)
 
     def work() -> None:
-        once(session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        once(engine, session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
 
     work()
     return work

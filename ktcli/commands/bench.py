@@ -5,41 +5,64 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.figures import (
-    ceiling_figures,
-    ceiling_words,
-    machine_figures,
-    threads_words,
-    warn_noisy,
-)
+from ktcli import config
+from ktcli.commands.device_figures import Seen, device_figures
+from ktcli.commands.devices import DeviceWords
+from ktcli.commands.figures import ceiling_figures, machine_figures
+from ktcli.commands.gpu import torch_device, usable
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
+    DeferOpt,
     DenseOpt,
+    DeviceOpt,
     ExpertsOpt,
+    GpuExpertsOpt,
     JsonOpt,
     ModelArg,
     NumaOpt,
+    PrefillThresholdOpt,
     RunsOpt,
     ThreadsOpt,
 )
+from ktcli.commands.speed import speed_row, speed_words, warn_about
 from ktcli.commands.subject import Subject, find_subject
-from ktcli.engine.bench import CEILING_BYTES, Ceilings, Job, Kind, Result, run
+from ktcli.engine.bench import (
+    CEILING_BYTES,
+    Ceilings,
+    Job,
+    Kind,
+    Result,
+    Yardstick,
+    run,
+    traced,
+)
 from ktcli.engine.engine import Engine
 from ktcli.engine.measure import PAIRS
-from ktcli.engine.synthetic import SPREAD_TOKENS, Request, random_engine
-from ktcli.errors import gib
+from ktcli.engine.policy import Policy
+from ktcli.engine.synthetic import SPREAD_TOKENS, Request, fitting_plan, random_engine
+from ktcli.errors import UsageError
+from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
-from ktcli.models import build
-from ktcli.native import Pool
-from ktcli.output import out, table
+from ktcli.models import Model, Spec, build, cut
+from ktcli.output import out
+from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import margin_bytes
+from ktcli.planner.placement import place
+from ktcli.planner.plan import DevicePlan, Plan
+from ktcli.planner.plan import Request as PlanRequest
+from ktcli.store.heat import read as read_heat
+from ktcli.weights.pack import Pack
+
+if TYPE_CHECKING:
+    from ktcli.engine.gpu.engine import DeviceEngine
 
 app = typer.Typer(
     add_completion=False,
@@ -58,6 +81,21 @@ ProfileOpt = Annotated[
 ]
 
 
+PolicyOpt = Annotated[
+    Policy,
+    typer.Option(
+        "--policy",
+        help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
+    ),
+]
+TraceOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Also write what happened when in one step, for Perfetto or chrome://tracing.",
+    ),
+]
 ContextOpt = Annotated[
     int,
     typer.Option(
@@ -80,8 +118,14 @@ def decode(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
+    trace: TraceOpt = None,
     json: JsonOpt = False,
 ) -> None:
     """Tokens per second of an answer.
@@ -97,8 +141,20 @@ def decode(
       kt bench decode qwen3-30b-a3b --layers 4 --context 16384 --profile
 
       kt bench decode deepseek-v3 --layers 4 --experts int8 --json
+
+      kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
-    wanted = Wanted(Job(Kind.DECODE, tokens, context), layers, threads, runs, asked_numa(numa))
+    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    wanted = Wanted(
+        Job(Kind.DECODE, tokens, context),
+        layers,
+        threads,
+        runs,
+        asked_numa(numa),
+        words,
+        policy,
+        trace,
+    )
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -112,6 +168,11 @@ def prefill(
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
+    device: DeviceOpt = AUTO,
+    gpu_experts: GpuExpertsOpt = None,
+    defer: DeferOpt = None,
+    prefill_threshold: PrefillThresholdOpt = None,
+    policy: PolicyOpt = Policy.KT,
     runs: RunsOpt = PAIRS,
     profile: ProfileOpt = False,
     json: JsonOpt = False,
@@ -126,7 +187,16 @@ def prefill(
 
       kt bench prefill kt-mini --profile
     """
-    wanted = Wanted(Job(Kind.PREFILL, tokens, context), layers, threads, runs, asked_numa(numa))
+    words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
+    wanted = Wanted(
+        Job(Kind.PREFILL, tokens, context),
+        layers,
+        threads,
+        runs,
+        asked_numa(numa),
+        words,
+        policy,
+    )
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -135,49 +205,168 @@ app.command()(kernel)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the command line asked for."""
+    """What the command line asked for.
+
+    Attributes:
+        trace: where to write what happened in one decode step; None: nowhere.
+    """
 
     job: Job
     layers: int | None
     threads: int | None
     runs: int
     numa: Numa
+    words: DeviceWords
+    policy: Policy
+    trace: Path | None = None
+
+    def room(self, spec: Spec) -> int:
+        """Positions for the runs, and for the tokens whose experts are counted, where the model has them."""
+        return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """An engine and what it is compared with.
+
+    Attributes:
+        ceilings: of the CPU, also where the yardstick knows more.
+    """
+
+    engine: Engine | DeviceEngine
+    ceilings: Ceilings
+    yardstick: Yardstick
 
 
 def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
     machine = probe()
-    engine = _engine(subject, wanted, machine)
-    for warning in engine.warnings:
-        out.warn(warning)
-    ceilings = Ceilings.of(engine.pool)
-    with out.progress(f"{wanted.job.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
-        result = run(
-            engine,
-            wanted.job,
-            ceilings,
-            pairs=wanted.runs,
-            progress=lambda done: bar.update(done=done),
-        )
-    whole = build(subject.config).spec.layers
-    row = _row(subject, engine, result, whole)
+    found = planned(subject, wanted, machine)
+    seen = None
+    if found is not None and found[1].device is not None:
+        result, made, seen = _with_device(subject, wanted, *found, found[1].device)
+    else:
+        _refuse_without(wanted)
+        engine = _engine(subject, wanted, machine)
+        ceilings = Ceilings.of(engine.pool)
+        made = Made(engine, ceilings, ceilings)
+        result = _measured(subject, wanted, made)
+        if wanted.trace is not None:
+            traced(engine, wanted.job.context).write(wanted.trace)
+    row = speed_row(subject, made.engine, result)
+    if seen is not None:
+        row["device"] = device_figures(seen, result)
     if profile:
         row["profile_s"] = dict(result.profile.operations)
+    pool, ceilings = made.engine.pool, made.ceilings
     out.result(
         {
-            "machine": machine_figures(machine, engine.pool),
+            "machine": machine_figures(machine, pool),
             "ceilings": ceiling_figures(ceilings),
             "results": [row],
         },
-        lambda: _render(row, result, engine.pool, ceilings, profile),
+        lambda: speed_words(row, result, pool, ceilings, profile),
     )
-    _warn(result)
+    warn_about(result)
+
+
+def _measured(subject: Subject, wanted: Wanted, made: Made) -> Result:
+    for warning in made.engine.warnings:
+        out.warn(warning)
+    with out.progress(f"{wanted.job.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
+        return run(
+            made.engine,
+            wanted.job,
+            made.yardstick,
+            pairs=wanted.runs,
+            progress=lambda done: bar.update(done=done),
+        )
+
+
+def _refuse_without(wanted: Wanted) -> None:
+    """Options that only a GPU gives a meaning."""
+    words = wanted.words
+    named = {
+        "--policy": wanted.policy is not Policy.KT,
+        "--gpu-experts": words.gpu_experts is not None,
+        "--prefill-threshold": words.prefill_threshold is not None,
+    }
+    for option, given in named.items():
+        if given:
+            raise UsageError(
+                f"{option} is about a GPU, and none is used here",
+                hint="kt doctor shows what was found, kt plan where a model would go",
+            )
+
+
+# --- with a GPU -------------------------------------------------------------------------------------
+
+
+def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, Plan] | None:
+    """What is measured, with its plan, where a GPU might be used; None: every layer runs on the CPU.
+
+    Raises:
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
+    """
+    asked = wanted.words.device
+    if asked == CPU or not usable(machine, asked):
+        return None
+    host = host_of(
+        machine,
+        threads=wanted.threads,
+        isa=config.forced_isa(),
+        numa=wanted.numa,
+        torch=True,
+    )
+    whole = build(subject.config).spec
+    spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
+    request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
+    if subject.pack is not None and wanted.layers is None:
+        found = read_heat(subject.pack, (whole.moe_layers, whole.experts), out.warn)
+        request = replace(request, heat=None if found is None else found.counts)
+        model = build(subject.config)
+        return model, place(model, host, request)
+    return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)
+
+
+def _without_ceilings(host: Host) -> Host:
+    """The host with the memory taken that the ceilings are measured in."""
+    beside = host.beside
+    if beside is None:
+        return host
+    left = beside.available_bytes - CEILING_BYTES
+    return replace(host, beside=replace(beside, available_bytes=left))
+
+
+def _with_device(
+    subject: Subject, wanted: Wanted, model: Model, plan: Plan, used: DevicePlan
+) -> tuple[Result, Made, Seen]:
+    from ktcli.engine.gpu.ceilings import DeviceCeilings, measure_rates
+    from ktcli.engine.gpu.synthetic import Setting, planned_engine
+
+    device = torch_device(used.gpu.index)
+    rates = measure_rates(device)  # before the weights, while there is room for it
+    whole = subject.pack is not None and wanted.layers is None
+    pack = Pack.open(subject.pack) if whole and subject.pack is not None else None
+    setting = Setting(device, wanted.policy, threads=wanted.threads, numa=wanted.numa, pack=pack)
+    with out.progress(f"{'loading' if pack else 'random weights of'} {subject.name}") as bar:
+        engine = planned_engine(
+            model, plan, setting, lambda done, total: bar.update(done=done, total=total)
+        )
+    yardstick = DeviceCeilings.of(engine, rates)
+    made = Made(engine, yardstick.cpu, yardstick)
+    result = _measured(subject, wanted, made)
+    trace = traced(engine, wanted.job.context) if wanted.job.kind is Kind.DECODE else None
+    if trace is not None and wanted.trace is not None:
+        trace.write(wanted.trace)
+    return result, made, Seen(engine, used, rates, trace)
+
+
+# --- on the CPU alone -------------------------------------------------------------------------------
 
 
 def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
     """The converted model if there is one and all of it is wanted, else random weights."""
-    # Room for the tokens whose experts are counted, where the model has it.
-    need = wanted.job.context + wanted.job.n_tokens
-    context = max(need, min(SPREAD_TOKENS, build(subject.config).spec.context))
+    context, defer = wanted.room(build(subject.config).spec), wanted.words.defer or 0
     if subject.pack is not None and wanted.layers is None:
         with out.progress(f"loading {subject.name}") as bar:
             return Engine.load(
@@ -185,109 +374,16 @@ def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
                 context=context,
                 threads=wanted.threads,
                 numa=wanted.numa,
+                defer=defer,
                 progress=lambda done, total: bar.update(done=done, total=total),
             )
     free = machine.memory.free_bytes - CEILING_BYTES - margin_bytes(machine.memory.total_bytes)
-    request = Request(subject.recipe, wanted.layers, context, free, wanted.threads, wanted.numa)
+    request = Request(
+        subject.recipe, wanted.layers, context, free, wanted.threads, wanted.numa, defer
+    )
     with out.progress(f"random weights of {subject.name}") as bar:
         return random_engine(
             subject.config,
             request,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
-
-
-def _row(subject: Subject, engine: Engine, result: Result, whole: int) -> dict[str, Any]:
-    """One result, with the keys every benchmark of kt has first."""
-    measured, spread = result.measured, result.spread
-    row: dict[str, Any] = {
-        "work": result.job.kind.value,
-        "model": subject.name,
-        "format": engine.recipe.experts.name,
-        "isa": engine.pool.isa,
-        "threads": engine.pool.threads,
-        "n_tokens": result.job.n_tokens,
-        "context": result.job.context,
-        "tok_s": result.tok_s,
-        "tok_s_min": result.job.n_tokens / measured.slowest_s,
-        "tok_s_max": result.job.n_tokens / measured.fastest_s,
-        "gb_s": result.read_bps / 1e9,
-        "gop_s": result.ops / 1e9,
-        "percent_of_ceiling": 100 * measured.share,
-        "predicted_tok_s": result.job.n_tokens / result.predicted_s,
-        "dense": engine.recipe.dense.name,
-        "layers": engine.spec.layers,
-        "layers_of_model": whole,
-        "weights_bytes": engine.weights_bytes,
-        "bytes_per_token": result.demand.read_bytes / result.job.n_tokens,
-        "ops_per_token": result.demand.all_ops / result.job.n_tokens,
-        "attention_gb_s": result.demand.attention[0] / result.attention_s / 1e9,
-        "attention_gop_s": result.demand.attention[1] / result.attention_s / 1e9,
-        "runs": len(measured.runs),
-        "noisy": measured.noisy,
-        "others_percent": 100 * measured.others_share,
-    }
-    if spread is not None:
-        row["experts_seen_percent"] = 100 * spread.seen
-        row["experts_seen_percent_if_even"] = 100 * spread.expected
-        row["busiest_expert_load"] = spread.busiest
-    return row
-
-
-def _render(
-    row: dict[str, Any], result: Result, pool: Pool, ceilings: Ceilings, profile: bool
-) -> str:
-    of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
-    layers = f"{row['layers']} of {row['layers_of_model']} layers"
-    weights = f"{row['format']} experts, {row['dense']} dense, {gib(row['weights_bytes'])}"
-    rows = [
-        ("Model", f"{row['model']}, {layers}, {weights}"),
-        ("Threads", threads_words(pool)),
-        (
-            result.job.kind.value.capitalize(),
-            f"{row['tok_s']:.1f} tokens/s ({row['tok_s_min']:.1f} to {row['tok_s_max']:.1f},"
-            f" {row['runs']} runs of {row['n_tokens']} tokens)",
-        ),
-        ("Memory", f"{row['gb_s']:.1f} GB/s, {gib(row['bytes_per_token'])} per token"),
-        ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
-        ("Ceiling", ceiling_words(ceilings)),
-        ("Attention", _attention_words(row)),
-        ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
-        ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
-    ]
-    if result.spread is not None:
-        rows.append(("Experts", _spread_words(result)))
-    text = table(rows)
-    return f"{text}\n\n{_profile_table(result)}" if profile else text
-
-
-def _attention_words(row: dict[str, Any]) -> str:
-    after = f", after {row['context']} tokens" if row["context"] else ""
-    return f"{row['attention_gb_s']:.1f} GB/s, {row['attention_gop_s']:.0f} GFLOP/s{after}"
-
-
-def _spread_words(result: Result) -> str:
-    spread = result.spread
-    assert spread is not None
-    return (
-        f"{spread.tokens} tokens reached {spread.seen:.0%} of them (even chances: {spread.expected:.0%}),"
-        f" the busiest {spread.busiest:.1f} times the mean"
-    )
-
-
-def _profile_table(result: Result) -> str:
-    seconds = result.measured.seconds
-    operations = [*result.profile.operations]
-    operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
-    rows = [
-        (name, f"{1e3 * s / result.job.n_tokens:.3f} ms", f"{s / seconds:.1%}")
-        for name, s in operations
-    ]
-    return table(rows, ("operation", "per token", "share"), right=(1, 2))
-
-
-def _warn(result: Result) -> None:
-    if result.measured.noisy:
-        warn_noisy(result.measured.others_share)
-    if result.spread is not None and not result.spread.even:
-        out.warn("the random weights favour some experts: a trained model spreads them wider")

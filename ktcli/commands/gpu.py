@@ -20,7 +20,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import candidate, place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import experience, heat
+from ktcli.store import heat
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     if wanted.device.device == CPU or wanted.exact:
         return None
     machine = probe()
-    if not _usable(machine, wanted.device.device):
+    if not usable(machine, wanted.device.device):
         return None
     pack = Pack.open(ready.pack)
     model = build(pack.config)
@@ -50,7 +50,7 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     return _load(ready, pack, planner, known)
 
 
-def _usable(machine: Machine, asked: str) -> bool:
+def usable(machine: Machine, asked: str) -> bool:
     """Whether there is a GPU that torch can use; says why not, where one is there.
 
     Raises:

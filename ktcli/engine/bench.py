@@ -3,6 +3,9 @@
 Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing
 its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
 token say nothing about those of the next and the weights never come from a cache.
+
+What is measured is whatever runs sessions and can say what it did (`Measured`); what it is compared with
+is a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
 """
 
 from __future__ import annotations
@@ -11,22 +14,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ktcli.engine.engine import Engine
 from ktcli.engine.measure import PAIRS, Measurement, alternate
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.engine.synthetic import Spread, expert_spread
+from ktcli.engine.trace import Trace
+from ktcli.models import Model, Spec
 from ktcli.native import Arena, Ceiling, Pool
 from ktcli.planner.cost import Rates, has_tiles, step_seconds
 from ktcli.planner.spec import Step, Unit, step_work
+from ktcli.weights.recipe import Recipe
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
 ATTENTION = ("gqa", "mla")  # operations of the program
 _SEED = 20_260_101
+WARM_UPS = 3  # steps before one that is looked at closely
 
 
 class Kind(Enum):
@@ -67,17 +75,72 @@ class Demand:
         return sum(self.ops.values())
 
 
-def steps(engine: Engine, job: Job) -> Iterator[Step]:
+class Measured(Protocol):
+    """A loaded model, on whatever it runs: what a measurement needs of it."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def pool(self) -> Pool:
+        """The team that runs the CPU's part."""
+
+    @property
+    def context(self) -> int:
+        """Positions a session can hold."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory of the weights, wherever they lie."""
+
+    def session(self) -> Session:
+        """A new timeline."""
+
+    def depth_at(self, position: int) -> int:
+        """How many experts the token at `position` may defer."""
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of a prompt's next chunk, when so many are left."""
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[MoE layers, E]: how often each expert was chosen so far."""
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
+
+    def traced(self, step: Callable[[], None]) -> Trace:
+        """Run one step, and say what happened when."""
+
+
+class Yardstick(Protocol):
+    """What a measurement is compared with."""
+
+    def ideal_s(self, engine: Measured, job: Job) -> float:
+        """Seconds of a run at the machine's ceilings, measured now."""
+
+    def predicted_s(self, engine: Measured, job: Job) -> float:
+        """Seconds of a run that the planner expects, at the ceilings of this measurement."""
+
+
+def steps(engine: Measured, job: Job) -> Iterator[Step]:
     """The steps of a run."""
-    size = 1 if job.kind is Kind.DECODE else engine.program.max_tokens
-    for start in range(0, job.n_tokens, size):
-        chunk = min(size, job.n_tokens - start)
+    done = 0
+    while done < job.n_tokens:
+        left = job.n_tokens - done
+        chunk = 1 if job.kind is Kind.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
-        outputs = 1 if start + chunk == job.n_tokens or job.kind is Kind.DECODE else 0
-        yield Step(chunk, job.context + start, outputs)
+        outputs = 1 if chunk == left or job.kind is Kind.DECODE else 0
+        yield Step(chunk, job.context + done, outputs)
+        done += chunk
 
 
-def demand(engine: Engine, job: Job) -> Demand:
+def demand(engine: Measured, job: Job) -> Demand:
     """Bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
@@ -130,6 +193,24 @@ class Ceilings:
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
 
+    def ideal_s(self, engine: Measured, job: Job) -> float:
+        wanted = demand(engine, job)
+        if job.kind is Kind.DECODE:
+            return wanted.read_bytes / self.measure(Ceiling.READ)
+        return self.compute_s(wanted.ops)
+
+    def compute_s(self, ops: dict[Unit, int]) -> float:
+        """Seconds of operations at the arithmetic peaks, measured now."""
+        int8 = ops[Unit.INT8]
+        rest = sum(ops.values()) - int8
+        peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
+        return sum(n / self.measure(kind) for n, kind in peaks if n)
+
+    def predicted_s(self, engine: Measured, job: Job) -> float:
+        rates = self.rates()
+        works = ((step_work(engine.model, engine.recipe, s), s) for s in steps(engine, job))
+        return sum(step_seconds(work, engine.spec, rates, s.n_tokens) for work, s in works)
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -142,14 +223,15 @@ class Profile:
         return sum(seconds for _, seconds in self.operations)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """One measured work.
 
     Attributes:
         demand: of one run.
         spread: how evenly experts were chosen; None without experts.
-        profile: of an average run.
+        chosen: [MoE layers, E]: how often the measured runs chose each expert.
+        profile: of the CPU, in an average run.
         predicted_s: what the plan expects of a run, at the ceilings of this measurement.
     """
 
@@ -157,6 +239,7 @@ class Result:
     measured: Measurement
     demand: Demand
     spread: Spread | None
+    chosen: NDArray[np.int64]
     profile: Profile
     predicted_s: float
 
@@ -180,9 +263,9 @@ class Result:
 
 
 def run(
-    engine: Engine,
+    engine: Measured,
     job: Job,
-    ceilings: Ceilings,
+    yardstick: Yardstick,
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
@@ -191,18 +274,17 @@ def run(
 
     Args:
         job: its tokens and what lies before them fit the engine's context.
-        pairs: runs, each between two measurements of the ceiling.
+        pairs: runs of the work, each between two measurements of the ceiling.
         progress: told after each run how many are done.
     """
     session = engine.session()
-    wanted = demand(engine, job)
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
     draw = np.random.default_rng(_SEED)
     done = 0
 
     def work() -> None:
         nonlocal done
-        once(session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        once(engine, session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
         done += 1
         progress(done)
 
@@ -210,23 +292,15 @@ def run(
         session.feed(draw.integers(0, engine.spec.vocab, job.context).tolist())
     work()
     done = 0
-    before = _operation_seconds(engine)
-    measured = alternate(work, lambda: _ideal_s(wanted, job.kind, ceilings), pairs=pairs)
+    before, chosen = _operation_seconds(engine), engine.chosen()
+    measured = alternate(work, lambda: yardstick.ideal_s(engine, job), pairs=pairs)
     profile = _profile(before, _operation_seconds(engine), pairs)
-    predicted_s = _predicted_s(engine, job, ceilings.rates())
-    return Result(job, measured, wanted, spread, profile, predicted_s)
+    chosen = engine.chosen() - chosen
+    predicted_s = yardstick.predicted_s(engine, job)
+    return Result(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
-def _predicted_s(engine: Engine, job: Job, rates: Rates) -> float:
-    return sum(
-        step_seconds(
-            step_work(engine.model, engine.recipe, step), engine.spec, rates, step.n_tokens
-        )
-        for step in steps(engine, job)
-    )
-
-
-def once(session: Session, job: Job, ids: list[int]) -> None:
+def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
     session.truncate(job.context)
     if job.kind is Kind.PREFILL:
@@ -234,22 +308,25 @@ def once(session: Session, job: Job, ids: list[int]) -> None:
         return
     sampler = Sampler(SamplingSettings(greedy=True))
     for token in ids:
-        sampler.next(session.feed([token], temperature=sampler.sums_at), ())
+        depth = engine.depth_at(session.length)
+        sampler.next(session.feed([token], temperature=sampler.sums_at, defer=depth), ())
 
 
-def _ideal_s(wanted: Demand, work: Kind, ceilings: Ceilings) -> float:
-    """Seconds of a run at the ceiling, measured now."""
-    if work is Kind.DECODE:
-        return wanted.read_bytes / ceilings.measure(Ceiling.READ)
-    int8 = wanted.ops[Unit.INT8]
-    rest = wanted.all_ops - int8
-    peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
-    return sum(ops / ceilings.measure(kind) for ops, kind in peaks if ops)
+def traced(engine: Measured, context: int) -> Trace:
+    """One decode step after `context` tokens, when a few have been decoded already."""
+    session, draw = engine.session(), np.random.default_rng(_SEED)
+    job = Job(Kind.DECODE, 1, context)
+    ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
+    if context:
+        session.feed(ids[:context])
+    for token in ids[context:-1]:
+        once(engine, session, job, [token])
+    return engine.traced(lambda: once(engine, session, job, ids[-1:]))
 
 
-def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:
+def _operation_seconds(engine: Measured) -> list[tuple[str, float]]:
     """(operation, seconds so far) in recording order; the last product is the output head."""
-    times = [(label, ns / 1e9) for label, ns in engine.program.profile()]
+    times = [(label, ns / 1e9) for label, ns in engine.operations()]
     linears = [i for i, (label, _) in enumerate(times) if label == "linear"]
     if linears:
         times[linears[-1]] = ("output head", times[linears[-1]][1])

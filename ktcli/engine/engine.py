@@ -6,7 +6,8 @@ knows nothing of text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from ktcli.engine.loader import (
 )
 from ktcli.engine.session import Session
 from ktcli.engine.steps import Outputs, ProgramSteps
+from ktcli.engine.trace import CPU, Trace, one_after_another
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.memory import read_memory, read_nodes
@@ -158,6 +160,23 @@ class Engine:
     def depth_at(self, position: int) -> int:
         """How many experts the token at `position` may defer."""
         return self.defer
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of a prompt's next chunk, when so many are left."""
+        return min(left, self.program.max_tokens)
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation, nanoseconds so far), in the order in which they run."""
+        return self.program.profile()
+
+    def traced(self, step: Callable[[], None]) -> Trace:
+        """Run one step, and say what happened when."""
+        before, start = self.operations(), time.monotonic_ns()
+        step()
+        end = time.monotonic_ns()
+        pairs = zip(before, self.operations(), strict=True)
+        durations = [(name, now - then) for (name, then), (_, now) in pairs]
+        return Trace(tuple(one_after_another(CPU, start, durations)), 1, (end - start) / 1e9)
 
     def chosen(self) -> NDArray[np.int64]:
         """How often the routers chose each expert since the engine was made, [MoE layers, E]."""

@@ -6,9 +6,9 @@ whole would do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,16 @@ from ktcli.engine.engine import Engine, Options, make_pool
 from ktcli.engine.loader import Progress, RandomSource
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.gpu import CPU, CUDA
 from ktcli.hardware.numa import Numa
 from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor
-from ktcli.models import build, cut
+from ktcli.models import Model, Spec, build, cut
+from ktcli.planner.host import Host
 from ktcli.planner.memory import need_bytes
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan
+from ktcli.planner.plan import Request as PlanRequest
 from ktcli.planner.spec import experts_touched
 from ktcli.weights.recipe import Recipe
 
@@ -47,6 +52,60 @@ def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free
     return low
 
 
+def fitting_plan(
+    config: Mapping[str, Any], host: Host, request: PlanRequest, layers: int | None = None
+) -> tuple[Model, Plan]:
+    """So many layers with their plan, or as many as fit into main memory and that of the GPU.
+
+    Whether a GPU is used, and which, is decided by the whole model.
+
+    Raises:
+        UsageError: more layers than the model has, or what `place` says.
+        NotEnoughMemory: the GPU cannot hold one layer.
+    """
+    whole = build(config)
+    _require_layers(whole.spec, layers)
+    chosen = place(whole, host, _rows_of(request, whole.spec)).device
+    if chosen is None:
+        model = build(cut(config, layers or 1))
+        return model, place(model, host, replace(_rows_of(request, model.spec), device=CPU))
+    asked = replace(request, device=f"{CUDA}:{chosen.gpu.index}")
+
+    def plan(n: int) -> tuple[Model, Plan]:
+        model = build(cut(config, n))
+        return model, place(model, host, _rows_of(asked, model.spec))
+
+    if layers is not None:
+        return plan(layers)
+    low, high = 1, whole.spec.layers
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(plan, middle) else (low, middle - 1)
+    return plan(low)
+
+
+def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
+    try:
+        return plan(layers)[1].fits
+    except NotEnoughMemory:
+        return False
+
+
+def _rows_of(request: PlanRequest, spec: Spec) -> PlanRequest:
+    """The request of a model's first layers: as many rows of what speaks of every layer."""
+    wish, heat = request.gpu_experts, request.heat
+    return replace(
+        request,
+        gpu_experts=wish[: spec.moe_layers] if isinstance(wish, np.ndarray) else wish,
+        heat=None if heat is None else heat[: spec.moe_layers],
+    )
+
+
+def _require_layers(spec: Spec, asked: int | None) -> None:
+    if asked is not None and asked > spec.layers:
+        raise UsageError(f"the model has {spec.layers} layers, --layers asks for {asked}")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to make.
@@ -55,7 +114,7 @@ class Request:
         layers: None = as many as fit.
         context: positions of a session.
         free_bytes: memory that may be used.
-        threads, numa: as in `engine.Options`.
+        threads, numa, defer: as in `engine.Options`.
     """
 
     recipe: Recipe
@@ -64,6 +123,7 @@ class Request:
     free_bytes: int
     threads: int | None = None
     numa: Numa | None = None
+    defer: int = 0
 
 
 def random_engine(
@@ -75,14 +135,12 @@ def random_engine(
         UsageError: more layers than the model has.
         NotEnoughMemory: the layers do not fit.
     """
-    whole = build(config).spec.layers
-    if request.layers is not None and request.layers > whole:
-        raise UsageError(f"the model has {whole} layers, --layers asks for {request.layers}")
+    _require_layers(build(config).spec, request.layers)
     layers = request.layers or fitting_layers(
         config, request.recipe, request.context, request.free_bytes
     )
     model = build(cut(config, layers))
-    options = Options(context=request.context, threads=request.threads, numa=request.numa)
+    options = Options(request.context, request.threads, numa=request.numa, defer=request.defer)
     pool = make_pool(options)
     return Engine(model, request.recipe, ApartSource(pool, _SEED), pool, options, progress)
 
@@ -136,23 +194,30 @@ class Spread:
         return self.seen >= 0.8 * self.expected
 
 
-def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
+class Counting(Protocol):
+    """An engine that counts which experts its routers choose."""
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def context(self) -> int: ...
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[MoE layers, E]: how often so far."""
+
+
+def expert_spread(engine: Counting, session: Session, seed: int) -> Spread | None:
     """Count the experts that random ids reach; None for a model without. Leaves the session empty."""
     spec = engine.spec
     if not spec.moe_layers:
         return None
     tokens = min(SPREAD_TOKENS, engine.context)
     session.truncate(0)
+    before = engine.chosen()
     session.feed(np.random.default_rng(seed).integers(0, spec.vocab, tokens).tolist())
     session.truncate(0)
-    loads = np.stack(
-        [
-            np.bincount(
-                engine.program.routing(r, tokens, spec.top_k)[0].ravel(), minlength=spec.experts
-            )
-            for r in engine.routings
-        ]
-    )  # [moe layers, experts]
+    loads = engine.chosen() - before
     expected = experts_touched(spec, tokens) / spec.experts
     mean = tokens * spec.top_k / spec.experts
     return Spread(tokens, float((loads > 0).mean()), expected, float(loads.max() / mean))

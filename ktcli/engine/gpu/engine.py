@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 import numpy as np
 import torch
@@ -25,10 +24,13 @@ from ktcli.engine.gpu.runners import Coupled, OnDemand, Resident, Streamed
 from ktcli.engine.gpu.slabs import SlabStream, slabs_of
 from ktcli.engine.gpu.steps import DeviceSteps, LongPrompts, Runner, Ways
 from ktcli.engine.gpu.stream import device_errors, stream_on
+from ktcli.engine.gpu.tracing import trace
 from ktcli.engine.gpu.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import Progress, TensorSource, load
+from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.engine.session import Session
+from ktcli.engine.trace import Trace
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import Kernels, kernels_for
 from ktcli.layers.tensors import Role
@@ -37,18 +39,6 @@ from ktcli.models import Model, Spec
 from ktcli.native import Pool
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.weights.recipe import Recipe
-
-
-class Policy(Enum):
-    """In which order CPU and device work."""
-
-    KT = "kt"  # at the same time, the step captured, experts deferred
-    ALL_CPU = "all-cpu"  # the same with every expert on the CPU, nothing deferred
-    GPU_STREAM = "gpu-stream"  # one after the other: missing experts are fetched
-    FIDDLER = "fiddler"  # one after the other: fetched, or computed on the CPU where that is faster
-
-
-SEQUENTIAL = frozenset({Policy.GPU_STREAM, Policy.FIDDLER})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,7 @@ class Placement:
         defer: experts of each token that may come a layer later, at most.
         depths: (position, depth): from which position on which depth, positions ascending; (): `defer`.
         slab_bytes: of each of two buffers through which experts come to the device.
-        on_cpu: FIDDLER only: whether an expert with so many tokens is computed on the CPU.
+        on_cpu: whether an expert with so many tokens is computed on the CPU; FIDDLER needs it, nobody else.
     """
 
     mask: NDArray[np.bool_]
@@ -72,7 +62,7 @@ class Placement:
     slab_bytes: int = 256 << 20
     handoff: Handoff = Handoff.CALLS
     policy: Policy = Policy.KT
-    on_cpu: Callable[[int], bool] = lambda n_tokens: n_tokens <= 4
+    on_cpu: Callable[[int], bool] | None = None
 
     def under_policy(self) -> Placement:
         """As the policy wants it."""
@@ -165,8 +155,20 @@ class DeviceEngine:
 
     def chosen(self) -> NDArray[np.int64]:
         """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
-        counts: NDArray[np.int64] = self._chosen.cpu().numpy()
+        counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of a prompt's next chunk, when so many are left."""
+        return self.placement.long_prompts.chunk_tokens(left)
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation of the CPU, or phase of a sequential policy, nanoseconds so far)."""
+        return self._ways.runner.operations()
+
+    def traced(self, step: Callable[[], None]) -> Trace:
+        """Run one step, and say what happened when on the CPU, the device, and between them."""
+        return trace(step, self._stream, self._ways.host)
 
     # -- loading -------------------------------------------------------------------------------------
 
@@ -237,8 +239,8 @@ class DeviceEngine:
         placement = self.placement
         if placement.policy not in SEQUENTIAL or host is None:
             return Coupled(host, resident)
-        fetches = placement.policy is Policy.GPU_STREAM
-        on_cpu = (lambda n_tokens: False) if fetches else placement.on_cpu
+        on_cpu = placement.on_cpu if placement.policy is Policy.FIDDLER else lambda n_tokens: False
+        assert on_cpu is not None
         return OnDemand(host, resident, self._layers, placement.mask, self._stream, on_cpu)
 
     def _streamed(self, resident: Resident) -> Streamed | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ktcli.engine.gpu.experts import HostExperts, LayerWeights
 from ktcli.engine.gpu.slabs import Slab, SlabStream
 from ktcli.engine.gpu.stream import Stream
+from ktcli.engine.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS
 from ktcli.layers.gpu.kernels import Kernels
 from ktcli.layers.gpu.packed import Stack
 
@@ -78,6 +79,11 @@ class Coupled:
     def check(self) -> None:
         if self._host is not None:
             self._host.check()
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation of the CPU, nanoseconds so far). Of the device only a trace can tell, as nobody waits
+        for it here."""
+        return [] if self._host is None else self._host.operations()
 
 
 class Streamed:
@@ -142,6 +148,12 @@ class OnDemand:
 
     def check(self) -> None:
         self.host.check()
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(phase, nanoseconds so far)."""
+        found = self.phases
+        seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
+        return [(name, round(1e9 * each)) for name, each in seconds.items()]
 
     def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
         return layer, x, ids, gate

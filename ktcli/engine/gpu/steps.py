@@ -42,6 +42,11 @@ class LongPrompts:
     threshold: int | None
     chunk: int
 
+    def chunk_tokens(self, left: int) -> int:
+        """Of the next chunk, when so many tokens are left."""
+        streams = self.threshold is not None and left >= self.threshold
+        return min(left, self.chunk if streams else PREFILL_CHUNK)
+
 
 @dataclass(frozen=True, slots=True)
 class Ways:
@@ -89,10 +94,7 @@ class DeviceSteps:
         return self._ways.max_outputs
 
     def chunk_tokens(self, left: int) -> int:
-        """Of the next chunk, when so many tokens are left."""
-        long = self._ways.long_prompts
-        streams = long.threshold is not None and left >= long.threshold
-        return min(left, long.chunk if streams else PREFILL_CHUNK)
+        return self._ways.long_prompts.chunk_tokens(left)
 
     def run(self, chunk: Chunk) -> None:
         if chunk.ids.size == 1 and chunk.first_output == 0 and self._ways.decode is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from ktcli.engine.gpu import cuda
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 
+_LOG_CALLS = 1 << 14  # more than the largest model's step has
 _HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -75,38 +77,46 @@ class Stream(Protocol):
         """
 
 
+class Call(NamedTuple):
+    """A call of a host stream, and when it was made: nanoseconds of CLOCK_MONOTONIC."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
 class HostStream:
     """A stream of the CPU: everything is done at once.
 
     Attributes:
-        log: names of the calls so far, for tests.
+        log: the last calls, for traces and tests.
     """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.log: list[str] = []
+        self.log: deque[Call] = deque(maxlen=_LOG_CALLS)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        self.log.append("copy")
-        target.copy_(source)
+        with self._logged("copy"):
+            target.copy_(source)
 
     def call(self, function: int, argument: int) -> None:
-        self.log.append("call")
-        _HostFunction(function)(argument)
+        with self._logged("call"):
+            _HostFunction(function)(argument)
 
     def write_flag(self, address: int) -> None:
-        self.log.append("write_flag")
-        ctypes.c_int32.from_address(address).value = 1
+        with self._logged("write_flag"):
+            ctypes.c_int32.from_address(address).value = 1
 
     def await_flag(self, address: int) -> None:
-        self.log.append("await_flag")
-        flag = ctypes.c_int32.from_address(address)
-        while flag.value != 1:
-            time.sleep(0)
-        flag.value = 0
+        with self._logged("await_flag"):
+            flag = ctypes.c_int32.from_address(address)
+            while flag.value != 1:
+                time.sleep(0)
+            flag.value = 0
 
     def pin(self, address: int, size_bytes: int) -> None:
-        self.log.append("pin")
+        pass
 
     def pinned(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -115,7 +125,7 @@ class HostStream:
         return _Past()
 
     def after(self, mark: Mark) -> None:
-        self.log.append("after")
+        pass
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         return work
@@ -125,7 +135,13 @@ class HostStream:
         yield
 
     def synchronize(self) -> None:
-        self.log.append("synchronize")
+        pass
+
+    @contextmanager
+    def _logged(self, name: str) -> Iterator[None]:
+        start = time.monotonic_ns()
+        yield
+        self.log.append(Call(name, start, time.monotonic_ns()))
 
 
 class _Past:

@@ -1,0 +1,20 @@
+"""In which order CPU and GPU work: kt's own way, and those of other programs, to compare with."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Policy(Enum):
+    """In which order CPU and device work."""
+
+    KT = "kt"  # at the same time, the step captured, experts deferred
+    ALL_CPU = "all-cpu"  # the same with every expert on the CPU, nothing deferred
+    GPU_STREAM = "gpu-stream"  # one after the other: missing experts are fetched
+    FIDDLER = "fiddler"  # one after the other: fetched, or computed on the CPU where that is faster
+
+
+SEQUENTIAL = frozenset({Policy.GPU_STREAM, Policy.FIDDLER})
+
+# What a sequential policy's time goes to.
+CPU_EXPERTS, GPU_EXPERTS, COPIES = "CPU experts", "GPU experts", "copies"

@@ -1,0 +1,143 @@
+"""How long steps will take with a GPU: the plan's own arithmetic for rates and a mask that are given.
+
+A plan decides; this only foretells, so that a measurement can be compared with what the planner makes of
+the rates of that very moment, and so that other programs' policies, which decide in each step what a
+plan decides once, can ask the same arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.models.model import Model
+from ktcli.planner import experts
+from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
+from ktcli.planner.cost import Rates
+from ktcli.planner.deferral import Times
+from ktcli.planner.device_cost import (
+    GEMM_SHARE,
+    PREFILL_LAUNCH_S,
+    READ_SHARE,
+    DeviceRates,
+    Hybrid,
+)
+from ktcli.planner.experts import Heat, Mask
+from ktcli.planner.plan import DevicePlan, Plan
+from ktcli.planner.prefill import Prefill
+from ktcli.planner.simulate import simulate
+from ktcli.planner.stack import stack_of
+from ktcli.weights.recipe import Recipe
+
+_EXPERT_KERNELS = 4  # gate and up, activation, down, sum
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a forecast is made from.
+
+    Attributes:
+        cpu, device: rates.
+        mask: experts on the GPU.
+        times: t_e, T_g and T_s where they were measured; None: from the rates.
+        heat: how often each expert is chosen; None: all alike.
+        chunk, stream_experts: of long prompts, as planned.
+    """
+
+    cpu: Rates
+    device: DeviceRates
+    mask: Mask
+    times: Times | None = None
+    heat: Heat | None = None
+    chunk: int = 0
+    stream_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Times of one model on a machine with a GPU."""
+
+    prefill: Prefill
+
+    @classmethod
+    def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
+        """From rates and a mask."""
+        stack = stack_of(model, recipe)
+        hits = experts.hits(known.mask, stack.top_k, known.heat)
+        resident = tuple(int(n) for n in known.mask.sum(axis=1))
+        hybrid = Hybrid(stack, known.cpu, known.device, hits, resident, known.times)
+        return cls(Prefill(hybrid, known.chunk, known.stream_experts))
+
+    @property
+    def hybrid(self) -> Hybrid:
+        return self.prefill.hybrid
+
+    def decode_s(self, position: int, depth: int = 0) -> float:
+        """Of one token, CPU and GPU at the same time."""
+        hybrid = self.hybrid
+        return simulate(hybrid.layers(position), depth, hybrid.head_s()).step_s
+
+    def prefill_s(self, n_tokens: int, threshold: int, start: int = 0) -> float:
+        """Of a prompt's next tokens, with `start` before them in the cache."""
+        whole = self.prefill.seconds(start + n_tokens, threshold)
+        return whole - self.prefill.seconds(start, threshold)
+
+    def on_demand_s(self, n_tokens: int, start: int, *, may_compute: bool) -> float:
+        """Of a step in which one phase comes after the other, without a graph.
+
+        Args:
+            may_compute: the CPU computes an expert where that is faster; else all are fetched.
+        """
+        h, stack = self.hybrid, self.hybrid.stack
+        before, beside = h.device_chunk_s(n_tokens, start)
+        k_cpu, resident = h.by_layer(h.hits.k_cpu), h.by_layer(h.resident)
+        near = np.where(resident > 0, stack.top_k - k_cpu, 0.0)
+        left = np.maximum(h.by_layer((stack.experts,) * len(stack.moe)) - resident, 1)
+        touched = left * (1 - (1 - np.minimum(1, k_cpu / left)) ** n_tokens)
+        total = before + beside + h.experts_chunk_s(n_tokens, near, resident)
+        for layer in np.flatnonzero(touched > 0):
+            rows = max(1, round(n_tokens * k_cpu[layer] / touched[layer]))
+            each = self.fetch_s(rows)
+            total[layer] += touched[layer] * (
+                min(each, self.compute_s(rows)) if may_compute else each
+            )
+        return float(total.sum()) + h.head_s()
+
+    # --- one expert in main memory ------------------------------------------------------------------
+
+    def compute_s(self, n_tokens: int) -> float:
+        """Of n tokens through one expert on the CPU."""
+        hybrid, (size, ops) = self.hybrid, self._expert()
+        reading = size / (hybrid.cpu.read_bps * CPU_READ_SHARE)
+        computing = n_tokens * ops / hybrid.cpu.reached(hybrid.stack.expert_unit, n_tokens)
+        return max(reading, computing) if n_tokens == 1 else reading + computing
+
+    def fetch_s(self, n_tokens: int) -> float:
+        """Of bringing one expert to the GPU and n tokens through it there."""
+        device, (size, ops) = self.hybrid.device, self._expert()
+        reading = size / (device.read_bps * READ_SHARE)
+        computing = n_tokens * ops / (device.bf16_ops * GEMM_SHARE)
+        launches = _EXPERT_KERNELS * PREFILL_LAUNCH_S
+        return size / self.prefill.copy_bps + max(reading, computing) + launches
+
+    def is_faster_on_cpu(self, n_tokens: int) -> bool:
+        """Whether n tokens of an expert in main memory are computed there sooner than on the GPU."""
+        return self.compute_s(n_tokens) <= self.fetch_s(n_tokens)
+
+    def _expert(self) -> tuple[float, float]:
+        """Bytes and operations of the largest expert."""
+        expert = self.hybrid.stack.expert
+        return float(expert.size_bytes.max()), float(expert.ops.max())
+
+
+def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
+    """With the rates and the mask of a plan."""
+    known = Known(
+        plan.host.rates,
+        device.rates,
+        device.mask,
+        chunk=device.chunk,
+        stream_experts=device.stream_experts,
+    )
+    return Forecast.of(model, plan.recipe, known)
