@@ -41,6 +41,7 @@ def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
         spans, hits = host.spans(), host.hits(1)
         taken = zip(spans, (hits[span.layer] for span in spans), strict=True)
         experts += [(span.end_ns - span.start_ns) / n / 1e9 for span, n in taken if n]
-        gaps += [(b.start_ns - a.end_ns) / 1e9 for a, b in pairwise(spans)]
+        pairs = ((a, b) for a, b in pairwise(spans) if b.layer == a.layer + 1)
+        gaps += [(b.start_ns - a.end_ns) / 1e9 for a, b in pairs]
     engine.forget_choices()
     return Times(median(experts), median(gaps), shared_s) if experts and gaps else None
