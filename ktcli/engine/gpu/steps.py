@@ -81,9 +81,7 @@ class DeviceSteps:
     def __init__(self, ways: Ways, pages: NDArray[np.int32]) -> None:
         self._ways, self._pages = ways, pages
         self._outputs: F32Array = np.empty((0, ways.vocab), dtype=np.float32)
-        self._last: Callable[[float], Logits] = lambda temperature: Logits.of(
-            self._outputs[-1], temperature
-        )
+        self._decoded: DecodeStep | None = None  # which holds what the last chunk gave
 
     @property
     def vocab(self) -> int:
@@ -103,7 +101,9 @@ class DeviceSteps:
             self._read(chunk)
 
     def last(self, temperature: float) -> Logits:
-        return self._last(temperature)
+        if self._decoded is not None:
+            return self._decoded.summary(0, temperature)
+        return Logits.of(self._outputs[-1], temperature)
 
     def logits(self, n: int) -> F32Array:
         return self._outputs[:n]
@@ -114,7 +114,7 @@ class DeviceSteps:
             chunk.ids, [chunk.start], self._pages[None], temperature=temperature, defer=chunk.defer
         )
         self._outputs = step.logits()
-        self._last = lambda temperature: step.summary(0, temperature)
+        self._decoded = step
 
     def _read(self, chunk: Chunk) -> None:
         """A chunk of a prompt, or a token whose neighbours are computed one phase after the other."""
@@ -127,7 +127,7 @@ class DeviceSteps:
             self._outputs = logits.cpu().numpy()  # waits for all that was given to the stream
         ways.stream.synchronize()
         runner.check()
-        self._last = lambda temperature: Logits.of(self._outputs[-1], temperature)
+        self._decoded = None
 
     def _runner(self, n_tokens: int) -> Runner:
         threshold, streamed = self._ways.long_prompts.threshold, self._ways.streamed
