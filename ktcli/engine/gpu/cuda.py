@@ -81,17 +81,18 @@ def device_address(address: int) -> int:
 
 
 def loaded_library(name: str, maps: str) -> str | None:
-    """Path of the library in a process's mappings whose file name begins so; the first of several."""
+    """Path of the shared library in a process's mappings whose file name begins so; the first of several."""
     for line in maps.splitlines():
         _, slash, path = line.partition("/")
-        if slash and Path(path).name.startswith(name):
+        file = Path(path).name
+        if slash and file.startswith(name) and ".so" in file:
             return slash + path.removesuffix(" (deleted)")
     return None
 
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    path = loaded_library("libcudart.so", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    path = loaded_library("libcudart", Path("/proc/self/maps").read_text(encoding="utf-8"))
     if path is None:
         raise DeviceError("torch has loaded no CUDA runtime", hint=INSTALL)
     return ctypes.CDLL(path)
@@ -120,4 +121,5 @@ def _pointer(value: int) -> ctypes.c_void_p:
 
 def _check(code: int, what: str) -> None:
     if code:
+        _runtime().cudaGetLastError()  # else torch's next kernel is blamed for it
         raise DeviceError(f"{what} failed with CUDA error {code}")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.engine.gpu.experts import HostExperts
-from ktcli.engine.gpu.stream import Stream
+from ktcli.engine.gpu.stream import Stream, one_step
 from ktcli.engine.logits import Logits
 from ktcli.layers.gpu.functions import Rows
 from ktcli.native import BLOCK_COLUMNS
@@ -92,11 +92,13 @@ class DecodeStep:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
         """
-        torch.index_select(self._table, 0, torch.from_numpy(ids).long(), out=self._embedded.host)
-        self._positions.host.copy_(torch.tensor(positions))
-        self._pages.host.copy_(torch.from_numpy(pages))
-        self._temperature.host.fill_(temperature)
-        self._once(self._replay, defer)
+        with one_step(self._stream):
+            rows = torch.from_numpy(ids).long()
+            torch.index_select(self._table, 0, rows, out=self._embedded.host)
+            self._positions.host.copy_(torch.tensor(positions))
+            self._pages.host.copy_(torch.from_numpy(pages))
+            self._temperature.host.fill_(temperature)
+            self._once(self._replay, defer)
 
     def logits(self) -> NDArray[np.float32]:
         """[B, vocab] of the last step, in place."""

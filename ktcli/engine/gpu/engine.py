@@ -34,7 +34,7 @@ from ktcli.engine.trace import Trace
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import Kernels, kernels_for
 from ktcli.layers.tensors import Role
-from ktcli.layers.torch_backend import StepInputs, TorchBackend
+from ktcli.layers.torch_backend import StepInputs, TorchBackend, Weights
 from ktcli.models import Model, Spec
 from ktcli.native import Pool
 from ktcli.planner.memory import PREFILL_CHUNK
@@ -107,7 +107,8 @@ class DeviceEngine:
         self.context, self.defer = placement.context, placement.defer
         self._max_outputs = max_outputs
         self._stream, self._copies = stream_on(device), stream_on(device)
-        with device_errors("loading"):
+        # Also what lies on the device is made in the stream: it does not wait for any other.
+        with device_errors("loading"), self._stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
 
@@ -155,7 +156,8 @@ class DeviceEngine:
 
     def chosen(self) -> NDArray[np.int64]:
         """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
-        counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
+        with device_errors("counting"), self._stream.running():
+            counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
 
     def chunk_tokens(self, left: int) -> int:
@@ -197,8 +199,11 @@ class DeviceEngine:
         host = self._host_experts() if any(self._layers) else None
         resident = Resident(self._kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
+        whole = _Forward(
+            self.model, self._on_device.weights, self._cache.layers, self._kernels, self._chosen
+        )
         ways = Ways(
-            forward=self._forward,
+            forward=whole,
             decode=None,
             runner=runner,
             streamed=self._streamed(resident),
@@ -213,7 +218,7 @@ class DeviceEngine:
             return ways
 
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
-            return self._forward(embedded, rows, 0, runner)
+            return whole(embedded, rows, 0, runner)
 
         sizes = Sizes(1, pages_for(self.context), self.spec.vocab)
         step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
@@ -251,13 +256,29 @@ class DeviceEngine:
         stream = SlabStream(slabs, self._stream, self._copies, self.spec.experts)
         return Streamed(stream, resident)
 
-    def _forward(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """The forward of an engine, which does not hold the engine: device memory goes with the last who needs it.
+
+    Attributes:
+        caches: of each layer its pages.
+        chosen: int64 [layers with experts, experts], counted up.
+    """
+
+    model: Model
+    weights: Weights
+    caches: Sequence[Tensor]
+    kernels: Kernels
+    chosen: Tensor
+
+    def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
         """Logits [outputs, vocab] of rows that were embedded; counts the experts they chose."""
-        inputs = StepInputs(embedded, rows, self._cache.layers, first_output)
-        backend = TorchBackend(self._on_device.weights, inputs, self._kernels, runner)
+        inputs = StepInputs(embedded, rows, self.caches, first_output)
+        backend = TorchBackend(self.weights, inputs, self.kernels, runner)
         logits: Tensor = self.model.forward(backend)
         if backend.routings:
-            count(self._chosen, [ids for ids, _ in backend.routings])
+            count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
 
 

@@ -13,6 +13,7 @@ entered; ids and gates of each layer have their own place.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ktcli.engine.gpu.stream import Stream
 from ktcli.native import Offload, Pool, Program, Span, View, Weight
@@ -86,10 +88,10 @@ class HostExperts:
         self._out = self._rows(out)
         self._ids, self._gate = self._routings(routings)
         self._pin()
-        self._flags = None
+        self._flags: NDArray[np.int32] | None = None
         if handoff is Handoff.FLAGS:
-            self._flags = np.zeros(2 * len(present), dtype=np.int32)
-            stream.pin(self._flags.ctypes.data, self._flags.nbytes)
+            self._flags = stream.pinned(2 * len(present) * 4).view(torch.int32).numpy()
+            self._flags[:] = 0
         self._offload = Offload(self._program, now, late, timeout_ms=WATCHDOG_MS, flags=self._flags)
 
     def has(self, layer: int) -> bool:
@@ -105,7 +107,10 @@ class HostExperts:
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
         """Let the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
         n, i, copy = x.shape[0], self._numbers[layer], self._stream.copy
-        copy(self._inputs[i % 2][:n], x)
+        target = self._copied_part(self._inputs[i % 2], n)
+        with self._stream.running():
+            x = pad(x, (0, gap)) if (gap := target.shape[1] - x.shape[1]) else x.contiguous()
+        copy(target, x)
         copy(self._ids[i][:n], ids)
         copy(self._gate[i][:n], gate)
         if self._flags is None:
@@ -121,10 +126,11 @@ class HostExperts:
         else:
             done = self._offload.layers + i
             self._stream.await_flag(self._flags[done:].ctypes.data)
+        source = self._copied_part(self._out, n_tokens)
         with self._stream.running():
-            result = torch.empty(n_tokens, self.shape.hidden, device=self._stream.device)
-        self._stream.copy(result, self._out[:n_tokens])
-        return result
+            result = torch.empty(source.shape, device=self._stream.device)
+        self._stream.copy(result, source)
+        return result[:, : self.shape.hidden]
 
     def check(self) -> None:
         """After the stream was synchronized: raise what went wrong on the CPU.
@@ -180,8 +186,15 @@ class HostExperts:
                 p.experts(kept, x, later, weights.gate_up, weights.down)
         return inputs, out, now, late, routings
 
+    def _copied_part(self, rows: Tensor, n: int) -> Tensor:
+        """Of a buffer that holds n rows: all in one piece, with the gaps between rows if there are several."""
+        return rows[:1, : self.shape.hidden] if n == 1 else rows[:n]
+
     def _rows(self, view: View) -> Tensor:
-        return torch.from_numpy(self._program.rows(view, self.shape.max_tokens))
+        """All rows of a buffer, and the gaps that the program leaves between them."""
+        rows = self._program.rows(view, self.shape.max_tokens)
+        whole = np.lib.stride_tricks.as_strided(rows, (len(rows), rows.strides[0] // rows.itemsize))
+        return torch.from_numpy(whole)
 
     def _routings(self, numbers: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
         shape = self.shape
@@ -196,3 +209,5 @@ class HostExperts:
         first = min(t.data_ptr() for t in tensors)
         last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
         self._stream.pin(first, last - first)
+        # Called when nobody holds this any more, but before the offload and the memory itself go.
+        weakref.finalize(self, self._stream.unpin, first)

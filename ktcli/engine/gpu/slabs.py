@@ -116,7 +116,8 @@ class SlabStream:
         self._loaded = self._taken = 0
 
     def begin(self) -> None:
-        """All slabs will be taken once more; the first two are on their way."""
+        """All slabs will be taken once more; the first two are on their way. The compute stream is idle."""
+        self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
         self._load()
         self._load()

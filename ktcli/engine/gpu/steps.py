@@ -18,7 +18,7 @@ from torch import Tensor
 from ktcli.engine.gpu.decode import DecodeStep
 from ktcli.engine.gpu.experts import HostExperts
 from ktcli.engine.gpu.runners import Coupled, OnDemand, Streamed
-from ktcli.engine.gpu.stream import Stream
+from ktcli.engine.gpu.stream import Stream, one_step
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
@@ -42,10 +42,14 @@ class LongPrompts:
     threshold: int | None
     chunk: int
 
+    def streams(self, n_tokens: int) -> bool:
+        """Whether a chunk of so many tokens has its experts brought to the device."""
+        return self.threshold is not None and n_tokens >= max(2, self.threshold)
+
     def chunk_tokens(self, left: int) -> int:
         """Of the next chunk, when so many tokens are left."""
-        streams = self.threshold is not None and left >= self.threshold
-        return min(left, self.chunk if streams else PREFILL_CHUNK)
+        long = min(left, self.chunk)
+        return long if self.streams(long) else min(left, PREFILL_CHUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class DeviceSteps:
     def __init__(self, ways: Ways, pages: NDArray[np.int32]) -> None:
         self._ways, self._pages = ways, pages
         self._outputs: F32Array = np.empty((0, ways.vocab), dtype=np.float32)
-        self._decoded: DecodeStep | None = None  # which holds what the last chunk gave
+        self._decoded: DecodeStep | None = None  # what the last chunk's logits are summarized by
 
     @property
     def vocab(self) -> int:
@@ -101,9 +105,9 @@ class DeviceSteps:
             self._read(chunk)
 
     def last(self, temperature: float) -> Logits:
-        if self._decoded is not None:
-            return self._decoded.summary(0, temperature)
-        return Logits.of(self._outputs[-1], temperature)
+        if self._decoded is None:
+            return Logits.of(self._outputs[-1], temperature)
+        return self._decoded.summary(0, temperature)
 
     def logits(self, n: int) -> F32Array:
         return self._outputs[:n]
@@ -113,27 +117,25 @@ class DeviceSteps:
         step.run(
             chunk.ids, [chunk.start], self._pages[None], temperature=temperature, defer=chunk.defer
         )
-        self._outputs = step.logits()
-        self._decoded = step
+        self._outputs, self._decoded = step.logits(), step
 
     def _read(self, chunk: Chunk) -> None:
         """A chunk of a prompt, or a token whose neighbours are computed one phase after the other."""
         ways, n = self._ways, chunk.ids.size
         runner = self._runner(n)
-        runner.begin(n, chunk.defer)
         first_output = min(chunk.first_output, n - 1)  # one at least: operations need a row
-        with ways.stream.running():
-            logits = ways.forward(*self._inputs(chunk), first_output, runner)
-            self._outputs = logits.cpu().numpy()  # waits for all that was given to the stream
-        ways.stream.synchronize()
-        runner.check()
+        with one_step(ways.stream):
+            runner.begin(n, chunk.defer)
+            with ways.stream.running():
+                logits = ways.forward(*self._inputs(chunk), first_output, runner)
+                self._outputs = logits.cpu().numpy()  # waits for all that was given to the stream
+            ways.stream.synchronize()
+            runner.check()
         self._decoded = None
 
     def _runner(self, n_tokens: int) -> Runner:
-        threshold, streamed = self._ways.long_prompts.threshold, self._ways.streamed
-        if threshold is None or streamed is None or n_tokens < max(2, threshold):
-            return self._ways.runner
-        return streamed
+        streamed = self._ways.streamed if self._ways.long_prompts.streams(n_tokens) else None
+        return self._ways.runner if streamed is None else streamed
 
     def _inputs(self, chunk: Chunk) -> tuple[Tensor, Rows]:
         n, device = chunk.ids.size, self._ways.stream.device

@@ -8,10 +8,11 @@ that of a GPU which is never late, and everything but speed can be tested.
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 import torch
@@ -38,7 +39,7 @@ class Stream(Protocol):
     def device(self) -> torch.device: ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """target = source; of one shape, either may lie in pinned host memory."""
+        """target = source; of one shape and dtype, without gaps; either may lie in pinned host memory."""
 
     def call(self, function: int, argument: int) -> None:
         """Run a C function of type cudaHostFn_t, given by address, with its argument."""
@@ -50,7 +51,10 @@ class Stream(Protocol):
         """Wait until the 32 bits at a host address are 1, then write 0."""
 
     def pin(self, address: int, size_bytes: int) -> None:
-        """Make host memory fit for `copy` beside other work; it must outlive the stream's use of it."""
+        """Make host memory fit for `copy` beside other work, until `unpin`."""
+
+    def unpin(self, address: int) -> None:
+        """Before memory that was pinned goes: wait for what the stream still does with it, then let go."""
 
     def pinned(self, size_bytes: int) -> Tensor:
         """New host memory that is fit for it, uint8."""
@@ -97,6 +101,7 @@ class HostStream:
         self.log: deque[Call] = deque(maxlen=_LOG_CALLS)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        _require_whole(target, source)
         with self._logged("copy"):
             target.copy_(source)
 
@@ -117,6 +122,10 @@ class HostStream:
 
     def pin(self, address: int, size_bytes: int) -> None:
         pass
+
+    def unpin(self, address: int) -> None:
+        with self._logged("unpin"):
+            pass
 
     def pinned(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -169,9 +178,11 @@ class CudaStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pinned: list[int] = []
+        # Host address -> the device's: asked for once, which is before a capture.
+        self._seen_at: dict[int, int] = {}
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        _require_whole(target, source)
         with self.running():
             target.copy_(source, non_blocking=True)
 
@@ -179,14 +190,18 @@ class CudaStream:
         cuda.launch_host_function(self._now, function, argument)
 
     def write_flag(self, address: int) -> None:
-        cuda.write_flag(self._now, cuda.device_address(address))
+        cuda.write_flag(self._now, self._device_address(address))
 
     def await_flag(self, address: int) -> None:
-        cuda.await_flag(self._now, cuda.device_address(address))
+        cuda.await_flag(self._now, self._device_address(address))
 
     def pin(self, address: int, size_bytes: int) -> None:
         cuda.register(address, size_bytes)
-        self._pinned.append(address)
+
+    def unpin(self, address: int) -> None:
+        with suppress(DeviceError):
+            self.synchronize()
+        cuda.unregister(address)
 
     def pinned(self, size_bytes: int) -> Tensor:
         with device_errors("reserving pinned memory"):
@@ -203,7 +218,7 @@ class CudaStream:
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate or copy meanwhile: only this one's calls are captured.
         capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
-        with device_errors("capturing a decode step"), capture:
+        with device_errors("capturing a decode step"), _nothing_collected(), capture:
             work()
 
         def replay() -> None:
@@ -221,14 +236,52 @@ class CudaStream:
         with device_errors("a step"):
             self._stream.synchronize()
 
-    def close(self) -> None:
-        """Unpin what was pinned; nothing may be in flight."""
-        while self._pinned:
-            cuda.unregister(self._pinned.pop())
+    def _device_address(self, address: int) -> int:
+        if address not in self._seen_at:
+            self._seen_at[address] = cuda.device_address(address)
+        return self._seen_at[address]
 
     @property
     def _now(self) -> int:
         return int(self._stream.cuda_stream)
+
+
+def _require_whole(target: Tensor, source: Tensor) -> None:
+    """Anything else takes a detour through memory that is not pinned: it is read when the copy is asked for,
+    not when the stream gets there."""
+    same = target.shape == source.shape and target.dtype == source.dtype
+    assert same and target.is_contiguous() and source.is_contiguous(), (target.shape, source.shape)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What the collector frees in the middle of a capture, with calls that are not allowed there, ends it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def one_step(stream: Stream) -> Iterator[None]:
+    """Around a step: nothing of the one before is in flight, nor anything of this one if it is broken off,
+    by Ctrl-C say; the buffers that steps share are free.
+
+    Raises:
+        DeviceError: the device failed.
+    """
+    stream.synchronize()
+    try:
+        with device_errors("a step"):
+            yield
+    except BaseException:
+        with suppress(DeviceError):
+            stream.synchronize()
+        raise
 
 
 def stream_on(device: torch.device) -> Stream:
@@ -246,12 +299,26 @@ def device_errors(doing: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
-    except RuntimeError as error:  # torch.AcceleratorError is one, where torch has it
+    except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such
         text = str(error)
-        if "CUDA" not in text and "cuda" not in text and "cublas" not in text.lower():
+        full = any(map(_is_full, _chain(error)))
+        if not full and "cuda" not in text.lower() and "cublas" not in text.lower():
             raise
-        if "out of memory" in text or "ALLOC_FAILED" in text:
+        if full:
             raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
         raise DeviceError(f"the GPU failed in {doing}: {text.splitlines()[0][:200]}") from error
+
+
+def _is_full(error: BaseException) -> bool:
+    text = str(error)
+    known = "CUDA" in text or "CUBLAS" in text
+    by_text = known and ("out of memory" in text or "ALLOC_FAILED" in text)
+    return isinstance(error, torch.OutOfMemoryError) or by_text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised in the handling of: a capture ends with an error of its own."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hybrid import Made
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +15,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", params=["qwen3", "deepseek-v3"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made.convert(request.param, tmp_path_factory.mktemp(request.param))

@@ -1,0 +1,135 @@
+"""A converted random model and its engines with a device, for tests; and deferral's formula to judge them by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from convert import convert_checkpoint
+from cores import TWO
+from deferral import DeferredRunner
+from numpy.typing import NDArray
+from reference import CASES, write_checkpoint
+
+from ktcli.engine import Engine
+from ktcli.engine.gpu.cache import DeviceCache
+from ktcli.engine.gpu.engine import DeviceEngine, Placement
+from ktcli.engine.gpu.weights import DeviceModel, load_device
+from ktcli.engine.kvcache import pages_for
+from ktcli.engine.loader import PackSource
+from ktcli.layers.gpu.functions import Rows
+from ktcli.layers.gpu.kernels import EXACT
+from ktcli.layers.torch_backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
+from ktcli.models import Model, build
+from ktcli.native import Pool
+from ktcli.weights.pack import Pack
+
+CONTEXT = 200
+CPU = torch.device("cpu")
+IDS: list[int] = np.random.default_rng(0).integers(0, 99, 100).tolist()
+ANSWER: list[int] = np.random.default_rng(1).integers(0, 99, 5).tolist()
+Mask = NDArray[np.bool_]
+F32Array = NDArray[np.float32]
+
+
+@dataclass
+class Made:
+    """A converted random model.
+
+    Attributes:
+        device: of its engines.
+    """
+
+    path: Path
+    model: Model
+    pack: Pack
+    device: torch.device = CPU
+    _references: dict[tuple[bytes, int], F32Array] = field(default_factory=dict)
+
+    @classmethod
+    def convert(cls, name: str, folder: Path, device: torch.device = CPU) -> Made:
+        """The family of this name, experts int4, all else int8."""
+        case = next(case for case in CASES if case.name == name)
+        checkpoint = write_checkpoint(case, folder / "checkpoint")
+        path = convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")
+        pack = Pack.open(path)
+        return cls(path, build(pack.config), pack, device)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.model.spec.moe_layers, self.model.spec.experts
+
+    def mask(self, name: str) -> Mask:
+        layers, experts = self.shape
+        if name == "front":
+            return np.arange(layers)[:, None].repeat(experts, 1) < layers // 2
+        share = {"none": 0.0, "some": 0.4, "all": 2.0}[name]
+        return np.random.default_rng(3).random(self.shape) < share
+
+    def engine(self, placement: Placement, *, exact: bool = True) -> DeviceEngine:
+        pool = Pool(TWO, isa="portable" if exact else None)
+        source, recipe = PackSource(self.pack, pool), self.pack.recipe
+        return DeviceEngine(
+            self.model, recipe, source, pool, placement, self.device, max_outputs=512, exact=exact
+        )
+
+    def placed(self, mask: str = "some", **others: object) -> Placement:
+        return replace(Placement(self.mask(mask), CONTEXT, slab_bytes=1 << 14), **others)
+
+    @cached_property
+    def cpu_only(self) -> Engine:
+        return Engine.load(
+            self.path, context=CONTEXT, threads=TWO, exact=True, all_logits=True, defer=9
+        )
+
+    @cached_property
+    def everything(self) -> DeviceModel:
+        """All experts on a torch that computes on the CPU."""
+        every = np.ones(self.shape, dtype=bool)
+        source = PackSource(self.pack, Pool(1))
+        return load_device(self.model, self.pack.recipe, source, every, CPU)
+
+    @cached_property
+    def read(self) -> DeviceCache:
+        """A cache in which IDS were read without deferral."""
+        cache = DeviceCache(self.model.spec, pages_for(CONTEXT), CPU, exact=True)
+        self._step(cache, IDS, 0, ResidentRunner(EXACT, self.everything.stacks))
+        return cache
+
+    def reference(self, mask: Mask, depth: int) -> F32Array:
+        """Logits of ANSWER after IDS were read without deferral: the formula, slot by slot."""
+        key = mask.tobytes(), depth
+        if key not in self._references:
+            slowly = DeferredRunner(EXACT, self.everything.stacks, mask, depth)
+            steps = [
+                self._step(self.read, [token], len(IDS) + i, slowly)
+                for i, token in enumerate(ANSWER)
+            ]
+            self._references[key] = np.concatenate(steps)
+        return self._references[key]
+
+    def _step(
+        self, cache: DeviceCache, ids: Sequence[int], start: int, runner: ExpertRunner
+    ) -> F32Array:
+        table = torch.arange(pages_for(CONTEXT), dtype=torch.int32)[None]
+        rows = Rows(torch.arange(start, start + len(ids)), table, len(ids))
+        embedded = self.everything.embedding[torch.tensor(ids)].float()
+        inputs = StepInputs(embedded, rows, cache.layers)
+        backend = TorchBackend(self.everything.weights, inputs, EXACT, runner)
+        found: torch.Tensor = self.model.forward(backend)
+        return found.numpy()
+
+
+def answer(engine: Engine | DeviceEngine, depth: int = 0) -> F32Array:
+    """Logits of ANSWER after IDS."""
+    session = engine.session()
+    session.feed(IDS)
+    return np.stack([session.feed([token], defer=depth).values.copy() for token in ANSWER])
+
+
+def close(a: F32Array, b: F32Array, eps: float = 1e-4) -> bool:
+    return bool(np.abs(a - b).max() <= eps * b.std())
