@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -46,19 +46,20 @@ def place_of(machine: Machine, *, smoke: bool) -> Place:
     if smoke:
         torch.set_num_threads(1)
         device = torch.device("cpu")
-        return Place(device, _STAND_IN, machine, measure_rates(device), 1, SMOKE)
+        ceilings = replace(Ceilings.of(make_pool(Options(threads=1))), seconds=0.002)
+        return Place(device, _STAND_IN, machine, measure_rates(device), ceilings, SMOKE)
     reason = why_not() or ("" if machine.gpus else "nvidia-smi names no GPU")
     if reason:
         sys.exit(f"there is nothing to measure: {reason}")
     gpu = machine.gpus[0]
     device = torch.device("cuda", gpu.index)
-    threads = max(1, len(machine.cpu.cores) - 1)
-    return Place(device, gpu, machine, measure_rates(device), threads, FULL)
+    threads = max(1, len(machine.cpu.cores) - 1)  # the GPU takes one
+    ceilings = Ceilings.of(make_pool(Options(threads=threads)))
+    return Place(device, gpu, machine, measure_rates(device), ceilings, FULL)
 
 
 def facts(place: Place) -> dict[str, Any]:
     """The machine, and what its programs say of it; without its name."""
-    cpu = Ceilings.of(make_pool(Options(threads=place.threads))).rates()
     said = {}
     for command in () if place.scale.smoke else _FACTS:
         try:
@@ -69,13 +70,13 @@ def facts(place: Place) -> dict[str, Any]:
     return {
         "cpu": place.machine.cpu.model,
         "cores": len(place.machine.cpu.cores),
-        "threads": place.threads,
+        "threads": place.pool.threads,
         "memory_bytes": place.machine.memory.total_bytes,
         "gpu": place.gpu.name,
         "vram_bytes": place.gpu.vram_bytes,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cpu_rates": asdict(cpu),
+        "cpu_rates": asdict(place.ceilings.rates()),
         "gpu_rates": asdict(place.rates),
         "said": said,
     }

@@ -25,7 +25,6 @@ from ktcli.layers.native_backend import Loaded
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool, Weight
-from ktcli.planner.cost import Rates
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Room, uniform
 from ktcli.planner.forecast import Forecast, Known
@@ -79,6 +78,10 @@ class Scale:
     prompts: tuple[int, ...]
     handoffs: int
 
+    def depths(self, most: int) -> tuple[int, ...]:
+        """Depths of deferral to measure, of 0 to `most`."""
+        return (0, most) if self.smoke else tuple(range(most + 1))
+
     def config(self, name: str) -> dict[str, Any]:
         """Of a model, at its true shapes or tiny."""
         return tiny(name) if self.smoke else _config(name)
@@ -89,7 +92,7 @@ class Scale:
 
 
 FULL = Scale(False, 3, 32, (0, 0.125, 0.25, 0.5, 0.75, 1), (128, 512, 2048, 8192), 200)
-SMOKE = Scale(True, 1, 2, (0, 0.5, 1), (16, 64), 2)
+SMOKE = Scale(True, 1, 2, (0, 1), (16, 64), 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +102,20 @@ class Place:
     Attributes:
         gpu: the facts of the device.
         rates: of the device, measured.
-        threads: of the CPU's team beside it.
+        ceilings: of the CPU's team beside it.
     """
 
     device: torch.device
     gpu: Gpu
     machine: Machine
     rates: DeviceRates
-    threads: int
+    ceilings: Ceilings
     scale: Scale
+
+    @property
+    def pool(self) -> Pool:
+        """The CPU's team, which all engines share."""
+        return self.ceilings.pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +166,6 @@ def share_mask(model: Model, share: float) -> NDArray[np.bool_]:
 def device_engine(place: Place, wish: Wish) -> DeviceEngine:
     """Random weights, placed as wished."""
     model = model_of(place, wish.name)
-    pool = make_pool(Options(threads=place.threads))
     context = min(wish.context, model.spec.context)
     placed = Placement(
         mask=share_mask(model, wish.share),
@@ -169,22 +176,17 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
         policy=wish.policy,
     )
     if wish.policy is Policy.FIDDLER:
-        placed = placed_by_latency(place, model, placed, pool)
-    return DeviceEngine(model, Recipe(), ApartSource(pool, 1), pool, placed, place.device)
-
-
-def placed_by_latency(place: Place, model: Model, placed: Placement, pool: Pool) -> Placement:
-    """The placement with Fiddler's question answered by the rates of this machine."""
-    rates: Rates = Ceilings.of(pool).rates()
-    found = Forecast.of(model, Recipe(), Known(rates, place.rates, placed.mask))
-    return replace(placed, on_cpu=found.is_faster_on_cpu)
+        known = Known(place.ceilings.rates(), place.rates, placed.mask)
+        on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu
+        placed = replace(placed, on_cpu=on_cpu)
+    source = ApartSource(place.pool, 1)
+    return DeviceEngine(model, Recipe(), source, place.pool, placed, place.device)
 
 
 def cpu_engine(place: Place, name: str, context: int) -> Engine:
     """The same shapes on the CPU alone."""
-    options = Options(context=context, threads=place.threads)
-    pool = make_pool(options)
-    return Engine(model_of(place, name), Recipe(), ApartSource(pool, 1), pool, options)
+    options, source = Options(context=context), ApartSource(place.pool, 1)
+    return Engine(model_of(place, name), Recipe(), source, place.pool, options)
 
 
 class SameSource(RandomSource):

@@ -24,23 +24,23 @@ from gpu_models import (
 )
 
 from ktcli.commands.device_figures import hit_rate, trace_figures
-from ktcli.engine.bench import Ceilings, Job, Kind, Measured, Yardstick, run, traced
-from ktcli.engine.engine import Options, make_pool
+from ktcli.engine.bench import Job, Kind, Measured, Yardstick, run, traced
 from ktcli.engine.gpu.ceilings import DeviceCeilings
 from ktcli.engine.gpu.engine import DeviceEngine
 from ktcli.engine.gpu.experts import Handoff, HostExperts, LayerWeights, Shape
 from ktcli.engine.gpu.stream import Stream, stream_on
 from ktcli.engine.gpu.synthetic import Setting, planned_engine
+from ktcli.engine.gpu.timing import layer_times
 from ktcli.engine.loader import load
 from ktcli.engine.policy import Policy
 from ktcli.engine.synthetic import ApartSource, fitting_plan
 from ktcli.engine.trace import DEVICE, Trace
-from ktcli.layers.tensors import Role
 from ktcli.hardware.gpu import CUDA
+from ktcli.layers.tensors import Role
 from ktcli.models import build
 from ktcli.planner.deferral import Times, layer_seconds
 from ktcli.planner.host import host_of
-from ktcli.planner.plan import Request
+from ktcli.planner.plan import DevicePlan, Request
 from ktcli.planner.spec import Step
 from ktcli.weights.recipe import Recipe
 
@@ -105,7 +105,7 @@ def _idle_host(
     place: Place, layers: int, kind: Handoff, stream: Stream
 ) -> tuple[HostExperts, Shape]:
     config = {**replace(place.scale, smoke=True).config(QWEN), "num_hidden_layers": layers}
-    model, pool = build(config), make_pool(Options(threads=place.threads))
+    model, pool = build(config), place.pool
     loaded = load(model, Recipe(), ApartSource(pool, 1), pool, only=Role.EXPERTS)
     slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
     weights = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
@@ -178,9 +178,9 @@ def decode(place: Place, name: str) -> Iterator[Row]:
     """Tokens per second for 0 to all experts on the GPU, and every depth of deferral."""
     most = max(0, model_of(place, name).spec.top_k - 2)
     for share in place.scale.counts:
-        depths = range(most + 1) if share < 1 else range(1)
+        depths = place.scale.depths(most) if share < 1 else (0,)
         engine = device_engine(place, Wish(name, share, defer=max(depths)))
-        yardstick = DeviceCeilings.of(engine, place.rates)
+        yardstick = yardstick_of(place, engine)
         rows = []
         for depth in depths:
             engine.placement = replace(engine.placement, depths=((0, depth),))
@@ -271,11 +271,11 @@ def prefill(place: Place) -> Iterator[Row]:
     for threshold in (0, None):
         engine = device_engine(place, Wish(QWEN, context=context, threshold=threshold))
         way = "CPU experts" if threshold is None else "streamed"
-        yield from _prompts(place, engine, DeviceCeilings.of(engine, place.rates), way)
+        yield from _prompts(place, engine, yardstick_of(place, engine), way)
         del engine
         free(place)
     alone = cpu_engine(place, QWEN, context)
-    yield from _prompts(place, alone, Ceilings.of(alone.pool), "CPU alone")
+    yield from _prompts(place, alone, place.ceilings, "CPU alone")
 
 
 def _prompts(place: Place, engine: Measured, yardstick: Yardstick, way: str) -> Iterator[Row]:
@@ -294,6 +294,17 @@ def _prompts(place: Place, engine: Measured, yardstick: Yardstick, way: str) -> 
         }
 
 
+def _times_us(engine: DeviceEngine, planned: DevicePlan) -> Row:
+    """t_e and T_g as planned, and as read off some steps, which is what the next plan is made with."""
+    measured = layer_times(engine, planned.times.shared_s)
+    found = {"planned": planned.times, "measured": measured}
+    return {
+        name: {key: 1e6 * value for key, value in asdict(times).items()}
+        for name, times in found.items()
+        if times is not None
+    }
+
+
 # --- policies, plans --------------------------------------------------------------------------------
 
 
@@ -301,7 +312,7 @@ def policies(place: Place) -> Iterator[Row]:
     """The same experts on the GPU under each policy."""
     for policy in Policy:
         engine = device_engine(place, Wish(QWEN, 0.5, defer=2, policy=policy))
-        yardstick = DeviceCeilings.of(engine, place.rates)
+        yardstick = yardstick_of(place, engine)
         yield _decode_row(place, engine, yardstick)
         for row in _prompts(place, engine, yardstick, policy.value):
             if row["n_tokens"] == place.scale.prompts[0]:
@@ -315,7 +326,7 @@ def handoffs(place: Place) -> Iterator[Row]:
     """A real step by both ways in."""
     for kind in Handoff:
         engine = device_engine(place, Wish(QWEN, 0.5, defer=2, handoff=kind))
-        row = _decode_row(place, engine, DeviceCeilings.of(engine, place.rates))
+        row = _decode_row(place, engine, yardstick_of(place, engine))
         yield {"handoff": kind.value, **row}
         del engine
         free(place)
@@ -329,15 +340,16 @@ def plans(place: Place) -> Iterator[Row]:
         bf16_ops=place.rates.bf16_ops,
         copy_bps=place.rates.copy_bps,
     )
-    host = host_of(replace(place.machine, gpus=(gpu,)), threads=place.threads, torch=True)
+    host = host_of(replace(place.machine, gpus=(gpu,)), threads=place.pool.threads, torch=True)
     for name in (QWEN, DEEPSEEK):
         config, layers = place.scale.config(name), place.scale.layers(name)
-        for vram in (None, gpu.free_bytes // 8):
+        vram: int | None = None
+        for _ in ("all that fit", "about half of them"):
             asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
-            engine = planned_engine(model, plan, Setting(place.device, threads=place.threads))
-            row = _decode_row(place, engine, DeviceCeilings.of(engine, place.rates))
+            engine = planned_engine(model, plan, Setting(place.device, threads=place.pool.threads))
+            row = _decode_row(place, engine, yardstick_of(place, engine))
             yield {
                 **row,
                 "model": name,
@@ -347,9 +359,16 @@ def plans(place: Place) -> Iterator[Row]:
                 "planned_tok_s": plan.speed.decode,
                 "planned_prefill_tok_s": plan.speed.prefill,
                 "plan_error_percent": 100 * (plan.speed.decode / row["tok_s"] - 1),
+                "times_us": _times_us(engine, plan.device),
             }
+            vram = plan.device.need.total - plan.device.need.experts // 2
             del engine
             free(place)
+
+
+def yardstick_of(place: Place, engine: DeviceEngine) -> DeviceCeilings:
+    """What an engine is compared with."""
+    return DeviceCeilings(place.ceilings, place.rates, engine.placement)
 
 
 def free(place: Place) -> None:

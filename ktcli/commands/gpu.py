@@ -20,7 +20,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import candidate, place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import heat
+from ktcli.store import experience, heat
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -81,9 +82,8 @@ class DeviceSteps:
     def __init__(self, ways: Ways, pages: NDArray[np.int32]) -> None:
         self._ways, self._pages = ways, pages
         self._outputs: F32Array = np.empty((0, ways.vocab), dtype=np.float32)
-        self._last: Callable[[float], Logits] = lambda temperature: Logits.of(
-            self._outputs[-1], temperature
-        )
+        # Nothing here refers to this object itself: its pages go back as soon as nobody has it.
+        self._last: Callable[[float], Logits] = partial(Logits.of, self._outputs)
 
     @property
     def vocab(self) -> int:
@@ -114,7 +114,7 @@ class DeviceSteps:
             chunk.ids, [chunk.start], self._pages[None], temperature=temperature, defer=chunk.defer
         )
         self._outputs = step.logits()
-        self._last = lambda temperature: step.summary(0, temperature)
+        self._last = partial(step.summary, 0)
 
     def _read(self, chunk: Chunk) -> None:
         """A chunk of a prompt, or a token whose neighbours are computed one phase after the other."""
@@ -127,7 +127,7 @@ class DeviceSteps:
             self._outputs = logits.cpu().numpy()  # waits for all that was given to the stream
         ways.stream.synchronize()
         runner.check()
-        self._last = lambda temperature: Logits.of(self._outputs[-1], temperature)
+        self._last = partial(Logits.of, self._outputs[-1])
 
     def _runner(self, n_tokens: int) -> Runner:
         threshold, streamed = self._ways.long_prompts.threshold, self._ways.streamed
