@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -141,9 +141,13 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[Span]:
-        """When the parts of the last step ran, each with its layer as `layers` counts them."""
-        layers = list(self._numbers)
-        return [replace(span, layer=layers[span.layer]) for span in self._offload.spans()]
+        """When the parts of the last step ran; layers counted as `layers` has them, without None."""
+        return self._offload.spans()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of each layer that is counted in `spans`, its number with the others."""
+        return tuple(self._numbers)
 
     def operations(self) -> list[tuple[str, int]]:
         """(operation, nanoseconds so far), over all steps, in the order in which they run."""

@@ -60,7 +60,7 @@ def _parts(host: HostExperts) -> list[Event]:
     return [
         Event(
             CPU,
-            f"{'deferred' if span.late else 'experts'}, MoE layer {span.layer}",
+            f"{'deferred' if span.late else 'experts'}, MoE layer {host.numbers[span.layer]}",
             span.start_ns,
             span.end_ns,
         )

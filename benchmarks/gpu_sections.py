@@ -1,0 +1,390 @@
+"""What `gpu_hybrid` measures, a function for each of its sections: a place in, rows out."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_models import (
+    DEEPSEEK,
+    QWEN,
+    Place,
+    Wish,
+    cpu_engine,
+    device_engine,
+    model_of,
+    twins,
+)
+
+from ktcli.commands.device_figures import hit_rate, trace_figures
+from ktcli.engine.bench import Job, Kind, Measured, Yardstick, run, traced
+from ktcli.engine.gpu.ceilings import DeviceCeilings
+from ktcli.engine.gpu.engine import DeviceEngine
+from ktcli.engine.gpu.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.gpu.stream import Stream, stream_on
+from ktcli.engine.gpu.synthetic import Setting, planned_engine
+from ktcli.engine.gpu.timing import layer_times
+from ktcli.engine.loader import load
+from ktcli.engine.policy import Policy
+from ktcli.engine.synthetic import ApartSource, fitting_plan
+from ktcli.engine.trace import DEVICE, Trace
+from ktcli.hardware.gpu import CUDA
+from ktcli.layers.tensors import Role
+from ktcli.models import build
+from ktcli.planner.deferral import Times, layer_seconds
+from ktcli.planner.host import host_of
+from ktcli.planner.plan import DevicePlan, Request
+from ktcli.planner.spec import Step
+from ktcli.weights.recipe import Recipe
+
+Row = dict[str, Any]
+FAMILIES = ("qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3", "kimi-k2")
+_AFTER = 128  # tokens in the cache before a run of decode
+_TOP_KERNELS = 12
+
+
+# --- the same logits --------------------------------------------------------------------------------
+
+
+def logits(place: Place) -> Iterator[Row]:
+    """Device and CPU-only engine with the same small random weights, for each family and some masks."""
+    ids = np.random.default_rng(0).integers(0, 250, 100).tolist()
+    for name in FAMILIES:
+        for exact in (True, False):
+            for share in (0.0, 0.5, 1.0):
+                alone, both = twins(place, name, share, exact=exact)
+                wanted, found = alone.session().logits(ids), both.session().logits(ids)
+                decode = _decoded(both, ids[:20]) - _decoded(alone, ids[:20])
+                error = (found - wanted) / wanted.std()
+                yield {
+                    "family": name,
+                    "exact": exact,
+                    "share_on_gpu": share,
+                    "max_error_of_std": float(np.abs(error).max()),
+                    "rms_error_of_std": float(np.sqrt((error**2).mean())),
+                    "max_error_of_std_decode": float(np.abs(decode).max() / wanted.std()),
+                    "top1_equal_percent": 100 * float((found.argmax(1) == wanted.argmax(1)).mean()),
+                }
+
+
+def _decoded(engine: Measured, ids: list[int]) -> np.ndarray:
+    session = engine.session()
+    return np.stack([session.feed([token]).values.copy() for token in ids])
+
+
+# --- hand-off ---------------------------------------------------------------------------------------
+
+
+def handoff(place: Place) -> Iterator[Row]:
+    """Microseconds per layer from device to CPU and back, by both ways in: the CPU finds nothing to do.
+
+    The same copies without a hand-off are taken off.
+    """
+    layers = 3 if place.scale.smoke else 48
+    for kind in Handoff:
+        stream = stream_on(place.device)
+        host, shape = _idle_host(place, layers, kind, stream)
+        whole = _graph_seconds(place, stream, host, _through(host, shape, layers, stream))
+        copies = _graph_seconds(place, stream, None, _copied(shape, layers, stream))
+        yield {
+            "handoff": kind.value,
+            "layers": layers,
+            "us_per_layer": 1e6 * (whole - copies) / layers,
+            "us_per_layer_with_copies": 1e6 * whole / layers,
+        }
+
+
+def _idle_host(
+    place: Place, layers: int, kind: Handoff, stream: Stream
+) -> tuple[HostExperts, Shape]:
+    config = {**replace(place.scale, smoke=True).config(QWEN), "num_hidden_layers": layers}
+    model, pool = build(config), place.pool
+    loaded = load(model, Recipe(), ApartSource(pool, 1), pool, only=Role.EXPERTS)
+    slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
+    weights = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
+    spec = model.spec
+    shape = Shape(spec.hidden, spec.experts, spec.top_k, 1)
+    every = np.ones((layers, spec.experts), dtype=np.uint8)  # all elsewhere: the CPU has no work
+    return HostExperts(pool, weights, shape, every, stream, handoff=kind), shape
+
+
+def _through(host: HostExperts, shape: Shape, layers: int, stream: Stream) -> Callable[[], None]:
+    x, ids, gate = _inputs(shape, stream)
+
+    def work() -> None:
+        for layer in range(layers):
+            host.enter(layer, x, ids, gate)
+            host.leave(layer, 1)
+
+    return work
+
+
+def _copied(shape: Shape, layers: int, stream: Stream) -> Callable[[], None]:
+    on_device = (*_inputs(shape, stream), torch.zeros(1, shape.hidden, device=stream.device))
+    pinned = [stream.pinned(each.nbytes).view(each.dtype).view(each.shape) for each in on_device]
+
+    def work() -> None:
+        for _ in range(layers):
+            for here, there in zip(pinned[:3], on_device[:3], strict=True):
+                stream.copy(here, there)
+            stream.copy(on_device[3], pinned[3])
+
+    return work
+
+
+def _inputs(shape: Shape, stream: Stream) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    with stream.running():
+        x = torch.zeros(1, shape.hidden, device=stream.device)
+        ids = torch.arange(shape.top_k, dtype=torch.int32, device=stream.device)[None]
+        return x, ids.contiguous(), torch.zeros(1, shape.top_k, device=stream.device)
+
+
+def _graph_seconds(
+    place: Place,
+    stream: Stream,
+    host: HostExperts | None,
+    work: Callable[[], None],
+) -> float:
+    """Median of a captured work."""
+
+    def once(run: Callable[[], None]) -> float:
+        if host is not None:
+            host.begin(1, 0)
+        start = time.perf_counter()
+        run()
+        stream.synchronize()
+        seconds = time.perf_counter() - start
+        if host is not None:
+            host.check()
+        return seconds
+
+    once(work)
+    replay = stream.capture(work)
+    once(replay)
+    return median(once(replay) for _ in range(place.scale.handoffs))
+
+
+# --- decode -----------------------------------------------------------------------------------------
+
+
+def decode(place: Place, name: str) -> Iterator[Row]:
+    """Tokens per second for 0 to all experts on the GPU, and every depth of deferral."""
+    most = max(0, model_of(place, name).spec.top_k - 2)
+    for share in place.scale.counts:
+        depths = place.scale.depths(most) if share < 1 else (0,)
+        engine = device_engine(place, Wish(name, share, defer=max(depths)))
+        yardstick = yardstick_of(place, engine)
+        rows = []
+        for depth in depths:
+            engine.placement = replace(engine.placement, depths=((0, depth),))
+            rows.append(_decode_row(place, engine, yardstick))
+            yield rows[-1]
+        if share == 0:
+            yield from _gain(engine, rows)
+        if share == 1:
+            yield _kernels(engine, traced(engine, _AFTER))
+        del engine, yardstick
+        free(place)
+
+
+def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -> Row:
+    job = Job(Kind.DECODE, place.scale.tokens, _AFTER)
+    found = run(engine, job, yardstick, pairs=place.scale.pairs)
+    mask, seconds = engine.placement.mask, found.measured.seconds
+    device_bytes = yardstick.split(engine, _last_step(job)).device_bytes
+    return {
+        "work": "decode",
+        "policy": engine.placement.policy.value,
+        "layers": engine.spec.layers,
+        "gpu_experts": int(mask[0].sum()),
+        "defer": engine.depth_at(_AFTER),
+        "tok_s": found.tok_s,
+        "predicted_tok_s": job.n_tokens / found.predicted_s,
+        "prediction_error_percent": 100 * (seconds / found.predicted_s - 1),
+        "percent_of_ceiling": 100 * found.measured.share,
+        "gpu_bandwidth_percent": 100
+        * device_bytes
+        / (seconds / job.n_tokens)
+        / place.rates.read_bps,
+        "hit_percent": 100 * hit_rate(found.chosen, mask),
+        "operations_s": dict(found.profile.operations),
+        "cpu_busy_percent": 100 * found.profile.seconds / seconds,
+        "noisy": found.measured.noisy,
+        **trace_figures(traced(engine, _AFTER)),
+    }
+
+
+def _last_step(job: Job) -> Step:
+    return Step(1, job.context + job.n_tokens - 1)
+
+
+def _gain(engine: DeviceEngine, rows: list[Row]) -> Iterator[Row]:
+    """Step times of all depths against the formula, with t_e and T_g as measured at depth 0."""
+    layers, hits = engine.spec.moe_layers, engine.spec.top_k
+    busy = rows[0]["cpu_busy_percent"] / 100 / rows[0]["tok_s"]
+    expert_s = busy / layers / hits
+    times = Times(expert_s, 1 / rows[0]["tok_s"] / layers - hits * expert_s)
+    for row in rows:
+        expected = layers * layer_seconds(times, hits, row["defer"])
+        yield {
+            "work": "deferral",
+            "defer": row["defer"],
+            "times_us": {key: 1e6 * value for key, value in asdict(times).items()},
+            "step_ms": 1e3 / row["tok_s"],
+            "formula_ms": 1e3 * expected,
+            "error_percent": 100 * (1 / row["tok_s"] / expected - 1),
+            "gain": row["tok_s"] / rows[0]["tok_s"],
+        }
+
+
+def _kernels(engine: DeviceEngine, trace: Trace) -> Row:
+    """What runs on the GPU in a step with everything there."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for event in trace.events:
+        if event.track == DEVICE:
+            found[event.name].append(1e6 * event.seconds)
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return {
+        "work": "kernels",
+        "kernels_per_layer": sum(map(len, found.values())) / engine.spec.layers,
+        "us_per_layer": sum(map(sum, found.values())) / engine.spec.layers,
+        "longest": [
+            {"name": name[:120], "count": len(us), "us": sum(us)}
+            for name, us in ordered[:_TOP_KERNELS]
+        ],
+    }
+
+
+# --- prefill ----------------------------------------------------------------------------------------
+
+
+def prefill(place: Place) -> Iterator[Row]:
+    """Prompts of several lengths: streamed through the GPU, with the CPU's experts, on the CPU alone."""
+    context = min(2 * max(place.scale.prompts), model_of(place, QWEN).spec.context)
+    for threshold in (0, None):
+        engine = device_engine(place, Wish(QWEN, context=context, threshold=threshold))
+        way = "CPU experts" if threshold is None else "streamed"
+        yield from _prompts(place, engine, yardstick_of(place, engine), way)
+        del engine
+        free(place)
+    alone = cpu_engine(place, QWEN, context)
+    yield from _prompts(place, alone, place.ceilings, "CPU alone")
+
+
+def _prompts(place: Place, engine: Measured, yardstick: Yardstick, way: str) -> Iterator[Row]:
+    for n in place.scale.prompts:
+        pairs = place.scale.pairs if n <= 2048 else 1
+        found = run(engine, Job(Kind.PREFILL, n), yardstick, pairs=pairs)
+        yield {
+            "work": "prefill",
+            "way": way,
+            "n_tokens": n,
+            "tok_s": found.tok_s,
+            "predicted_tok_s": n / found.predicted_s,
+            "prediction_error_percent": 100 * (found.measured.seconds / found.predicted_s - 1),
+            "percent_of_ceiling": 100 * found.measured.share,
+            "noisy": found.measured.noisy,
+        }
+
+
+def _times_us(engine: DeviceEngine, planned: DevicePlan) -> Row:
+    """t_e and T_g as planned, and as read off some steps, which is what the next plan is made with."""
+    measured = layer_times(engine, planned.times.shared_s)
+    found = {"planned": planned.times, "measured": measured}
+    return {
+        name: {key: 1e6 * value for key, value in asdict(times).items()}
+        for name, times in found.items()
+        if times is not None
+    }
+
+
+# --- policies, plans --------------------------------------------------------------------------------
+
+
+def policies(place: Place) -> Iterator[Row]:
+    """The same experts on the GPU under each policy."""
+    for policy in Policy:
+        engine = device_engine(place, Wish(QWEN, 0.5, defer=2, policy=policy))
+        yardstick = yardstick_of(place, engine)
+        yield _decode_row(place, engine, yardstick)
+        for row in _prompts(place, engine, yardstick, policy.value):
+            if row["n_tokens"] == place.scale.prompts[0]:
+                yield row
+                break
+        del engine, yardstick
+        free(place)
+
+
+def handoffs(place: Place) -> Iterator[Row]:
+    """A real step by both ways in."""
+    for kind in Handoff:
+        engine = device_engine(place, Wish(QWEN, 0.5, defer=2, handoff=kind))
+        row = _decode_row(place, engine, yardstick_of(place, engine))
+        yield {"handoff": kind.value, **row}
+        del engine
+        free(place)
+
+
+def plans(place: Place) -> Iterator[Row]:
+    """What a plan made beforehand says, against the engine that follows it."""
+    gpu = replace(
+        place.gpu,
+        read_bps=place.rates.read_bps,
+        bf16_ops=place.rates.bf16_ops,
+        copy_bps=place.rates.copy_bps,
+    )
+    host = host_of(replace(place.machine, gpus=(gpu,)), threads=place.pool.threads, torch=True)
+    for name in (QWEN, DEEPSEEK):
+        config, layers = place.scale.config(name), place.scale.layers(name)
+        vram: int | None = None
+        for _ in ("all that fit", "about half of them"):
+            asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
+            model, plan = fitting_plan(config, host, asked, layers)
+            assert plan.device is not None
+            engine = planned_engine(model, plan, Setting(place.device, threads=place.pool.threads))
+            row = _decode_row(place, engine, yardstick_of(place, engine))
+            yield {
+                **row,
+                "model": name,
+                "vram_bytes": vram,
+                "planned_gpu_experts": list(plan.device.n_experts),
+                "planned_defer": plan.device.depth,
+                "planned_tok_s": plan.speed.decode,
+                "planned_prefill_tok_s": plan.speed.prefill,
+                "plan_error_percent": 100 * (plan.speed.decode / row["tok_s"] - 1),
+                "times_us": _times_us(engine, plan.device),
+            }
+            vram = plan.device.need.total - plan.device.need.experts // 2
+            del engine
+            free(place)
+
+
+def yardstick_of(place: Place, engine: DeviceEngine) -> DeviceCeilings:
+    """What an engine is compared with."""
+    return DeviceCeilings(place.ceilings, place.rates, engine.placement)
+
+
+def free(place: Place) -> None:
+    """Give back what a dropped engine still holds."""
+    gc.collect()
+    if place.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+SECTIONS: dict[str, Callable[[Place], Iterator[Row]]] = {
+    "logits": logits,
+    "handoff": handoff,
+    "decode qwen3-30b-a3b": lambda place: decode(place, QWEN),
+    "decode deepseek-v3-shaped": lambda place: decode(place, DEEPSEEK),
+    "plans": plans,
+    "policies": policies,
+    "handoffs of a real step": handoffs,
+    "prefill": prefill,
+}
