@@ -59,7 +59,7 @@ def rows(sequences: int) -> Rows:
 
 def qwen3_30b_a3b() -> None:
     """Grouped-query attention; softmax routing."""
-    for t in (1, 4, 40):
+    for t in (1, 4):
         row.linear(empty(t, 2048), packed("int8", 5120, 2048), None)
     row.norm(empty(1, 4096), empty(128), 1e-6)
     add_norm(empty(1, 2048), empty(1, 2048), empty(2048), 1e-6)
@@ -68,8 +68,7 @@ def qwen3_30b_a3b() -> None:
     shape = GqaShape(32, 4, 128, 128**-0.5)
     row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape)
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
-    for t in (1, 512):
-        experts("int4", 2048, 768, 128, ids.expand(t, -1), gate.expand(t, -1))
+    experts("int4-g32", 2048, 768, 128, ids, gate)
 
 
 def deepseek_v3() -> None:
@@ -88,7 +87,7 @@ def deepseek_v3() -> None:
     row.mla(empty(1, 128 * 192), empty(1, 576), cache, weights, rows(1), shape)
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
-    for name, t in (("int4", 1), ("int4-g32", 1), ("fp8", 1), ("int4", 2048)):
+    for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
         experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
     row.unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
