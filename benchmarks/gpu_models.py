@@ -84,7 +84,7 @@ class Scale:
 
     def config(self, name: str) -> dict[str, Any]:
         """Of a model, at its true shapes or tiny."""
-        return tiny(name) if self.smoke else _config(name)
+        return tiny(name) if self.smoke else dict(_config(name))
 
     def layers(self, name: str) -> int | None:
         """How many of its layers; None: all."""

@@ -55,13 +55,14 @@ _TOP_KERNELS = 12
 
 def logits(place: Place) -> Iterator[Row]:
     """Device and CPU-only engine with the same small random weights, for each family and some masks."""
-    ids = np.random.default_rng(0).integers(0, 250, 100).tolist()
+    smoke = place.scale.smoke
+    ids = np.random.default_rng(0).integers(0, 250, 20 if smoke else 100).tolist()
     for name in FAMILIES:
-        for exact in (True, False):
-            for share in (0.0, 0.5, 1.0):
+        for exact in (True,) if smoke else (True, False):
+            for share in (0.5,) if smoke else (0.0, 0.5, 1.0):
                 alone, both = twins(place, name, share, exact=exact)
                 wanted, found = alone.session().logits(ids), both.session().logits(ids)
-                decode = _decoded(both, ids[:20]) - _decoded(alone, ids[:20])
+                decode = _decoded(both, ids[:16]) - _decoded(alone, ids[:16])
                 error = (found - wanted) / wanted.std()
                 yield {
                     "family": name,
@@ -69,6 +70,8 @@ def logits(place: Place) -> Iterator[Row]:
                     "share_on_gpu": share,
                     "max_error_of_std": float(np.abs(error).max()),
                     "rms_error_of_std": float(np.sqrt((error**2).mean())),
+                    # Where two experts are nearly equal the fast paths may choose differently.
+                    "median_rms_error_of_std": float(np.median(np.sqrt((error**2).mean(axis=1)))),
                     "max_error_of_std_decode": float(np.abs(decode).max() / wanted.std()),
                     "top1_equal_percent": 100 * float((found.argmax(1) == wanted.argmax(1)).mean()),
                 }

@@ -3,7 +3,7 @@ _kt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
     COMPREPLY=()
     case $before in
-        --context|--defer|--dense|--device|--experts|--format|--gpu-experts|--isa|--layers|--machine|--max-tokens|--min-p|--numa|--out|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        --context|--defer|--dense|--device|--experts|--format|--gpu-experts|--isa|--layers|--machine|--max-tokens|--min-p|--numa|--out|--policy|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--system|--temperature|--threads|--tokens|--top-k|--top-p|--trace|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench --help --version" -- "$word"))
@@ -24,8 +24,8 @@ _kt() {
         'verify') options='--json --quiet --help'; words='here' ;;
         'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
         'bench') options='--help'; words='decode prefill kernel' ;;
-        'bench decode') options='--layers --tokens --context --experts --dense --threads --numa --runs --profile --json --help'; words='models' ;;
-        'bench prefill') options='--layers --tokens --context --experts --dense --threads --numa --runs --profile --json --help'; words='models' ;;
+        'bench decode') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help'; words='models' ;;
+        'bench prefill') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help'; words='models' ;;
         'bench kernel') options='--work --shape --format --tokens --threads --numa --isa --runs --json --help'; words='' ;;
     esac
     if [[ $word == -* ]]; then

@@ -1,13 +1,18 @@
 """`kt bench`: the real engine on tiny random weights. What is printed, never how fast it was."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
+from ktcli.commands import bench as command
 from ktcli.commands.figures import ops_words
+from ktcli.hardware.machine import Gpu
+from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.native import isa_rows
 
@@ -79,6 +84,13 @@ def model(request: pytest.FixtureRequest, home: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TINY[request.param]))
     return str(folder)
+
+
+@pytest.fixture
+def qwen(home: Path) -> str:
+    """One of the models, where both would say the same."""
+    (home / "config.json").write_text(json.dumps(TINY["qwen3"]))
+    return str(home)
 
 
 def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -162,6 +174,86 @@ def test_people_see_what_was_reached(model: str, capsys):
         "even chances",
     ):
         assert word in shown
+
+
+# --- with a GPU, for which torch on the CPU stands in ---------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    from ktcli.engine.gpu import usable
+
+    found = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
+    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=(found,)))
+    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(usable, "why_not", lambda: "")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def on_gpu(capsys: pytest.CaptureFixture[str], work: str, model: str, *more: str) -> dict:
+    words = [work, model, "-n", "4", "--device", "cuda", "--gpu-experts", "6", *more]
+    (row,) = measured(capsys, *words)["results"]
+    assert {key: type(row[key]) for key in KEYS} == KEYS
+    return row["device"]
+
+
+def test_a_gpu_is_measured_with_what_the_plan_gave_it(gpu, model: str, home: Path, capsys):
+    found = on_gpu(capsys, "decode", model, "--defer", "0", "--trace", str(home / "step.json"))
+    assert set(found["gpu_experts"]) == {6} and found["rule"] == "uniform"
+    assert (found["policy"], found["defer"]) == ("kt", 0)
+    assert 0 <= found["hit_percent"] <= 100 and found["cpu_busy_percent"] > 0
+    assert found["launches_per_token"] > 0
+    names = [row["args"]["name"] for row in trace_rows(home) if row["ph"] == "M"]
+    assert set(names) == {"CPU team", "launches"}
+
+
+def trace_rows(home: Path) -> list[dict]:
+    return json.loads((home / "step.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("policy", ["all-cpu", "gpu-stream", "fiddler"])
+def test_policies_are_measured_side_by_side(gpu, policy: str, qwen: str, capsys):
+    work = "prefill" if policy == "fiddler" else "decode"
+    found = on_gpu(capsys, work, qwen, "--policy", policy, "--layers", "2")
+    assert found["policy"] == policy and found["defer"] == 0
+    assert (found["hit_percent"] == 0) == (policy == "all-cpu")
+    assert ("phases_s" in found) == (policy != "all-cpu")
+
+
+def test_people_see_who_did_what(gpu, qwen: str, capsys):
+    words = ["bench", "decode", qwen, "-n", "2", "--runs", "1", "--threads", "1"]
+    assert main([*words, "--device", "cuda", "--gpu-experts", "6", "--policy", "fiddler"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("NVIDIA Test", "6 per layer (uniform)", "CPU experts", "copies", "per token"):
+        assert word in shown
+
+
+def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
+    measured(capsys, "decode", qwen, "-n", "2", "--trace", str(home / "step.json"), "--defer", "1")
+    names = {row["name"] for row in trace_rows(home) if row["ph"] == "X"}
+    assert {"norm", "linear", "experts"} <= names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--device", "cuda"], "no NVIDIA GPU answers"),
+        (["--device", "cpu", "--policy", "fiddler"], "--policy is about a GPU"),
+        (["--device", "cpu", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
+        (["--device", "cpu", "--prefill-threshold", "9"], "--prefill-threshold is about a GPU"),
+    ],
+)
+def test_what_needs_a_gpu_says_so(
+    arguments: list[str], sentence: str, qwen: str, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=()))
+    assert main(["bench", "decode", qwen, *arguments]) != 0
+    said = capsys.readouterr().err
+    assert sentence in said and "Traceback" not in said
 
 
 # --- kt bench kernel ------------------------------------------------------------------------------
