@@ -100,7 +100,7 @@ def raw_code(
         else:
             moved = words >> (8 * n - 15)
         value = ((moved & (zero + 0x7F8000)) ^ 0x43C00000).to(tl.float32, bitcast=True)
-    elif BOOK_LOW == 0 and BOOK_HIGH == 0:
+    elif BOOK_LOW == 0:
         if n == 0:
             moved = words << 19
         elif n <= 2:
@@ -111,7 +111,7 @@ def raw_code(
             moved = words >> 5
         else:
             moved = words >> 9
-        if n == 1 or n == 3 or n == 5:  # to mantissa bits 15..18 of 256.0
+        if n % 2 == 1 and n < 7:  # to mantissa bits 15..18 of 256.0
             value = ((moved & (zero + 0x078000)) ^ 0x43800000).to(tl.float32, bitcast=True)
         else:  # to mantissa bits 19..22 of 16.0
             value = ((moved & (zero + 0x780000)) ^ 0x41800000).to(tl.float32, bitcast=True)
@@ -131,8 +131,8 @@ def zero_of(
     zero = 0.0
     if BITS == 8 and BOOK_LOW == 0:
         zero = 384.0
-    elif BITS == 4 and BOOK_LOW == 0 and BOOK_HIGH == 0:
-        if n == 1 or n == 3 or n == 5:
+    elif BITS == 4 and BOOK_LOW == 0:
+        if n % 2 == 1 and n < 7:
             zero = 264.0
         else:
             zero = 24.0
@@ -145,7 +145,7 @@ def code_of(
 ):  # fmt: skip
     """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale, exactly."""
     raw = raw_code(words, 0, n, BITS, BOOK_LOW, BOOK_HIGH)
-    if BITS <= 8 and BOOK_LOW == 0 and BOOK_HIGH == 0:
+    if BITS <= 8 and BOOK_LOW == 0:
         raw = raw - zero_of(n, BITS, BOOK_LOW, BOOK_HIGH)
     if BITS == 8 and BOOK_LOW == -1:
         raw = raw * 256.0

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: their laws under Triton's interpreter, and that they compile.
+"""The Triton kernels: their laws under Triton's interpreter, that they compile, and on a GPU the laws again.
 
 The interpreter is chosen when triton is imported, for the whole process; so each runs in one of its own, all at
 the same time.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="needs torch")
+torch = pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("triton", reason="needs triton")
 
 HERE = Path(__file__).parent
@@ -64,6 +64,19 @@ def _output(child: subprocess.Popen[str]) -> str:
 @pytest.mark.parametrize("laws", LAWS, ids=lambda laws: laws[0])
 def test_laws(laws: tuple[str, ...], children: Children) -> None:
     assert sorted(_output(children[laws[0]]).split()[1::2]) == sorted(laws)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_laws_on_a_gpu() -> None:
+    run = subprocess.run(
+        [sys.executable, HERE / "triton_laws.py", "--gpu"],
+        env=os.environ | {"PYTHONPATH": str(HERE.parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    assert sorted(run.stdout.split()[1::2]) == sorted(law for laws in LAWS for law in laws)
 
 
 def test_every_law_is_run() -> None:

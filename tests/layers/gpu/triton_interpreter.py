@@ -1,4 +1,5 @@
-"""Triton kernels on the CPU: import this before triton, in a process of its own.
+"""Triton kernels on the CPU: import this before triton, in a process of its own. With the argument --gpu it
+leaves the process to the GPU.
 
 Triton's interpreter multiplies bf16 as the integers they are stored as, and cuts where a GPU rounds to nearest
 even; both are put right here, with torch's bf16. It is slow (milliseconds per program of a kernel) and checks
@@ -6,14 +7,17 @@ neither races nor what a GPU makes of unaligned addresses.
 """
 
 import os
+import sys
 
-os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_INTERPRET"] = "0" if "--gpu" in sys.argv else "1"
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # named, since leaving it open is warned of
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter as inner
+
+ON_GPU = "--gpu" in sys.argv
 
 _builder = inner.InterpreterBuilder
 _cast, _dot = _builder.cast_impl, _builder.create_dot

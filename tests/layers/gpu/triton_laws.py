@@ -1,6 +1,7 @@
-"""The laws of the Triton kernels, run in a process of its own by test_triton.py: python triton_laws.py NAME…
+"""The laws of the Triton kernels, run in a process of its own by test_triton.py: python triton_laws.py [--gpu] NAME…
 
-Each function here compares kernels under the interpreter with numpy's oracle or with the torch row.
+Each function here compares kernels with numpy's oracle or with the torch row: under the interpreter, or with
+--gpu on a GPU, where every tensor below then lies. Without a name, all of them.
 """
 
 import sys
@@ -8,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import torch
-import triton_interpreter  # noqa: F401  (before triton)
+from triton_interpreter import ON_GPU  # before triton
 
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
 from ktcli.layers.gpu import (
@@ -37,7 +38,6 @@ EVERY = (
 )
 BF16 = 2.0**-8  # greatest relative error of rounding to bf16
 
-torch.manual_seed(0)
 _random = np.random.default_rng(0)
 
 
@@ -46,7 +46,9 @@ def _stack(fmt: Format, count: int, n: int, k: int) -> tuple[Packed, torch.Tenso
     raw = (_random.standard_normal((count, n, k)) / k**0.5).astype(np.float32)
     data = [oracle.pack(fmt, each) for each in raw]
     means = np.stack([oracle.unpack(fmt, each, n, k) for each in data])
-    return Packed(fmt, n, k, torch.from_numpy(np.stack(data))), torch.from_numpy(means)
+    device = torch.get_default_device()
+    packed = torch.from_numpy(np.stack(data)).to(device)
+    return Packed(fmt, n, k, packed), torch.from_numpy(means).to(device)
 
 
 def _close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float) -> None:
@@ -247,7 +249,10 @@ LAWS = (
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.set_default_device("cuda" if ON_GPU else "cpu")
+    torch.manual_seed(0)
+    named = [name for name in sys.argv[1:] if name != "--gpu"]
     for law in LAWS:
-        if law.__name__ in sys.argv[1:]:
+        if law.__name__ in named or not named:
             law()
             print("held:", law.__name__, flush=True)
