@@ -219,6 +219,14 @@ class Pool:
         pointer = self._ffi.from_buffer("char[]", dst, True)
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
+    def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Copy memory with all threads: (to, from, bytes) of each piece, addresses that the caller keeps
+        alive; no piece goes to where another comes from or goes to."""
+        cast = self._ffi.cast
+        rows = [(cast("void *", to), cast("void *", start), size) for to, start, size in pieces]
+        given = self._ffi.new("kt_copy_piece[]", rows)
+        self.check(self._lib.kt_copy(self.handle, given, len(rows)))
+
     def place(
         self,
         fd: int,

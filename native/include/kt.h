@@ -118,6 +118,15 @@ KT_API int32_t kt_arena_refused(const kt_arena *arena);
 /* dst[0..size) = the file's bytes from `offset`; parallel pread. KT_ERR_IO if the file is shorter. */
 KT_API int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void *dst);
 
+typedef struct kt_copy_piece {
+    void *dst;
+    const void *src;
+    size_t size;
+} kt_copy_piece;
+
+/* Copy pieces [n], of which none overlaps another's dst, with all threads. */
+KT_API int kt_copy(kt_pool *pool, const kt_copy_piece *pieces, int64_t n);
+
 /* ---- number formats and packed weights -------------------------------------------------------
  *
  * A weight matrix [n, k] (n outputs, k inputs) is padded with zeros to n' (multiple of 16) and k'

@@ -1,4 +1,4 @@
-/* place.c - bytes of a file to where they belong: parallel reads of a range, and packed matrices cut between nodes.
+/* place.c - bytes to where they belong: parallel reads of a file, copies, and packed matrices cut between nodes.
  *
  * Every byte of a file is read once, by whichever thread is free; what it read goes to the memory of the node
  * whose slice it is. Where the system does not bind memory, a page lies where it is touched first: so the team
@@ -15,6 +15,7 @@
 
 #define READ_RUN ((size_t)4 << 20)      /* bytes of one pread: long enough to stream, short enough to share */
 #define CUT_RUN ((size_t)512 << 10)     /* bytes read to be cut into slices: they stay in the second cache */
+#define COPY_RUN ((size_t)1 << 20)      /* bytes of one memcpy: as a read, but nothing waits for a disk */
 #define PAGE ((size_t)4096)
 
 typedef struct reading {
@@ -84,6 +85,50 @@ int kt_read(kt_pool *pool, int32_t fd, uint64_t offset, size_t size, void *dst)
     reading r = {.pool = pool, .fd = fd, .offset = offset, .size = size, .dst = dst};
     pool_run(pool, read_task, &r);
     return outcome(&r);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------- */
+
+typedef struct copying {
+    kt_pool *pool;
+    const kt_copy_piece *pieces;
+    int64_t n;
+} copying;
+
+static int64_t copy_runs(const kt_copy_piece *piece)
+{
+    return (int64_t)((piece->size + COPY_RUN - 1) / COPY_RUN);
+}
+
+/* Runs are counted over all pieces, which a thread walks along as its runs ascend. */
+static void copy_task(void *arg, int thread, int threads)
+{
+    const copying *c = arg;
+    int64_t piece = 0, before = 0;      /* runs of the pieces before it */
+    (void)threads;
+    for (;;) {
+        int64_t i = pool_take(c->pool, thread, 1);
+        while (piece < c->n && i - before >= copy_runs(&c->pieces[piece]))
+            before += copy_runs(&c->pieces[piece++]);
+        if (piece == c->n)
+            return;
+        const kt_copy_piece *p = &c->pieces[piece];
+        size_t first = (size_t)(i - before) * COPY_RUN, left = p->size - first;
+        memcpy((uint8_t *)p->dst + first, (const uint8_t *)p->src + first, left < COPY_RUN ? left : COPY_RUN);
+    }
+}
+
+int kt_copy(kt_pool *pool, const kt_copy_piece *pieces, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (pieces[i].size > 0 && (!pieces[i].dst || !pieces[i].src)) {
+            pool_set_error(pool, "copying piece %lld of %lld: no memory is named", (long long)i, (long long)n);
+            return KT_ERR_RANGE;
+        }
+    }
+    copying c = {.pool = pool, .pieces = pieces, .n = n};
+    pool_run(pool, copy_task, &c);
+    return KT_OK;
 }
 
 /* ---- slices ------------------------------------------------------------------------------------- */

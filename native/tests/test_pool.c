@@ -254,6 +254,17 @@ static void check_read(void)
     REFUSED(kt_read(pool, fd, 1, SIZE, in), KT_ERR_IO, kt_pool_error(pool), "ends at offset 9000001");
     REFUSED(kt_read(pool, -1, 0, 10, in), KT_ERR_IO, kt_pool_error(pool), "Bad file descriptor");
     REFUSED(kt_read(pool, fd, UINT64_MAX - 3, 10, in), KT_ERR_RANGE, kt_pool_error(pool), "no file");
+    /* Pieces of awkward sizes, one of them empty, to the other end and back in another order. */
+    static const size_t cuts[] = {0, 1, 1 << 20, 1 << 20, (3 << 20) + 17, SIZE - 5, SIZE};
+    kt_copy_piece pieces[6];
+    for (int i = 0; i < 6; i++)
+        pieces[5 - i] = (kt_copy_piece){in + cuts[i], out + cuts[i], cuts[i + 1] - cuts[i]};
+    memset(in, 0, SIZE);
+    OK(kt_copy(pool, pieces, 6), kt_pool_error(pool));
+    CHECK(memcmp(in, out, SIZE) == 0, "copied something else");
+    OK(kt_copy(pool, pieces, 0), kt_pool_error(pool));
+    pieces[2].src = NULL;
+    REFUSED(kt_copy(pool, pieces, 6), KT_ERR_RANGE, kt_pool_error(pool), "piece 2 of 6");
     kt_pool_free(pool);
     close(fd);
     free(in);

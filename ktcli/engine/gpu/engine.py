@@ -32,7 +32,7 @@ from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.engine.session import Session
 from ktcli.engine.trace import Trace
 from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.kernels import Kernels, kernels_for
+from ktcli.layers.gpu.kernels import Kernels, kernels_for, triton_missing
 from ktcli.layers.tensors import Role
 from ktcli.layers.torch_backend import StepInputs, TorchBackend, Weights
 from ktcli.models import Model, Spec
@@ -185,7 +185,7 @@ class DeviceEngine:
             self.model, self.recipe, source, self.pool, progress, skip=mask, only=Role.EXPERTS
         )
         self._host_bytes = loaded.size_bytes
-        self.warnings = tuple(refusals(self.pool, loaded.unbound))
+        self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
         # Of each layer gate_up comes before down.
         slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
         found = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
@@ -246,14 +246,16 @@ class DeviceEngine:
             return Coupled(host, resident)
         on_cpu = placement.on_cpu if placement.policy is Policy.FIDDLER else lambda n_tokens: False
         assert on_cpu is not None
-        return OnDemand(host, resident, self._layers, placement.mask, self._stream, on_cpu)
+        return OnDemand(
+            host, resident, self._layers, placement.mask, self._stream, self.pool, on_cpu
+        )
 
     def _streamed(self, resident: Resident) -> Streamed | None:
         placement = self.placement
         if placement.long_prompts.threshold is None:
             return None
         slabs = slabs_of(self._layers, ~placement.mask, placement.slab_bytes)
-        stream = SlabStream(slabs, self._stream, self._copies, self.spec.experts)
+        stream = SlabStream(slabs, self.pool, self._stream, self._copies, self.spec.experts)
         return Streamed(stream, resident)
 
 
@@ -280,6 +282,14 @@ class _Forward:
         if backend.routings:
             count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
+
+
+def _slower(device: torch.device) -> tuple[str, ...]:
+    """Why the device's kernels are not the fast ones, as a warning."""
+    reason = triton_missing() if device.type == "cuda" else ""
+    return (
+        (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
+    )
 
 
 def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:

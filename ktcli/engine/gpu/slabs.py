@@ -10,10 +10,8 @@ narrower, and what the slices give is added up; so nothing is put together again
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from ktcli.engine.gpu.experts import LayerWeights
 from ktcli.engine.gpu.stream import Mark, Stream
 from ktcli.layers.gpu.packed import Packed, Stack
 from ktcli.layers.tensors import ceil_to
-from ktcli.native import Weight, packed_bytes
+from ktcli.native import Pool, Weight, packed_bytes
 
 _LINE_BYTES = 256  # each stack in a slab begins where loads of any width are aligned
 
@@ -45,15 +43,17 @@ class Slab:
     def size_bytes(self) -> int:
         return sum(padded for _, _, padded in self._places())
 
-    def gather(self, memory: Tensor) -> None:
-        """Copy the experts to host memory, one stack behind the other."""
-        into = memory.numpy()
+    def gather(self, memory: Tensor, pool: Pool) -> None:
+        """Copy the experts to host memory, one stack behind the other, with all threads of the pool."""
+        assert memory.nbytes >= self.size_bytes
+        pieces: list[tuple[int, int, int]] = []
         for weight, first, _ in self._places():
-            source, size = _bytes_of(weight), _matrix_bytes(weight)
+            size = _matrix_bytes(weight)
             for run in _runs(self.experts):
-                end = first + len(run) * size
-                into[first:end] = source[run.start * size : run.stop * size]
-                first = end
+                source = weight.address + run.start * size
+                pieces.append((memory.data_ptr() + first, source, len(run) * size))
+                first += len(run) * size
+        pool.copy(pieces)
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[Stack]:
         """What `gather` wrote, seen as stacks: one pair for each slice."""
@@ -98,15 +98,17 @@ class SlabStream:
     """Brings slabs to the device in their order, one ahead.
 
     Args:
+        pool: gathers the slabs; nobody else uses it between `begin` and the last slab.
         compute: where the slabs are used.
         copies: a second stream of the same device.
         experts: of a layer, chosen or not.
     """
 
     def __init__(
-        self, slabs: Sequence[Slab], compute: Stream, copies: Stream, experts: int
+        self, slabs: Sequence[Slab], pool: Pool, compute: Stream, copies: Stream, experts: int
     ) -> None:
-        self._slabs, self._compute, self._copies = slabs, compute, copies
+        self._slabs, self._pool = slabs, pool
+        self._compute, self._copies = compute, copies
         size = max((slab.size_bytes for slab in slabs), default=0)
         self._device = [torch.empty(size, dtype=torch.uint8, device=compute.device) for _ in "ab"]
         self._staged = [compute.pinned(size) for _ in "ab"]
@@ -143,7 +145,7 @@ class SlabStream:
         copied, used = self._copied[which], self._used[which]
         if copied is not None:
             copied.wait()  # what was staged here before is on the device by now
-        slab.gather(self._staged[which])
+        slab.gather(self._staged[which], self._pool)
         if used is not None:
             self._copies.after(used)
         size = slab.size_bytes
@@ -154,12 +156,6 @@ class SlabStream:
 
 def _matrix_bytes(weight: Weight) -> int:
     return packed_bytes(weight.format, weight.n, weight.k)
-
-
-def _bytes_of(weight: Weight) -> NDArray[np.uint8]:
-    """The weight's memory, which the weight keeps alive."""
-    memory: Any = (ctypes.c_uint8 * weight.size_bytes).from_address(weight.address)
-    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def _runs(ids: Sequence[int]) -> Iterator[range]:

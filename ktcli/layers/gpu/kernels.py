@@ -6,6 +6,8 @@ it is given. Inputs may be column ranges of wider rows.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -59,14 +61,25 @@ EXACT = _torch_row("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """The row for a device: Triton kernels on an NVIDIA GPU, where triton is (torch for CUDA brings it).
+    """The row for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
     """
     if exact:
         return EXACT
-    return triton_row() if device.type == "cuda" and find_spec("triton") else TORCH
+    return triton_row() if device.type == "cuda" and not triton_missing() else TORCH
+
+
+def triton_missing() -> str:
+    """What Triton kernels lack here, a clause; "" if nothing."""
+    if not find_spec("triton"):  # torch for CUDA brings it
+        return "triton is not installed"
+    # Triton compiles a little C for every kernel that it launches.
+    compilers = (os.environ.get("CC"), "gcc", "clang")
+    if not any(name and shutil.which(name) for name in compilers):
+        return "there is no C compiler, which triton needs (gcc, clang, or CC)"
+    return ""
 
 
 def triton_row() -> Kernels:

@@ -20,18 +20,13 @@ _BLOCK = 1024  # columns of one program, where columns are independent
 
 
 @triton.jit
-def _norm_kernel(
-    x, add, gain, out, added, x_row, add_row, out_row, width, eps, ADDS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """out = RMSNorm of a run of `width` columns of x (+ add, left in `added`). Grid (runs, rows)."""
+def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
+    """out = RMSNorm of a run of `width` columns of x. Grid (runs, rows)."""
     run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     at = run * width + columns
     value = tl.load(x + row * x_row + at, mask=inside, other=0.0)
-    if ADDS:
-        value += tl.load(add + row * add_row + at, mask=inside, other=0.0)
-        tl.store(added + row * out_row + at, value, mask=inside)
     mean = tl.sum(value * value, axis=0) / width
     scale = 1 / tl.sqrt(mean + eps)
     value = value * scale * tl.load(gain + columns, mask=inside, other=0.0)
@@ -159,24 +154,14 @@ def _route_kernel(
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
-    return _norm(x, None, gain, eps)[0]
-
-
-def add_norm(x: Tensor, add: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(RMSNorm of x + add, x + add), both [T, N]."""
-    return _norm(x, add, gain, eps)
-
-
-def _norm(x: Tensor, add: Tensor | None, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    added = out if add is None else torch.empty_like(out)
     width = gain.shape[0]
     block = triton.next_power_of_2(width)
     _norm_kernel[(x.shape[1] // width, x.shape[0])](
-        x, add, gain, out, added, x.stride(0), 0 if add is None else add.stride(0), x.shape[1],
-        width, eps, ADDS=add is not None, BLOCK=block, num_warps=8 if block > 2048 else 4,
+        x, gain, out, x.stride(0), x.shape[1], width, eps,
+        BLOCK=block, num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
-    return out, added
+    return out
 
 
 def rope(

@@ -29,7 +29,6 @@ from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
 from ktcli.layers.gpu import triton_row as row
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.packed import Packed
-from ktcli.layers.gpu.triton_small import add_norm
 from ktcli.native import packed_bytes
 from ktcli.weights.formats import FORMATS
 
@@ -62,7 +61,7 @@ def qwen3_30b_a3b() -> None:
     for t in (1, 4):
         row.linear(empty(t, 2048), packed("int8", 5120, 2048), None)
     row.norm(empty(1, 4096), empty(128), 1e-6)
-    add_norm(empty(1, 2048), empty(1, 2048), empty(2048), 1e-6)
+    row.norm(empty(1, 2048), empty(2048), 1e-6)
     row.rope(empty(1, 4096), rows(1), (empty(64), 1.0), 128, 0, False)
     pages = empty(600, 64, 4, 128, dtype=torch.bfloat16)
     shape = GqaShape(32, 4, 128, 128**-0.5)
