@@ -105,8 +105,7 @@ def _steps(engine: DeviceEngine, batch: int, captured: bool = True) -> DecodeSte
         return ways.forward(embedded, rows, 0, ways.runner)
 
     sizes = Sizes(batch, 2, ways.vocab)
-    with ways.stream.running():
-        return DecodeStep(forward, ways.table, sizes, ways.stream, ways.host, captured=captured)
+    return DecodeStep(forward, ways.table, sizes, ways.stream, ways.host, captured=captured)
 
 
 def test_four_sequences_in_a_graph_are_each_as_if_alone(there: Made) -> None:
