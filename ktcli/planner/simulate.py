@@ -4,9 +4,9 @@
     CPU                            │ immediate experts        │ deferred experts │ immediate ...
 
 The queue is first in, first out: the immediate experts of a layer begin when they were sent and the deferred
-ones of the layer before are done; the GPU waits for the immediate ones only. The last MoE layer with
-experts on the CPU defers nothing. In the steady state a layer takes what `deferral` says it does; here the
-layers may differ, and every span has its place.
+ones of the layer before are done; the GPU waits for the immediate ones only. A layer whose successor has no
+experts on the CPU, and the last one, defer nothing. In the steady state a layer takes what `deferral` says it
+does; here the layers may differ, and every span has its place.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Si
     """
     spans: list[Span] = []
     gpu, cpu = _Track(GPU, spans), _Track(CPU, spans)
-    last = max((i for i, layer in enumerate(layers) if layer.hits > 0), default=-1)
     for i, layer in enumerate(layers):
         gpu.run("attention", i, layer.device_s)
         if layer.hits <= 0:
             gpu.run("shared", i, layer.shared_s)
             continue
         sent = gpu.run("send", i, layer.send_s)
-        late = 0.0 if i == last else deferred(layer.hits, depth)
+        defers = i + 1 < len(layers) and layers[i + 1].hits > 0
+        late = deferred(layer.hits, depth) if defers else 0.0
         done = cpu.run("experts", i, (layer.hits - late) * layer.expert_s, sent)
         cpu.run("deferred", i, late * layer.expert_s)
         gpu.run("shared", i, layer.shared_s)

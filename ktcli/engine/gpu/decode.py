@@ -174,7 +174,8 @@ class _Pairs:
     def pair(self, shape: tuple[int, ...], dtype: torch.dtype) -> _Pair:
         size = torch.Size(shape).numel() * dtype.itemsize
         host = self._stream.pinned(size).view(dtype).view(shape)
-        made = _Pair(host, torch.zeros(shape, dtype=dtype, device=self._stream.device))
+        with self._stream.running():
+            made = _Pair(host, torch.zeros(shape, dtype=dtype, device=self._stream.device))
         self.all.append(made)
         return made
 
