@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -48,6 +49,7 @@ def place_of(machine: Machine, *, smoke: bool) -> Place:
         device = torch.device("cpu")
         ceilings = replace(Ceilings.of(make_pool(Options(threads=1))), seconds=0.002)
         return Place(device, _STAND_IN, machine, measure_rates(device), ceilings, SMOKE)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
     reason = why_not() or ("" if machine.gpus else "nvidia-smi names no GPU")
     if reason:
         sys.exit(f"there is nothing to measure: {reason}")

@@ -15,7 +15,7 @@ from ktcli import config
 from ktcli.commands.device_figures import Seen, device_figures
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.figures import ceiling_figures, machine_figures
-from ktcli.commands.gpu import torch_device, usable
+from ktcli.commands.gpu import informed, torch_device, usable
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
     DeferOpt,
@@ -58,7 +58,6 @@ from ktcli.planner.memory import margin_bytes
 from ktcli.planner.placement import place
 from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.planner.plan import Request as PlanRequest
-from ktcli.store.heat import read as read_heat
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:
@@ -321,8 +320,7 @@ def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, 
     spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
     request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
     if subject.pack is not None and wanted.layers is None:
-        found = read_heat(subject.pack, (whole.moe_layers, whole.experts), out.warn)
-        request = replace(request, heat=None if found is None else found.counts)
+        request = informed(request, subject.name, subject.pack, whole, machine.gpus)
         model = build(subject.config)
         return model, place(model, host, request)
     return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)

@@ -224,6 +224,14 @@ def test_policies_are_measured_side_by_side(gpu, policy: str, qwen: str, capsys)
     assert ("phases_s" in found) == (policy != "all-cpu")
 
 
+def test_a_converted_model_is_measured_as_it_would_be_used(gpu, home: Path, capsys):
+    random_checkpoint(home / "source", TINY["qwen3"])
+    assert main(["convert", str(home / "source"), "--out", str(home / "pack"), "--json"]) == 0
+    capsys.readouterr()
+    found = on_gpu(capsys, "decode", str(home / "pack"))
+    assert set(found["gpu_experts"]) == {6}
+
+
 def test_people_see_who_did_what(gpu, qwen: str, capsys):
     words = ["bench", "decode", qwen, "-n", "2", "--runs", "1", "--threads", "1"]
     assert main([*words, "--device", "cuda", "--gpu-experts", "6", "--policy", "fiddler"]) == 0

@@ -17,7 +17,7 @@ import torch
 
 from ktcli.engine.bench import Ceilings, Job, Kind, Measured, steps
 from ktcli.engine.gpu.engine import DeviceEngine, Placement
-from ktcli.engine.gpu.stream import Stream, stream_on
+from ktcli.engine.gpu.stream import Stream, device_errors, stream_on
 from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.native import Ceiling
 from ktcli.planner import experts
@@ -44,13 +44,28 @@ class Probe:
     repeats: int
 
 
-_ON_GPU = Probe(2 << 30, 8192, 10)
+_LARGEST_BYTES = 2 << 30
+_SMALLEST_BYTES = 256 << 20  # several times the largest cache
 _ON_CPU = Probe(1 << 20, 64, 1)  # a CPU in a device's place: only in tests
 
 
 def measure_rates(device: torch.device) -> DeviceRates:
-    """Rates of a device; about a second."""
-    size = _ON_GPU if device.type == "cuda" else _ON_CPU
+    """Rates of a device, in about a second; its memory is free again afterwards.
+
+    Raises:
+        DeviceError: the device failed, or has no memory left.
+    """
+    with device_errors("measuring the GPU"):
+        if device.type != "cuda":
+            return _rates(device, _ON_CPU)
+        free, _ = torch.cuda.mem_get_info(device)
+        size = min(_LARGEST_BYTES, max(_SMALLEST_BYTES, free // 8))
+        found = _rates(device, Probe(size // 8 * 8, 8192, 10))
+        torch.cuda.empty_cache()
+        return found
+
+
+def _rates(device: torch.device, size: Probe) -> DeviceRates:
     stream = stream_on(device)
     with stream.running():
         data = torch.ones(size.size_bytes // 4, device=device)
