@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ktcli.layers.backend import GqaShape, MlaShape, Routing
-from ktcli.layers.gpu import functions
+from ktcli.layers.gpu import attention, functions
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.packed import Matrix, Packed
 
@@ -50,8 +50,8 @@ def _torch_row(name: str, *, exact: bool) -> Kernels:
         rope=f.rope,
         route=f.route,
         experts=partial(f.experts, exact=exact),
-        gqa=partial(f.gqa, exact=exact),
-        mla=partial(f.mla, exact=exact),
+        gqa=partial(attention.gqa, exact=exact),
+        mla=partial(attention.mla, exact=exact),
         unpack_all=partial(f.unpack_all, exact=exact),
     )
 

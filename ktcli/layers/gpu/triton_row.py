@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ktcli.layers.backend import GqaShape, MlaShape
-from ktcli.layers.gpu import functions
+from ktcli.layers.gpu import attention, functions
 from ktcli.layers.gpu.functions import KvPages, Rows
 from ktcli.layers.gpu.packed import Matrix, Packed, Plain
 from ktcli.layers.gpu.triton_attention import append, gqa_one, mla_one
@@ -57,7 +57,7 @@ def gqa(
 ) -> Tensor:  # fmt: skip
     """Append k and v to the cache, then attend causally; runs of more than one row as in `functions`."""
     if rows.run > 1:
-        return functions.gqa(q, k, v, cache, rows, shape)
+        return attention.gqa(q, k, v, cache, rows, shape)
     append(cache[0], k, rows)
     append(cache[1], v, rows)
     return gqa_one(q, cache, rows, shape)
@@ -73,7 +73,7 @@ def mla(
 ) -> Tensor:
     """Append the latent to the cache, then attend causally; runs of more than one row as in `functions`."""
     if rows.run > 1:
-        return functions.mla(q, latent, cache, weights, rows, shape)
+        return attention.mla(q, latent, cache, weights, rows, shape)
     append(cache, latent, rows)
     uk_in, _, uv = weights
     heads = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))

@@ -10,6 +10,7 @@ from device import CPU
 from numpy.typing import NDArray
 
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.layers.gpu import attention
 from ktcli.layers.gpu import functions as f
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import EXACT, TORCH, kernels_for
@@ -284,7 +285,9 @@ def test_gqa(sizes: list[int], exact: bool, block: int, monkeypatch: pytest.Monk
     dtype = torch.float32 if exact else torch.bfloat16
     cache = tuple(torch.full((7, 64, 2, 10), float("nan"), dtype=dtype) for _ in range(2))
     found = in_pieces(
-        list(sizes), lambda at, rows: f.gqa(q[at], k[at], v[at], cache, rows, s, exact=exact), 60
+        list(sizes),
+        lambda at, rows: attention.gqa(q[at], k[at], v[at], cache, rows, s, exact=exact),
+        60,
     )
     k, v = (each.view(N, 2, 1, 10).expand(N, 2, 3, 10).flatten(1, 2) for each in (k, v))
     near(found, attend_slowly(q.view(N, 6, 10), k, v, s.scale), 1e-5 if exact else 0.02)
@@ -305,7 +308,9 @@ def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.M
     cache = torch.full((7, 64, 26), float("nan"), dtype=torch.float32 if exact else torch.bfloat16)
     found = in_pieces(
         list(sizes),
-        lambda at, rows: f.mla(q[at], latent[at], cache, (uk_in, uk_out, uv), rows, s, exact=exact),
+        lambda at, rows: attention.mla(
+            q[at], latent[at], cache, (uk_in, uk_out, uv), rows, s, exact=exact
+        ),
         s.heads * s.v,
     )
     c, r = latent[:, : s.lora], latent[:, None, s.lora :].expand(N, s.heads, s.rope)
@@ -320,11 +325,11 @@ def test_sequences_of_a_step_do_not_see_each_other() -> None:
     q, k, v = (draw(4, heads * 10, seed=i) for i, heads in enumerate((6, 2, 2)))
     both = tuple(torch.zeros(4, 64, 2, 10) for _ in range(2))
     tables, positions = torch.tensor([[2], [0]], dtype=torch.int32), torch.tensor([0, 1, 0, 1])
-    together = f.gqa(q, k, v, both, Rows(positions, tables, 2), GQA, exact=True)
+    together = attention.gqa(q, k, v, both, Rows(positions, tables, 2), GQA, exact=True)
     for i in range(2):
         of, alone = slice(2 * i, 2 * i + 2), tuple(torch.zeros(4, 64, 2, 10) for _ in range(2))
         rows = Rows(positions[of], tables[i : i + 1], 2)
-        expected = f.gqa(q[of], k[of], v[of], alone, rows, GQA, exact=True)
+        expected = attention.gqa(q[of], k[of], v[of], alone, rows, GQA, exact=True)
         assert torch.equal(together[of], expected)
 
 

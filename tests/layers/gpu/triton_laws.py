@@ -13,6 +13,7 @@ from triton_interpreter import ON_GPU  # before triton
 
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
 from ktcli.layers.gpu import (
+    attention,
     functions,
     triton_attention,
     triton_product,
@@ -171,7 +172,7 @@ def gqa() -> None:
         same = cache[0].clone(), cache[1].clone()
         q, k, v = (torch.randn(3, n * width) for n in (heads, kv, kv))
         out = triton_row.gqa(q, k, v, cache, rows, shape)
-        right = functions.gqa(q, k, v, same, rows, shape)
+        right = attention.gqa(q, k, v, same, rows, shape)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for a, b in zip(cache, same, strict=True):
             assert torch.equal(a.view(torch.int16), b.view(torch.int16))
@@ -192,7 +193,7 @@ def mla() -> None:
         same = cache.clone()
         q, latent = torch.randn(3, heads * (nope + rope)), torch.randn(3, lora + rope)
         out = triton_row.mla(q, latent, cache, weights, rows, shape)
-        right = functions.mla(q, latent, same, weights, rows, shape)
+        right = attention.mla(q, latent, same, weights, rows, shape)
         torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 

@@ -1,0 +1,190 @@
+"""Both attentions over the paged cache in plain torch: the reference row, right on any device.
+
+Rows and rounding are as in `functions`. One row per sequence attends over its whole page table, masked by
+position, so that shapes never depend on a length; longer runs gather the pages they reach.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ktcli.layers.backend import GqaShape, MlaShape
+from ktcli.layers.gpu.functions import KvPages, Rows, product, reads, rounded
+from ktcli.layers.gpu.packed import Packed, unpack_whole
+from ktcli.native import PAGE_TOKENS
+
+# Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
+_BLOCK_QUERIES = 1024
+# Keys and values that latent attention expands at once, in elements.
+_EXPANDED_ELEMENTS = 1 << 26
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    rows: Rows,
+    shape: GqaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append k and v to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * D], rotated; k, v: [T, kv * D].
+    Returns:
+        [T, heads * D] f32.
+    """
+    s = shape
+    for pages, new in zip(cache, (k, v), strict=True):
+        _append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
+    query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
+    if rows.run == 1:
+        return _gqa_one(rounded(query, exact), cache, rows, s)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        keys, values = (_held(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
+        spread = (s.kv_heads, s.heads // s.kv_heads, *keys.shape[::2])
+        keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
+        mixed = _attend(heads, keys, values, rows.positions[of], s.scale)
+        out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
+def _gqa_one(query: Tensor, cache: KvPages, rows: Rows, s: GqaShape) -> Tensor:
+    """One query per sequence, [S, kv, group, D], over its whole page table."""
+    keys, values = (
+        pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
+    )  # [S, L, kv, D]
+    seen = _seen(rows)  # [S, L]
+    scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = values.masked_fill(~seen[:, :, None, None], 0.0)
+    return torch.einsum("skgl,slkd->skgd", weights, values).flatten(1)
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    shape: MlaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append the latent to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
+        cache: [pages, 64, lora + rope].
+        weights: uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], one matrix per head.
+    Returns:
+        [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
+    """
+    _append(cache, latent, rows)
+    query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    if rows.run == 1:
+        return _mla_one(query, cache, weights, rows, shape, exact)
+    out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        held = _held(cache, table, rows.positions[of])  # [L, lora + rope]
+        width = held.shape[0] * (shape.nope + shape.rope + shape.v)
+        step = max(1, _EXPANDED_ELEMENTS // width)
+        for first in range(0, shape.heads, step):
+            heads = slice(first, min(first + step, shape.heads))
+            keys, values = _expand(held, weights, heads, shape, exact)
+            asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
+            mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
+            out[of, heads] = mixed[0].transpose(0, 1)
+    return out.flatten(1)
+
+
+def _expand(
+    held: Tensor, weights: tuple[Packed, Packed, Packed], heads: slice, s: MlaShape, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """Keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
+    latent, n = held[:, : s.lora].float(), heads.stop - heads.start
+
+    def through(w: Packed) -> Tensor:
+        of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), reads(exact))
+        wide = product(latent, of_heads.flatten(0, 1), exact=exact).to(held.dtype)
+        return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
+
+    _, uk_out, uv = weights
+    turned = held[:, s.lora :].expand(n, -1, -1)
+    return torch.cat((through(uk_out), turned), -1), through(uv)
+
+
+def _mla_one(
+    query: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    s: MlaShape,
+    exact: bool,
+) -> Tensor:
+    """One query per sequence, [S, heads, nope + rope], on the latent itself."""
+    uk_in, _, uv = (unpack_whole(w, reads(exact)).float() for w in weights)
+    held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+    seen = _seen(rows)
+    absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
+    asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
+    scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
+    chance = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = held[..., : s.lora].masked_fill(~seen[:, :, None], 0.0)
+    mixed = rounded(torch.einsum("shl,slc->shc", chance, values), exact)
+    return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
+
+
+def _append(pages: Tensor, new: Tensor, rows: Rows) -> None:
+    """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
+    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
+    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
+    pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
+
+
+def _held(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
+    anything."""
+    held = pages[table.long()].flatten(0, 1)
+    behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
+    return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
+
+
+def _seen(rows: Rows) -> Tensor:
+    """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
+    length = rows.pages.shape[1] * PAGE_TOKENS
+    return torch.arange(length, device=rows.pages.device) <= rows.positions[:, None]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """Causal attention of a run of one sequence, a block of queries at a time.
+
+    Args:
+        q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position.
+        positions: int64 [run], consecutive.
+    Returns:
+        [a, b, run, width of v] f32.
+    """
+    run, length = q.shape[2], k.shape[2]
+    places = torch.arange(length, device=q.device)
+    out = []
+    for first in range(0, run, _BLOCK_QUERIES):
+        last = min(first + _BLOCK_QUERIES, run)
+        reach = length - run + last  # no query of the block stands behind this
+        seen = places[:reach] <= positions[first:last, None]
+        block = q[:, :, first:last].to(k.dtype)
+        keys, values = k[:, :, :reach], v[:, :, :reach]
+        out.append(
+            scaled_dot_product_attention(block, keys, values, attn_mask=seen, scale=scale).float()
+        )
+    return torch.cat(out, 2)
