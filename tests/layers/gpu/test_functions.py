@@ -279,7 +279,7 @@ SIZES = ([N], [7, 70, 40], [60, 1])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("block", [1024, 9])
 def test_gqa(sizes: list[int], exact: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f, "_BLOCK_QUERIES", block)
+    monkeypatch.setattr(attention, "_BLOCK_QUERIES", block)
     s = GQA
     q, k, v = (draw(N, heads * 10, seed=i) for i, heads in enumerate((6, 2, 2)))
     dtype = torch.float32 if exact else torch.bfloat16
@@ -297,7 +297,7 @@ def test_gqa(sizes: list[int], exact: bool, block: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize("elements", [1 << 26, 1])
 def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f, "_EXPANDED_ELEMENTS", elements)
+    monkeypatch.setattr(attention, "_EXPANDED_ELEMENTS", elements)
     s = MLA
     uk_out = packed(FORMATS["bf16"], s.heads, s.nope, s.lora)
     turned = np.ascontiguousarray(matrices(uk_out).transpose(0, 2, 1))
