@@ -3,19 +3,20 @@ behaviour watched, once with data races watched.
 
 The library is built by its own CMakeLists.txt with the sanitizer's flags, so every row is compiled as
 it ships; each test program is linked with the library's object files, since tests see internals, and
-with the emulator of AMX, so that the row amx is tested on any CPU with AVX-512. All programs of a build
-start as soon as it is done, as many at once as there are processors.
+with the emulator of AMX, so that the row amx is tested on any CPU with AVX-512. They take as long as all
+other tests together, which leave a core idle most of the time: so they begin with the first test of a run,
+at a low priority (the fixture `native_runs` in conftest.py), and are waited for here.
 """
 
-import functools
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,8 @@ CASES = [
 LINK_LINE = re.compile(r"^ \* link: (.*)$", re.MULTILINE)
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 SKIPPED = 77  # exit code of a program that cannot run here; its last line says why
-TIMEOUT_S = 300
+TIMEOUT_S = 900  # of a build beside other tests
+POLITELY = ["nice", "-n", "10"] if shutil.which("nice") else []
 
 
 def run(*command: object, timeout: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -51,7 +53,7 @@ def run(*command: object, timeout: float = TIMEOUT_S) -> subprocess.CompletedPro
         "TSAN_OPTIONS": "halt_on_error=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    words = [str(word) for word in command]
+    words = [*POLITELY, *map(str, command)]
     return subprocess.run(
         words, capture_output=True, text=True, timeout=timeout, env=environment, check=False
     )
@@ -69,7 +71,6 @@ class Build:
     flags: list[str]
     folder: Path
     prefix: list[str]  # what a program must be started with
-    results: dict[str, Future[subprocess.CompletedProcess[str]]] = field(default_factory=dict)
 
     def test(self, source: Path) -> subprocess.CompletedProcess[str]:
         """Compile, link and run one test program."""
@@ -109,7 +110,6 @@ def start_prefix(folder: Path, flags: list[str], name: str) -> list[str]:
     pytest.skip(f"a program with -fsanitize={name} does not start on this machine")
 
 
-@functools.cache
 def build(name: str, folder: Path) -> Build:
     """Configure and build the library; `folder` is empty."""
     cmake = shutil.which(
@@ -130,27 +130,46 @@ def build(name: str, folder: Path) -> Build:
     return Build(flags, folder, prefix)
 
 
-@pytest.fixture(scope="module")
-def builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """Sanitizer → Build whose programs (those that were asked for) are already running."""
-    wanted = [item.callspec.params for item in request.session.items if item.path == request.path]
-    folders = {name: tmp_path_factory.mktemp(name) for name in SANITIZERS}
-    with ThreadPoolExecutor(CPUS) as workers:
+Result = subprocess.CompletedProcess[str]
 
-        def get(name: str) -> Build:
-            ready = build(name, folders[name])
-            for params in wanted:
-                source = params["source"]
-                if params["sanitizer"] == name and source.stem not in ready.results:
-                    ready.results[source.stem] = workers.submit(ready.test, source)
-            return ready
 
-        yield get
+class Runs:
+    """Builds and programs under way.
+
+    Args:
+        wanted: (sanitizer, source) of the programs that are asked for.
+        folder: for everything that is made.
+    """
+
+    def __init__(self, wanted: Iterable[tuple[str, Path]], folder: Path) -> None:
+        self._folder = folder
+        self._builder, self._workers = ThreadPoolExecutor(1), ThreadPoolExecutor(CPUS)
+        ordered = sorted(wanted, key=lambda pair: list(SANITIZERS).index(pair[0]))
+        names = dict.fromkeys(name for name, _ in ordered)
+        builds = {name: self._builder.submit(self._build, name) for name in names}
+        self._results: dict[tuple[str, Path], Future[Result]] = {
+            pair: self._workers.submit(self._test, builds[pair[0]], pair[1]) for pair in ordered
+        }
+
+    def result(self, sanitizer: str, source: Path) -> Result:
+        return self._results[sanitizer, source].result()
+
+    def close(self) -> None:
+        for pool in (self._workers, self._builder):
+            pool.shutdown(cancel_futures=True)
+
+    def _build(self, name: str) -> Build:
+        folder = self._folder / name
+        folder.mkdir()
+        return build(name, folder)
+
+    def _test(self, ready: Future[Build], source: Path) -> Result:
+        return ready.result().test(source)
 
 
 @pytest.mark.parametrize(("sanitizer", "source"), CASES)
-def test_native(builds, sanitizer: str, source: Path) -> None:
-    done = builds(sanitizer).results[source.stem].result()
+def test_native(native_runs: Runs, sanitizer: str, source: Path) -> None:
+    done = native_runs.result(sanitizer, source)
     if done.returncode == SKIPPED:
         pytest.skip(done.stdout.strip().splitlines()[-1])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-12000:]

@@ -19,7 +19,7 @@ from ktcli.output import out
 from ktcli.planner.deferral import Times
 from ktcli.planner.host import host_of
 from ktcli.planner.placement import candidate, place
-from ktcli.planner.plan import Plan, Request
+from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.store import experience, heat
 from ktcli.weights.pack import Pack
 
@@ -141,4 +141,16 @@ def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> Devi
         experience.note_memory(ready.name, gpu.name, gpu.free_bytes, device.need.total)
     if loaded.measured is not None:
         experience.note_times(ready.name, gpu.name, astuple(loaded.measured))
+    out.note(_words(device, loaded.engine))
     return loaded.engine
+
+
+def _words(device: DevicePlan, engine: DeviceEngine) -> str:
+    """What the GPU has: "NVIDIA H200: all but the experts, and 1,234 of 6,144 of these (31% of the choices)"."""
+    mask = device.mask
+    here, depth = int(mask.sum()), engine.depth_at(0)
+    if here == mask.size:
+        return f"{device.gpu.name}: the whole model"
+    of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
+    late = f"; up to {depth} of a token's come a layer later" if depth else ""
+    return f"{device.gpu.name}: all but the experts, and {of_these}{late}"

@@ -39,9 +39,11 @@ def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
         ids = draw.integers(0, engine.spec.vocab, 1).astype(np.int32)
         steps.run(Chunk(ids, min(MEASURED_AT, engine.context - 1), 0))
         spans, hits = host.spans(), host.hits(1)
-        taken = zip(spans, (hits[span.layer] for span in spans), strict=True)
+        layers = [host.numbers[span.layer] for span in spans]
+        taken = zip(spans, (hits[layer] for layer in layers), strict=True)
         experts += [(span.end_ns - span.start_ns) / n / 1e9 for span, n in taken if n]
-        pairs = ((a, b) for a, b in pairwise(spans) if b.layer == a.layer + 1)
-        gaps += [(b.start_ns - a.end_ns) / 1e9 for a, b in pairs]
+        # Between two layers that are not neighbours the device does more than its share of one.
+        pairs = zip(pairwise(spans), pairwise(layers), strict=True)
+        gaps += [(b.start_ns - a.end_ns) / 1e9 for (a, b), (i, j) in pairs if j == i + 1]
     engine.forget_choices()
     return Times(median(experts), median(gaps), shared_s) if experts and gaps else None
