@@ -175,6 +175,8 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
 
 
 def _measure(machine: Machine, threads: int) -> Machine:
+    from ktcli.commands.gpu import measure_gpus
+
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
     cpu = machine.cpu
     # First, as making the team for the rates would measure it too.
@@ -183,7 +185,7 @@ def _measure(machine: Machine, threads: int) -> Machine:
         crossover.save(cpu, threads, amx.ROW, crossover.measure(cpu, threads, amx.ROW))
     rates = measured.measure(machine, lambda what: out.note(f"  {what} …"))
     measured.save(machine.cpu, rates)
-    return replace(machine, measured=rates)
+    return replace(machine, measured=rates, gpus=tuple(measure_gpus(machine.gpus)))
 
 
 @dataclass(frozen=True, slots=True)

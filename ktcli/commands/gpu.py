@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import config
 from ktcli.errors import DeviceError
+from ktcli.hardware import measured
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import Numa, asked_numa
@@ -154,3 +155,29 @@ def _words(device: DevicePlan, engine: DeviceEngine) -> str:
     of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
     late = f"; up to {depth} of a token's come a layer later" if depth else ""
     return f"{device.gpu.name}: all but the experts, and {of_these}{late}"
+
+
+def measure_gpus(gpus: Sequence[Gpu]) -> Iterator[Gpu]:
+    """Each with its rates, measured now and kept, as far as torch can use it."""
+    from ktcli.engine.gpu.usable import why_not
+
+    reason = why_not() if gpus else ""
+    for gpu in gpus:
+        if reason:
+            out.warn(f"{gpu.name} is not measured: {reason}")
+            yield gpu
+            continue
+        from ktcli.engine.gpu.ceilings import measure_rates
+
+        out.note(f"  {gpu.name} …")
+        try:
+            found = measure_rates(torch_device(gpu.index))
+        except DeviceError as error:
+            out.warn(f"{gpu.name} is not measured: {error}")
+            yield gpu
+            continue
+        made = replace(
+            gpu, read_bps=found.read_bps, bf16_ops=found.bf16_ops, copy_bps=found.copy_bps
+        )
+        measured.save_gpu(made)
+        yield made

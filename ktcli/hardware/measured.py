@@ -1,8 +1,8 @@
 """Measured rates of this machine, kept with their date in `measured.json` of the library folder.
 
 A measurement belongs to one CPU model, thread count and kernel row; another combination does not
-use it. What is measured apart (see `crossover`) lies in the same entry. A damaged file counts as no
-measurement: it can always be made again.
+use it. What is measured apart (see `crossover`) lies in the same entry. That of a GPU belongs to its
+name. A damaged file counts as no measurement: it can always be made again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from ktcli import config
 from ktcli.errors import KtError
-from ktcli.hardware.machine import Cpu, Machine, Measured
+from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.team import bound_nodes, make_team
 
@@ -28,6 +28,7 @@ BUFFER_BYTES = 1 << 30
 SMALLEST_BUFFER_BYTES = 512 << 20
 MAX_RATE = 1e18  # per second; more is no measurement
 MAX_BYTES = 1 << 20  # of measured.json
+_GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
 def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
@@ -106,10 +107,39 @@ def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None
     Raises:
         KtError: the library folder cannot be written.
     """
+    _keep(_key(cpu.model, threads, isa), values)
+
+
+def with_rates(gpu: Gpu) -> Gpu:
+    """The GPU with what was measured of GPUs of its name; as it is if nobody measured one."""
+    found = _read().get(_gpu_key(gpu), {})
+    try:
+        read, ops, copy = (float(found[name]) for name in _GPU_RATES)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return gpu
+    if not all(1 <= rate < MAX_RATE for rate in (read, ops, copy)):
+        return gpu
+    return replace(gpu, read_bps=read, bf16_ops=ops, copy_bps=copy)
+
+
+def save_gpu(gpu: Gpu) -> None:
+    """Keep the rates of a GPU for the next command.
+
+    Raises:
+        KtError: the library folder cannot be written.
+    """
+    _keep(_gpu_key(gpu), {name: getattr(gpu, name) for name in _GPU_RATES})
+
+
+def _gpu_key(gpu: Gpu) -> str:
+    return f"GPU | {gpu.name}"
+
+
+def _keep(key: str, values: Mapping[str, object]) -> None:
     path = _path()
     config.make_folder(path.parent)
     known = _read()
-    known[_key(cpu.model, threads, isa)] = {**entry(cpu, threads, isa), **values}
+    known[key] = {**known.get(key, {}), **values}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -13,7 +13,7 @@ from ktcli.hardware.amx import ROW, Facts
 from ktcli.hardware.cpu import read_cpu, read_signature
 from ktcli.hardware.disk import read_disk
 from ktcli.hardware.gpu import read_gpus
-from ktcli.hardware.machine import Cpu, Disk, Machine, Measured, Node
+from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Measured, Node
 from ktcli.hardware.memory import read_memory, read_nodes
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.team import teams_here
@@ -41,7 +41,7 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
         cpu=cpu,
         memory=memory,
         nodes=nodes,
-        gpus=read_gpus(root),
+        gpus=_measured_gpus() if here else read_gpus(root),
         disk=_library_disk() if here else None,
         measured=_rates(cpu, nodes) if here else None,
     )
@@ -58,6 +58,14 @@ def _asked_name() -> str | None:
 
 
 # A wrong KT_HOME, KT_THREADS or KT_NUMA is an error of the command that needs it, not of looking at the machine.
+
+
+def _measured_gpus() -> tuple[Gpu, ...]:
+    found = read_gpus(SYSTEM_ROOT)
+    try:
+        return tuple(measured.with_rates(gpu) for gpu in found)
+    except UsageError:
+        return found
 
 
 def _library_disk() -> Disk | None:

@@ -20,6 +20,7 @@ from ktcli.engine.gpu import usable
 from ktcli.engine.gpu.decode import DecodeStep
 from ktcli.engine.gpu.engine import DeviceEngine
 from ktcli.errors import DeviceError, OutOfDeviceMemory
+from ktcli.hardware import measured
 from ktcli.hardware.gpu import visible
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
@@ -211,6 +212,28 @@ def test_times_are_measured_once(say: Say, made: list[DeviceEngine], tmp_path: P
     tokens = json.loads(path.read_text())["tokens"]
     counted = made[0].chosen().sum() + made[1].chosen().sum()
     assert tokens * spec.top_k * spec.moe_layers == counted
+
+
+def test_doctor_measures_a_gpu_and_remembers(
+    say: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: (GPU,))
+    found = []
+    for words in (["--measure"], []):
+        assert main(["doctor", "--json", *words]) in (0, 1)
+        (shown,) = json.loads(capsys.readouterr().out)["machine"]["gpus"]
+        found.append([shown[name] for name in ("read_bps", "bf16_ops", "copy_bps")])
+    assert found[0] == found[1] and None not in found[0]
+    assert found[0][0] != GPU.read_bps
+
+
+@pytest.mark.parametrize("rates", [{}, {"read_bps": 1}, {"read_bps": "x"}, [], {"read_bps": -1}])
+def test_damaged_rates_are_none(
+    rates: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "measured.json").write_text(json.dumps({"GPU | NVIDIA Test": rates}))
+    assert measured.with_rates(GPU) == GPU
 
 
 def test_visible_devices() -> None:
