@@ -68,8 +68,11 @@ class Placement:
         """As the policy wants it."""
         if self.policy is Policy.KT:
             return self
-        mask = np.zeros_like(self.mask) if self.policy is Policy.ALL_CPU else self.mask
-        return replace(self, mask=mask, defer=0, depths=())
+        if self.policy is not Policy.ALL_CPU:
+            return replace(self, defer=0, depths=())
+        long = replace(self.long_prompts, short=PREFILL_CHUNK)
+        mask = np.zeros_like(self.mask)
+        return replace(self, mask=mask, defer=0, depths=(), long_prompts=long)
 
 
 class DeviceEngine:

@@ -18,6 +18,7 @@ from ktcli.hardware.numa import Numa
 from ktcli.models import Model
 from ktcli.planner.deferral import Times
 from ktcli.planner.device import step_down
+from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
 
@@ -97,13 +98,14 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
 
 def placement(plan: Plan, device: DevicePlan) -> Placement:
     """What goes where, as planned."""
+    short = device.chunk if device.mask.all() else PREFILL_CHUNK
     threshold = device.prefill_threshold if device.streams else None
     return Placement(
         mask=device.mask,
         context=plan.context,
         defer=max(depth for _, depth in device.depths),
         depths=device.depths,
-        long_prompts=LongPrompts(threshold, device.chunk),
+        long_prompts=LongPrompts(threshold, device.chunk, short),
         slab_bytes=device.need.stream // 2,
     )
 
