@@ -106,7 +106,6 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         rule=choice.rule,
         hit_rate=hits.rate,
         k_cpu=hits.k_cpu,
-        depth=depths[0][1],
         depths=depths,
         prefill_threshold=threshold,
         chunk=budget.chunk,
@@ -251,16 +250,15 @@ def _device_lines(
             hybrid.part_s(chunked) * share / chunk,
             reason,
         )
+
     sizes: defaultdict[str, int] = defaultdict(int)
     for tensor in there.tensors:
         sizes[part_name(tensor)] += device_bytes(tensor, recipe)
-
     for part in parts(there, recipe):
         routed, size = part.name == "routed experts", sizes[part.name]
         reason = _resident_words(device) if routed else "every token needs it"
-        yield line(
-            part.name, part.format, part.size_bytes, reason, device.hit_rate if routed else 1.0
-        )
+        fmt = part.format if size == part.size_bytes else "f32"
+        yield line(part.name, fmt, size, reason, device.hit_rate if routed else 1.0)
     kept = f"{case.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
     yield line(KV_CACHE, "bf16", need.cache, kept)
     yield line("workspace", "f32", need.workspace, f"activations of {device.chunk} tokens")
