@@ -29,14 +29,13 @@ class Attempt:
 
     Attributes:
         place: the plan that a request gives.
-        threads, numa: of the CPU's part; threads: None: as planned.
+        numa: of the CPU's part, whose threads are those of the plan.
         say: told in a sentence of every step down.
     """
 
     pack: Pack
     model: Model
     place: Callable[[Request], Plan]
-    threads: int | None
     numa: Numa | None
     say: Callable[[str], object]
     progress: Progress | None = None
@@ -98,8 +97,8 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
 
 def placement(plan: Plan, device: DevicePlan) -> Placement:
     """What goes where, as planned."""
-    short = device.chunk if device.mask.all() else PREFILL_CHUNK
     threshold = device.prefill_threshold if device.streams else None
+    short = device.chunk if device.mask.all() else PREFILL_CHUNK
     return Placement(
         mask=device.mask,
         context=plan.context,
@@ -122,7 +121,7 @@ def _try(
 ) -> DeviceEngine | None:
     """None: the device's memory is not enough."""
     plan.require("the model with its context")
-    pool = make_pool(Options(threads=attempt.threads or plan.host.threads, numa=attempt.numa))
+    pool = make_pool(Options(threads=plan.host.threads, numa=attempt.numa))
     source = PackSource(attempt.pack, pool)
     try:
         return DeviceEngine(
