@@ -117,7 +117,7 @@ def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:
     """
     from ktcli.commands.gpu import load_on_gpu
 
-    engine = load_on_gpu(ready, wanted)
+    engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted)
     if engine is None:
         for option in wanted.device.of_gpu():
             out.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
