@@ -307,7 +307,7 @@ def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, 
     spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
     request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
     if subject.pack is not None and wanted.layers is None:
-        request = informed(request, subject.name, subject.pack, whole, machine.gpus)
+        request = informed(request, subject.pack, whole, machine.gpus)
         model = build(subject.config)
         return model, place(model, host, request)
     return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)

@@ -22,7 +22,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.placement import candidate, is_small, place
 from ktcli.planner.plan import Plan, Request
-from ktcli.store import experience, heat
+from ktcli.store import experience, heat, library
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -52,7 +52,7 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     numa = wanted.numa or asked_numa(None)
     planner = _Planner(model, host_here(machine, wanted.threads, numa, torch=True), numa)
     request = wanted.device.apply(Request(pack.recipe, wanted.context), model.spec)
-    known = informed(request, ready.name, ready.pack, model.spec, machine.gpus)
+    known = informed(request, ready.pack, model.spec, machine.gpus)
     return _load(ready, pack, planner, known)
 
 
@@ -124,7 +124,7 @@ class _Planner:
         return place(self.model, self.host, request)
 
 
-def informed(request: Request, name: str, pack: Path, spec: Spec, gpus: Sequence[Gpu]) -> Request:
+def informed(request: Request, pack: Path, spec: Spec, gpus: Sequence[Gpu]) -> Request:
     """A request with what is known of a converted model here: which experts are hot, how much memory of a
     GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), out.warn)
@@ -132,7 +132,7 @@ def informed(request: Request, name: str, pack: Path, spec: Spec, gpus: Sequence
     gpu = candidate(gpus, request.device)
     if gpu is None:
         return known
-    past = experience.recall(name, gpu.name, gpu.free_bytes)
+    past = experience.recall(library.conversion_name(pack), gpu.name, gpu.free_bytes)
     times = None if past.layer_s is None else Times(*past.layer_s)
     return replace(known, vram_bytes=past.limit_bytes, times=times)
 
@@ -165,8 +165,9 @@ def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> Devi
         return None
     device = loaded.plan.device
     assert device is not None
+    conversion = library.conversion_name(ready.pack)
     if loaded.lowered:
-        experience.note_memory(ready.name, gpu.name, gpu.free_bytes, device.need.total)
+        experience.note_memory(conversion, gpu.name, gpu.free_bytes, device.need.total)
     if loaded.measured is not None:
-        experience.note_times(ready.name, gpu.name, astuple(loaded.measured))
+        experience.note_times(conversion, gpu.name, astuple(loaded.measured))
     return loaded.engine

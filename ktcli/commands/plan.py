@@ -85,7 +85,7 @@ def plan(
     built = build(subject.config)
     request = words.apply(Request(subject.recipe, context), built.spec)
     if here and subject.pack is not None:
-        request = informed(request, subject.name, subject.pack, built.spec, host.gpus)
+        request = informed(request, subject.pack, built.spec, host.gpus)
     made = place(built, host, request)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:

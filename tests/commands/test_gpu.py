@@ -146,7 +146,8 @@ def test_fewer_experts_where_memory_is_short(
     assert code == 0 and err.count("trying again with") == 1, err
     assert sizes[0] > sizes[1] == 0  # experts so small go all at once
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert len(found) == 1
+    (pack,) = (tmp_path / "packs").iterdir()
+    assert list(found) == [f"{pack.name} on {GPU.name}"]
     assert say("--device", "cuda")[0] == 0
     assert sizes[2:] == [0]  # at once
 
