@@ -351,7 +351,7 @@ def plans(place: Place) -> Iterator[Row]:
             asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
-            engine = planned_engine(model, plan, Setting(place.device, threads=place.pool.threads))
+            engine = planned_engine(model, plan, Setting(place.device))
             row = _decode_row(place, engine, yardstick_of(place, engine))
             yield {
                 **row,

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli import config
 from ktcli.commands.device_figures import Seen, device_figures
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.figures import ceiling_figures, machine_figures
-from ktcli.commands.gpu import informed, torch_device, usable
+from ktcli.commands.gpu import host_here, informed, torch_device, usable
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
     DeferOpt,
@@ -53,7 +52,7 @@ from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.models import Model, Spec, build, cut
 from ktcli.output import out
-from ktcli.planner.host import Host, host_of
+from ktcli.planner.host import Host
 from ktcli.planner.memory import margin_bytes
 from ktcli.planner.placement import place
 from ktcli.planner.plan import DevicePlan, Plan
@@ -283,18 +282,12 @@ def _measured(subject: Subject, wanted: Wanted, made: Made) -> Result:
 
 def _refuse_without(wanted: Wanted) -> None:
     """Options that only a GPU gives a meaning."""
-    words = wanted.words
-    named = {
-        "--policy": wanted.policy is not Policy.KT,
-        "--gpu-experts": words.gpu_experts is not None,
-        "--prefill-threshold": words.prefill_threshold is not None,
-    }
-    for option, given in named.items():
-        if given:
-            raise UsageError(
-                f"{option} is about a GPU, and none is used here",
-                hint="kt doctor shows what was found, kt plan where a model would go",
-            )
+    policy = () if wanted.policy is Policy.KT else ("--policy",)
+    if given := (*policy, *wanted.words.of_gpu()):
+        raise UsageError(
+            f"{given[0]} is about a GPU, and none is used here",
+            hint="kt doctor shows what was found, kt plan where a model would go",
+        )
 
 
 # --- with a GPU -------------------------------------------------------------------------------------
@@ -309,18 +302,12 @@ def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, 
     asked = wanted.words.device
     if asked == CPU or not usable(machine, asked):
         return None
-    host = host_of(
-        machine,
-        threads=wanted.threads,
-        isa=config.forced_isa(),
-        numa=wanted.numa,
-        torch=True,
-    )
+    host = host_here(machine, wanted.threads, wanted.numa, torch=True)
     whole = build(subject.config).spec
     spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
     request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
     if subject.pack is not None and wanted.layers is None:
-        request = informed(request, subject.name, subject.pack, whole, machine.gpus)
+        request = informed(request, subject.pack, whole, machine.gpus)
         model = build(subject.config)
         return model, place(model, host, request)
     return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)
@@ -345,7 +332,7 @@ def _with_device(
     rates = measure_rates(device)  # before the weights, while there is room for it
     whole = subject.pack is not None and wanted.layers is None
     pack = Pack.open(subject.pack) if whole and subject.pack is not None else None
-    setting = Setting(device, wanted.policy, threads=wanted.threads, numa=wanted.numa, pack=pack)
+    setting = Setting(device, wanted.policy, numa=wanted.numa, pack=pack)
     with out.progress(f"{'loading' if pack else 'random weights of'} {subject.name}") as bar:
         engine = planned_engine(
             model, plan, setting, lambda done, total: bar.update(done=done, total=total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
-from ktcli.errors import NotFound, UsageError
+from ktcli.errors import DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
@@ -196,12 +197,16 @@ def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
 
 
 def _record(ready: Ready, made: Chat) -> None:
-    """Add the experts that this chat chose to the model's heat map."""
+    """Add the experts that this chat chose to the model's heat map.
+
+    A GPU that failed cannot be asked any more; what is said of it is why it failed.
+    """
     from ktcli.store import heat
 
     engine = made.speaker.engine
-    fresh = heat.Heat.of(engine.chosen(), engine.spec.top_k)
-    heat.add(ready.pack, fresh, out.warn)
+    with contextlib.suppress(DeviceError):
+        fresh = heat.Heat.of(engine.chosen(), engine.spec.top_k)
+        heat.add(ready.pack, fresh, out.warn)
 
 
 def _answer_once(made: Chat, words: str, asked: Asked) -> None:

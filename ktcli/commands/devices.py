@@ -30,6 +30,14 @@ class DeviceWords:
     defer: int | None = None
     prefill_threshold: str | None = None
 
+    def of_gpu(self) -> tuple[str, ...]:
+        """Those given that only a GPU gives a meaning."""
+        said = {
+            "--gpu-experts": self.gpu_experts,
+            "--prefill-threshold": self.prefill_threshold,
+        }
+        return tuple(option for option, value in said.items() if value is not None)
+
     def apply(self, request: Request, spec: Spec) -> Request:
         """`request` with what these words ask for.
 

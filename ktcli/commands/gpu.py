@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import config
+from ktcli.commands.devices import DeviceWords
 from ktcli.errors import DeviceError
 from ktcli.hardware import measured
-from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.gpu import AUTO, CPU, torch_installed
 from ktcli.hardware.machine import Gpu, Machine
-from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.hardware.numa import OFF, Numa, asked_numa
 from ktcli.hardware.probe import probe
+from ktcli.hardware.team import forced_size, on_nodes
 from ktcli.models import Model, Spec, build
 from ktcli.output import out
 from ktcli.planner.deferral import Times
-from ktcli.planner.host import host_of
-from ktcli.planner.placement import candidate, place
+from ktcli.planner.host import Host, host_of
+from ktcli.planner.placement import candidate, is_small, place
 from ktcli.planner.plan import DevicePlan, Plan, Request
-from ktcli.store import experience, heat
+from ktcli.store import experience, heat, library
 from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -40,15 +43,49 @@ def load_on_gpu(ready: Ready, wanted: Wanted) -> DeviceEngine | None:
     """
     if wanted.device.device == CPU or wanted.exact:
         return None
+    pack = Pack.open(ready.pack)
+    model = build(pack.config)
+    if wanted.device.device == AUTO and is_small(model, pack.recipe):
+        return None  # before torch is asked, which takes seconds
     machine = probe()
     if not usable(machine, wanted.device.device):
         return None
-    pack = Pack.open(ready.pack)
-    model = build(pack.config)
-    planner = _Planner(machine, model, wanted.threads, wanted.numa or asked_numa(None))
+    numa = wanted.numa or asked_numa(None)
+    planner = _Planner(model, host_here(machine, wanted.threads, numa, torch=True), numa)
     request = wanted.device.apply(Request(pack.recipe, wanted.context), model.spec)
-    known = informed(request, ready.name, ready.pack, model.spec, machine.gpus)
+    known = informed(request, ready.pack, model.spec, machine.gpus)
     return _load(ready, pack, planner, known)
+
+
+def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted) -> Plan:
+    """Where a model would go that is not converted yet.
+
+    Raises:
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
+        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
+    """
+    machine, words = probe(), wanted.device
+    if wanted.exact:
+        words = DeviceWords(device=CPU)
+    elif words.device not in (AUTO, CPU):
+        usable(machine, words.device)
+    numa = OFF if wanted.exact else wanted.numa or asked_numa(None)
+    torch = words.device != CPU and torch_installed()
+    host = host_here(machine, wanted.threads, numa, torch=torch)
+    return place(model, host, words.apply(Request(recipe, wanted.context), model.spec))
+
+
+def host_here(machine: Machine, threads: int | None, numa: Numa, *, torch: bool) -> Host:
+    """What the planner needs of the machine this runs on, as the environment and these options want it.
+
+    Args:
+        threads: None: as KT_THREADS says.
+        torch: PyTorch is there.
+    Raises:
+        UsageError: more threads than cores, or `numa` names nodes that cannot be used.
+    """
+    forced = forced_size(on_nodes(machine.nodes, machine.cpu, numa), threads)
+    return host_of(machine, threads=forced, isa=config.forced_isa(), numa=numa, torch=torch)
 
 
 def usable(machine: Machine, asked: str) -> bool:
@@ -80,23 +117,15 @@ def usable(machine: Machine, asked: str) -> bool:
 class _Planner:
     """Plans of one model on this machine."""
 
-    machine: Machine
     model: Model
-    threads: int | None
+    host: Host
     numa: Numa
 
     def place(self, request: Request) -> Plan:
-        host = host_of(
-            self.machine,
-            threads=self.threads,
-            isa=config.forced_isa(),
-            numa=self.numa,
-            torch=True,
-        )
-        return place(self.model, host, request)
+        return place(self.model, self.host, request)
 
 
-def informed(request: Request, name: str, pack: Path, spec: Spec, gpus: Sequence[Gpu]) -> Request:
+def informed(request: Request, pack: Path, spec: Spec, gpus: Sequence[Gpu]) -> Request:
     """A request with what is known of a converted model here: which experts are hot, how much memory of a
     GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), out.warn)
@@ -104,7 +133,7 @@ def informed(request: Request, name: str, pack: Path, spec: Spec, gpus: Sequence
     gpu = candidate(gpus, request.device)
     if gpu is None:
         return known
-    past = experience.recall(name, gpu.name, gpu.free_bytes)
+    past = experience.recall(library.conversion_name(pack), gpu.name, gpu.free_bytes)
     times = None if past.layer_s is None else Times(*past.layer_s)
     return replace(known, vram_bytes=past.limit_bytes, times=times)
 
@@ -128,7 +157,6 @@ def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> Devi
             pack,
             planner.model,
             planner.place,
-            planner.threads,
             planner.numa,
             say=out.warn,
             progress=lambda done, total: bar.update(done=done, total=total),
@@ -138,10 +166,11 @@ def _load(ready: Ready, pack: Pack, planner: _Planner, request: Request) -> Devi
         return None
     device = loaded.plan.device
     assert device is not None
+    conversion = library.conversion_name(ready.pack)
     if loaded.lowered:
-        experience.note_memory(ready.name, gpu.name, gpu.free_bytes, device.need.total)
+        experience.note_memory(conversion, gpu.name, gpu.free_bytes, device.need.total)
     if loaded.measured is not None:
-        experience.note_times(ready.name, gpu.name, astuple(loaded.measured))
+        experience.note_times(conversion, gpu.name, astuple(loaded.measured))
     out.note(_words(device, loaded.engine))
     return loaded.engine
 

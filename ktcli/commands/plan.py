@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from ktcli import config
 from ktcli.commands.devices import (
     DeviceWords,
     cost_words,
@@ -15,7 +14,7 @@ from ktcli.commands.devices import (
     device_rows,
     rate_rows,
 )
-from ktcli.commands.gpu import informed
+from ktcli.commands.gpu import host_here, informed
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -36,7 +35,7 @@ from ktcli.hardware.gpu import AUTO, torch_installed
 from ktcli.hardware.numa import asked_numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.profile import read_machine
-from ktcli.hardware.team import NodeTeam, forced_size, on_nodes
+from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
 from ktcli.models import build
 from ktcli.output import out, safe, table
@@ -79,14 +78,14 @@ def plan(
     here = machine is None
     # The environment speaks of this machine.
     asked = asked_numa(numa) if here else parse_numa(numa or "auto")
-    size = forced_size(on_nodes(found.nodes, found.cpu, asked), threads) if here else threads
-    isa = config.forced_isa() if here else None
-    torch = torch_installed() if here else True
-    host = host_of(found, threads=size, isa=isa, numa=asked, torch=torch)
+    if here:
+        host = host_here(found, threads, asked, torch=torch_installed())
+    else:
+        host = host_of(found, threads=threads, numa=asked, torch=True)
     built = build(subject.config)
     request = words.apply(Request(subject.recipe, context), built.spec)
     if here and subject.pack is not None:
-        request = informed(request, subject.name, subject.pack, built.spec, host.gpus)
+        request = informed(request, subject.pack, built.spec, host.gpus)
     made = place(built, host, request)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli import config
 from ktcli.commands.convert import convert_entry, recipe_for
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
 from ktcli.errors import Busy, gib
 from ktcli.hardware.gpu import CPU
-from ktcli.hardware.numa import OFF, Numa, asked_numa
+from ktcli.hardware.numa import Numa
 from ktcli.output import out, safe
 from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
@@ -118,7 +117,11 @@ def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:
     """
     from ktcli.commands.gpu import load_on_gpu
 
-    engine = load_on_gpu(ready, wanted) or _load_on_cpu(ready, wanted)
+    engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted)
+    if engine is None:
+        for option in wanted.device.of_gpu():
+            out.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
+        engine = _load_on_cpu(ready, wanted)
     for warning in engine.warnings:
         out.warn(warning)
     return engine
@@ -194,23 +197,17 @@ def _require_room(name: str, wanted: Wanted) -> None:
 
     Raises:
         NotEnoughMemory: with what would make it fit.
+        DeviceError: a GPU was asked for and cannot be used.
     """
-    from ktcli.hardware.probe import probe
-    from ktcli.hardware.team import on_nodes, team_size
+    from ktcli.commands.gpu import plan_ahead
     from ktcli.models import build
-    from ktcli.planner.host import host_of
-    from ktcli.planner.placement import place
-    from ktcli.planner.plan import Request
 
     subject = find_subject(name)
-    machine = probe()
-    numa = OFF if wanted.exact else wanted.numa or asked_numa(None)
-    threads = team_size(on_nodes(machine.nodes, machine.cpu, numa), wanted.threads)
-    host = host_of(machine, threads=threads, isa=config.forced_isa(), numa=numa)
-    plan = place(build(subject.config), host, Request(subject.recipe, wanted.context))
+    plan = plan_ahead(build(subject.config), subject.recipe, wanted)
     plan.require(name)
+    there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
     out.note(
-        f"{safe(name)} needs {gib(plan.need_bytes)} of {gib(host.available_bytes)} memory; "
+        f"{safe(name)} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
         f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
     )
 

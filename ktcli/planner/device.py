@@ -13,7 +13,7 @@ from ktcli.errors import gib
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.layers.tensors import Role
-from ktcli.models.model import Model
+from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
 from ktcli.planner.plan import Plan, Request, Vram
@@ -138,7 +138,7 @@ def share_out(
     least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
     need = Vram(
         weights=sizes.near_bytes,
-        cache=kv_bytes(model.spec, context),
+        cache=cache_bytes(model.spec, context),
         workspace=sizes.step_bytes(least, context),
         stream=0,
         graph=GRAPH_BYTES,
@@ -158,6 +158,11 @@ def share_out(
         chunk=min(max(chunk, least), longest),
         stream_experts=stream // 2 // sizes.expert_bytes if sizes.expert_bytes else 0,
     )
+
+
+def cache_bytes(spec: Spec, context: int) -> int:
+    """The cache of a context, with one page more, for rows of a step that belong to no session."""
+    return kv_bytes(spec, context + PAGE_TOKENS)
 
 
 def chunk_limit(context: int) -> int:

@@ -32,6 +32,7 @@ HANDOFF_S = 10e-6  # the host function that sends, and the one that waits: each
 LAUNCH_S = 20e-6  # of one graph
 PREFILL_LAUNCH_S = 10e-6  # of one kernel without a graph, from Python
 LINK_BPS = 15.75e9  # of an unknown link: PCIe 3.0 x16
+MEASURED_AT = 512  # positions in the cache when T_g is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +96,31 @@ class Hybrid:
         found[self.stack.moe] = values
         return found
 
+    @property
+    def k_cpu(self) -> F64Array:
+        """Experts of a token on the CPU, per layer."""
+        return self.by_layer(self.hits.k_cpu)
+
+    @property
+    def k_gpu(self) -> F64Array:
+        """Experts of a token on the GPU, per layer."""
+        return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
+
     # --- decode -----------------------------------------------------------------------------------
 
     def layers(self, position: int) -> list[Layer]:
         """The layers of a step of one token at `position`, for the simulation."""
         stack, rates = self.stack, self.device
-        before = self._loaded(stack.before) + KERNELS_BEFORE * KERNEL_S + self.cache_s(position)
-        k_cpu = self.by_layer(self.hits.k_cpu)
-        near = np.where(self.by_layer(self.resident) > 0, stack.top_k - k_cpu, 0.0)
-        resident_s = near * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
-        beside = self._loaded(stack.beside) + resident_s + KERNELS_BESIDE * KERNEL_S
+        products = self._products(stack.before, 1), self._products(stack.beside, 1)
+        before = products[0] + KERNELS_BEFORE * KERNEL_S + self.cache_s(position)
+        resident_s = self.k_gpu * stack.expert.size_bytes / (rates.read_bps * READ_SHARE)
+        beside = products[1] + resident_s + KERNELS_BESIDE * KERNEL_S
         send, fetch, expert = self._send_s(1), self._fetch_s(1), self.expert_s
         found = [
             Layer(float(b), float(s), send, fetch, float(k), e)
             if k > 0
             else Layer(float(b), float(s))
-            for b, s, k, e in zip(before, beside, k_cpu, expert, strict=True)
+            for b, s, k, e in zip(before, beside, self.k_cpu, expert, strict=True)
         ]
         return found if self.measured is None else self._as_measured(found, position)
 
@@ -159,11 +169,6 @@ class Hybrid:
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
         return max(reading, work.ops / (self.device.bf16_ops * share))
 
-    def _loaded(self, load: Load) -> F64Array:
-        """Time of one token's products: what is read and what is computed, the slower of the two."""
-        reading = load.size_bytes / (self.device.read_bps * READ_SHARE)
-        return np.maximum(reading, load.ops / (self.device.bf16_ops * GEMM_SHARE))
-
     def _send_s(self, n_tokens: int) -> float:
         """bf16 inputs, int32 ids and f32 gates to the CPU."""
         size = n_tokens * (2 * self.stack.hidden + 8 * self.stack.top_k)
@@ -211,8 +216,6 @@ class Hybrid:
         return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:
+        """Of each layer: what is read and what is computed, the slower of the two."""
         reading = load.size_bytes / (self.device.read_bps * READ_SHARE)
         return np.maximum(reading, n_tokens * load.ops / (self.device.bf16_ops * GEMM_SHARE))
-
-
-MEASURED_AT = 512  # positions in the cache when T_g is measured

@@ -91,11 +91,10 @@ class Forecast:
         """
         h, stack = self.hybrid, self.hybrid.stack
         before, beside = h.device_chunk_s(n_tokens, start)
-        k_cpu, resident = h.by_layer(h.hits.k_cpu), h.by_layer(h.resident)
-        near = np.where(resident > 0, stack.top_k - k_cpu, 0.0)
+        k_cpu, resident = h.k_cpu, h.by_layer(h.resident)
         left = np.maximum(h.by_layer((stack.experts,) * len(stack.moe)) - resident, 1)
         touched = left * (1 - (1 - np.minimum(1, k_cpu / left)) ** n_tokens)
-        total = before + beside + h.experts_chunk_s(n_tokens, near, resident)
+        total = before + beside + h.experts_chunk_s(n_tokens, h.k_gpu, resident)
         for layer in np.flatnonzero(touched > 0):
             rows = max(1, round(n_tokens * k_cpu[layer] / touched[layer]))
             each = self.fetch_s(rows)

@@ -7,6 +7,7 @@ the speed from a simulated step (`simulate`). Main memory holds the embedding an
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -39,11 +40,12 @@ from ktcli.planner.spec import (
     Unit,
     Work,
     kv_bytes_per_token,
+    part_name,
     parts,
     step_work,
     weight_bytes,
 )
-from ktcli.planner.stack import Stack, split, stack_of
+from ktcli.planner.stack import Stack, device_bytes, split, stack_of
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
@@ -104,7 +106,6 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         rule=choice.rule,
         hit_rate=hits.rate,
         k_cpu=hits.k_cpu,
-        depth=depths[0][1],
         depths=depths,
         prefill_threshold=threshold,
         chunk=budget.chunk,
@@ -250,12 +251,14 @@ def _device_lines(
             reason,
         )
 
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for tensor in there.tensors:
+        sizes[part_name(tensor)] += device_bytes(tensor, recipe)
     for part in parts(there, recipe):
-        routed = part.name == "routed experts"
+        routed, size = part.name == "routed experts", sizes[part.name]
         reason = _resident_words(device) if routed else "every token needs it"
-        yield line(
-            part.name, part.format, part.size_bytes, reason, device.hit_rate if routed else 1.0
-        )
+        fmt = part.format if size == part.size_bytes else "f32"
+        yield line(part.name, fmt, size, reason, device.hit_rate if routed else 1.0)
     kept = f"{case.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
     yield line(KV_CACHE, "bf16", need.cache, kept)
     yield line("workspace", "f32", need.workspace, f"activations of {device.chunk} tokens")

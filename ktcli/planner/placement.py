@@ -82,8 +82,7 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
     if gpu is None:
         return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
     others = _unused([each for each in host.gpus if each != gpu], "as one GPU is used")
-    small = weight_bytes(model, request.recipe) < SMALL_BYTES
-    if request.device == AUTO and small:
+    if request.device == AUTO and is_small(model, request.recipe):
         return _on_cpu(model, host, request, _unused(host.gpus, "for a model as small as this one"))
     assert host.beside is not None
     try:
@@ -120,6 +119,11 @@ def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
             f"there is no GPU {device}", hint=f"GPUs here: {have}; kt doctor says more"
         )
     return max(found, key=lambda gpu: (gpu.free_bytes, -gpu.index))
+
+
+def is_small(model: Model, recipe: Recipe) -> bool:
+    """Whether a model stays on the CPU with `auto`, whatever GPUs there are."""
+    return weight_bytes(model, recipe) < SMALL_BYTES
 
 
 def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:

@@ -121,8 +121,7 @@ class DevicePlan:
         rule: how they were chosen: "all", "uniform", "front", "hot" or "mask".
         hit_rate: share of all chosen experts that lie on it.
         k_cpu: expected experts per token on the CPU, for each MoE layer.
-        depth: of deferral, at the beginning of a chat.
-        depths: (position, depth): from which position on which depth; positions ascend from 0.
+        depths: (position, depth) of deferral: from which position on which depth; positions ascend from 0.
         prefill_threshold: tokens from which on a chunk of a prompt is streamed; NEVER: none is.
         chunk: most tokens of a chunk that stays on the GPU; with experts on the CPU it is PREFILL_CHUNK.
         stream_experts: experts that one of the two stream buffers holds; 0: nothing is streamed.
@@ -140,7 +139,6 @@ class DevicePlan:
     rule: str
     hit_rate: float
     k_cpu: tuple[float, ...]
-    depth: int
     depths: tuple[tuple[int, int], ...]
     prefill_threshold: int
     chunk: int
@@ -169,9 +167,10 @@ class DevicePlan:
         """Whether any prompt is long enough to be streamed."""
         return self.prefill_threshold != NEVER and self.stream_experts > 0
 
-    def depth_at(self, position: int) -> int:
-        """Depth of deferral of the token at `position`."""
-        return next(depth for start, depth in reversed(self.depths) if start <= position)
+    @property
+    def depth(self) -> int:
+        """Of deferral, at the beginning of a chat."""
+        return self.depths[0][1]
 
 
 @dataclass(frozen=True, slots=True)

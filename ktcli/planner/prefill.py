@@ -82,17 +82,16 @@ class Prefill:
     def cpu_experts_s(self, n_tokens: int) -> float:
         """What the CPU's experts take of a chunk by themselves."""
         h = self.hybrid
-        left = self.hybrid.stack.experts - h.by_layer(h.resident)
-        return float(self._cpu_experts(n_tokens, h.by_layer(h.hits.k_cpu), left).sum())
+        left = h.stack.experts - h.by_layer(h.resident)
+        return float(self._cpu_experts(n_tokens, h.k_cpu, left).sum())
 
     # --- one chunk ----------------------------------------------------------------------------------
 
     def _cpu_chunk(self, n_tokens: int, start: int) -> float:
         h, stack = self.hybrid, self.hybrid.stack
         before, beside = h.device_chunk_s(n_tokens, start)
-        k_cpu, resident = h.by_layer(h.hits.k_cpu), h.by_layer(h.resident)
-        on_gpu = np.where(resident > 0, stack.top_k - k_cpu, 0.0)
-        beside = beside + h.experts_chunk_s(n_tokens, on_gpu, resident)
+        k_cpu, resident = h.k_cpu, h.by_layer(h.resident)
+        beside = beside + h.experts_chunk_s(n_tokens, h.k_gpu, resident)
         size = n_tokens * (6 * stack.hidden + 8 * stack.top_k)  # bf16 in, f32 out, ids and gates
         passed = np.where(k_cpu > 0, 2 * HANDOFF_S + size / h.device.copy_bps, 0.0)
         busy = self._cpu_experts(n_tokens, k_cpu, stack.experts - resident)

@@ -136,7 +136,13 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 def near_bytes(model: Model, recipe: Recipe) -> int:
     """Bytes of everything that lies on a GPU in use, whatever the mask."""
     return sum(
-        stored_bytes(tensor, recipe)
+        device_bytes(tensor, recipe)
         for tensor in model.tensors
         if tensor.role not in (Role.TABLE, Role.EXPERTS)
     )
+
+
+def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
+    """Bytes of a tensor on a GPU: as stored, but for a router, which lies there as the f32 it is computed in."""
+    stored = stored_bytes(tensor, recipe)
+    return 2 * stored if part_name(tensor) == "router" else stored

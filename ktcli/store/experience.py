@@ -1,7 +1,7 @@
 """What running a model with a GPU taught about this machine: memory it was really given, times of a layer.
 
-Kept per model and GPU, so that the next start plans with it. The memory counts only as long as no more is
-free than was free then: whoever had taken it may have gone.
+Kept per conversion (`library.conversion_name`) and GPU, so that the next start plans with it. The memory
+counts only as long as no more is free than was free then: whoever had taken it may have gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ktcli import config
@@ -23,7 +22,7 @@ _MORE = 1.02  # free memory wavers by some megabytes
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What is known of one model on one GPU.
+    """What is known of one conversion on one GPU.
 
     Attributes:
         limit_bytes: of the GPU's memory that it may take; None: whatever is free.
@@ -35,9 +34,9 @@ class Experience:
     layer_s: tuple[float, float, float] | None = None
 
 
-def recall(model: str, gpu: str, free_bytes: int) -> Experience:
+def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
     """What is known, with so much of the GPU's memory free."""
-    found = _read().get(_key(model, gpu))
+    found = _read().get(_key(conversion, gpu))
     if not isinstance(found, dict):
         return Experience()
     limit: int | None = None
@@ -52,31 +51,31 @@ def recall(model: str, gpu: str, free_bytes: int) -> Experience:
     return Experience(limit, times)
 
 
-def note_memory(model: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
+def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
     """Keep what worked. Where the library cannot be written, it is forgotten."""
-    _note(model, gpu, "memory", {"free_bytes": free_bytes, "limit_bytes": limit_bytes})
+    _note(conversion, gpu, "memory", {"free_bytes": free_bytes, "limit_bytes": limit_bytes})
 
 
-def note_times(model: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
+def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
     """Keep what was measured, see `Experience`."""
-    _note(model, gpu, "layer_s", list(layer_s))
+    _note(conversion, gpu, "layer_s", list(layer_s))
 
 
-def _note(model: str, gpu: str, field: str, value: Any) -> None:
+def _note(conversion: str, gpu: str, field: str, value: Any) -> None:
     path = config.home() / _NAME
     lock = config.lock(path.with_suffix(".lock"), "noting a GPU's figures", wait_s=1.0)
     with contextlib.suppress(KtError, OSError), lock:
         known = _read()
-        before = known.get(_key(model, gpu))
+        before = known.get(_key(conversion, gpu))
         fresh = {**(before if isinstance(before, dict) else {}), field: value}
         part = path.with_suffix(".part")
-        text = json.dumps({**known, _key(model, gpu): fresh}, indent=1)
+        text = json.dumps({**known, _key(conversion, gpu): fresh}, indent=1)
         part.write_text(text + "\n", encoding="utf-8")
         part.replace(path)
 
 
-def _key(model: str, gpu: str) -> str:
-    return f"{model} on {gpu}"
+def _key(conversion: str, gpu: str) -> str:
+    return f"{conversion} on {gpu}"
 
 
 def _read() -> dict[str, Any]:
@@ -84,7 +83,7 @@ def _read() -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             return {}
-        found = json.loads(Path(path).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

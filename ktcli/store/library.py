@@ -120,8 +120,13 @@ def local_name(folder: Path, mark: str) -> str:
 
 def heat_path(pack: Path) -> Path:
     """Where the heat map of a conversion lies or will lie, whether it is in the library or not."""
+    return _heat_folder() / f"{conversion_name(pack)}.json"
+
+
+def conversion_name(pack: Path) -> str:
+    """What tells a conversion from all others, whether it is in the library or not."""
     inside = pack.parent.resolve() == _folder_of(Kind.PACK).resolve()
-    return _heat_folder() / f"{pack.name if inside else local_name(pack, 'pack')}.json"
+    return pack.name if inside else local_name(pack, "pack")
 
 
 def heat_lock() -> AbstractContextManager[None]:

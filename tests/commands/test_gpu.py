@@ -15,6 +15,9 @@ from chat.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 
 from ktcli.commands import gpu as command
+from ktcli.commands.devices import DeviceWords
+from ktcli.commands.prepare import Wanted
+from ktcli.engine.generate import Generation
 from ktcli.engine.gpu import load as loading
 from ktcli.engine.gpu import usable
 from ktcli.engine.gpu.decode import DecodeStep
@@ -25,8 +28,10 @@ from ktcli.hardware.gpu import visible
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
+from ktcli.models import build
 from ktcli.store import experience
 from ktcli.store.experience import Experience
+from ktcli.weights.recipe import Recipe
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
 Say = Callable[..., tuple[int, str, str]]
@@ -101,6 +106,8 @@ def test_options_reach_the_engine(say: Say, made: list[DeviceEngine], tmp_path: 
 
 def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
     assert say()[0] == 0 and made == []
+    code, _, err = say("--gpu-experts", "2")
+    assert code == 0 and made == [] and "--gpu-experts is about a GPU" in err
 
 
 def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +120,9 @@ def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_that_torch_cannot_use(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usable, "why_not", lambda: "the NVIDIA driver is too old")
+    code, out, err = say()
+    assert code == 0 and len(out) > 2 and "NVIDIA" not in err  # so small that nobody asks torch
+    monkeypatch.setattr("ktcli.planner.placement.SMALL_BYTES", 0)
     code, out, err = say()
     assert code == 0 and len(out) > 2 and "NVIDIA Test is not used: the NVIDIA driver is too" in err
     code, out, err = say("--device", "cuda")
@@ -137,7 +147,8 @@ def test_fewer_experts_where_memory_is_short(
     assert code == 0 and err.count("trying again with") == 1, err
     assert sizes[0] > sizes[1] == 0  # experts so small go all at once
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert len(found) == 1
+    (pack,) = (tmp_path / "packs").iterdir()
+    assert list(found) == [f"{pack.name} on {GPU.name}"]
     assert say("--device", "cuda")[0] == 0
     assert sizes[2:] == [0]  # at once
 
@@ -164,6 +175,45 @@ def test_a_gpu_that_fails_in_the_middle(say: Say, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(DecodeStep, "run", fail)
     code, out, err = say("--device", "cuda")
     assert code == 10 and out.strip() and "illegal memory access" in err and "Traceback" not in err
+
+
+def test_why_a_gpu_failed_is_said_though_it_cannot_be_asked_any_more(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counts of experts are gone with it, and are no reason to say something else."""
+
+    def fail(self: object, *args: object, **kwargs: object) -> None:
+        raise DeviceError("the GPU failed in a step")
+
+    def lost(self: DeviceEngine) -> None:
+        raise DeviceError("the GPU failed in counting")
+
+    monkeypatch.setattr(Generation, "__iter__", fail)
+    monkeypatch.setattr(DeviceEngine, "chosen", lost)
+    code, _, err = say("--device", "cuda")
+    assert code == 10 and "failed in a step" in err and "counting" not in err
+
+
+def test_threads_of_the_environment_count_beside_a_gpu(
+    say: Say, made: list[DeviceEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in range(1, len(probe().cpu.cores) + 1):
+        monkeypatch.setenv("KT_THREADS", str(threads))
+        assert say("--device", "cuda")[0] == 0
+        assert made[-1].pool.threads == threads
+
+
+def test_a_model_is_planned_with_the_gpu_before_it_is_pulled(
+    say: Say, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build(json.loads((checkpoint / "config.json").read_text()))
+    wanted = Wanted(device=DeviceWords(device="cuda"))
+    assert command.plan_ahead(model, Recipe(), wanted).device is not None
+    assert command.plan_ahead(model, Recipe(), replace(wanted, exact=True)).device is None
+    assert command.plan_ahead(model, Recipe(), Wanted()).device is None
+    monkeypatch.setattr(usable, "why_not", lambda: "the NVIDIA driver is too old")
+    with pytest.raises(DeviceError, match="too old"):
+        command.plan_ahead(model, Recipe(), wanted)
 
 
 def test_memory_is_remembered_while_it_is_short(

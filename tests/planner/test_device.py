@@ -59,7 +59,7 @@ DECISIONS = {
     ("desktop-24gb-gpu", QWEN): (True, 128, 0, NEVER),
     ("desktop-24gb-gpu", "deepseek-v2-lite"): (True, 64, 0, NEVER),
     ("desktop-24gb-gpu", "deepseek-v3"): (False, 1, 1, 896),
-    ("desktop-24gb-gpu", "kimi-k2"): (False, 5, 1, 1088),
+    ("desktop-24gb-gpu", "kimi-k2"): (False, 4, 1, 1088),
     ("workstation-4090-512gb", QWEN): (True, 128, 0, NEVER),
     ("workstation-4090-512gb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
     ("workstation-4090-512gb", "deepseek-v3"): (True, 1, 2, 1600),

@@ -174,8 +174,7 @@ class DeviceCeilings:
 
     def split(self, engine: Measured, step: Step) -> Split:
         """A step's bytes and operations; a streamed one is all the device's."""
-        threshold = self.placement.long_prompts.threshold
-        streamed = threshold is not None and step.n_tokens >= max(2, threshold)
+        streamed = self.placement.long_prompts.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate
         cpu_bytes = device_bytes = device_ops = 0.0
         cpu_ops = dict.fromkeys(Unit, 0)

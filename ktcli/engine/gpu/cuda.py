@@ -18,6 +18,8 @@ _WAIT_VALUE_32, _WRITE_VALUE_32 = 1, 2
 _WAIT_EQUAL = 1
 _REGISTER_PORTABLE_MAPPED = 1 | 2  # cudaHostRegisterPortable | cudaHostRegisterMapped
 
+_HINT = "kt doctor says what is missing; --device cpu runs without a GPU"
+
 
 class _MemoryOperation(ctypes.Structure):
     """CUstreamBatchMemOpParams as a wait or a write of 32 bits: six words of 64 bits in all."""
@@ -94,7 +96,7 @@ def loaded_library(name: str, maps: str) -> str | None:
 def _runtime() -> ctypes.CDLL:
     path = loaded_library("libcudart", Path("/proc/self/maps").read_text(encoding="utf-8"))
     if path is None:
-        raise DeviceError("torch has loaded no CUDA runtime", hint=INSTALL)
+        raise DeviceError("torch has loaded no CUDA runtime", hint=_HINT)
     return ctypes.CDLL(path)
 
 
@@ -103,10 +105,7 @@ def _driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError(f"the CUDA driver cannot be loaded: {error}", hint=INSTALL) from error
-
-
-INSTALL = "kt doctor says what is missing; --device cpu runs without a GPU"
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}", hint=_HINT) from error
 
 
 def _memory_operations(stream: int, *operations: _MemoryOperation) -> None:

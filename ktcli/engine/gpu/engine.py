@@ -38,7 +38,7 @@ from ktcli.layers.torch_backend import StepInputs, TorchBackend, Weights
 from ktcli.models import Model, Spec
 from ktcli.native import Pool
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,11 @@ class Placement:
         """As the policy wants it."""
         if self.policy is Policy.KT:
             return self
-        mask = np.zeros_like(self.mask) if self.policy is Policy.ALL_CPU else self.mask
-        return replace(self, mask=mask, defer=0, depths=())
+        if self.policy is not Policy.ALL_CPU:
+            return replace(self, defer=0, depths=())
+        long = replace(self.long_prompts, short=PREFILL_CHUNK)
+        mask = np.zeros_like(self.mask)
+        return replace(self, mask=mask, defer=0, depths=(), long_prompts=long)
 
 
 class DeviceEngine:
@@ -176,13 +179,14 @@ class DeviceEngine:
 
     def _load(self, source: TensorSource, progress: Progress | None) -> None:
         mask, device = self.placement.mask, self._stream.device
+        first, then = _one_count(progress, self.model, self.recipe)
         self._kernels: Kernels = kernels_for(device, exact=self.exact)
         self._on_device: DeviceModel = load_device(
-            self.model, self.recipe, source, mask, device, progress
+            self.model, self.recipe, source, mask, device, first
         )
         self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
         loaded = load(
-            self.model, self.recipe, source, self.pool, progress, skip=mask, only=Role.EXPERTS
+            self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )
         self._host_bytes = loaded.size_bytes
         self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
@@ -282,6 +286,19 @@ class _Forward:
         if backend.routings:
             count(self.chosen, [ids for ids, _ in backend.routings])
         return logits
+
+
+def _one_count(
+    progress: Progress | None, model: Model, recipe: Recipe
+) -> tuple[Progress, Progress] | tuple[None, None]:
+    """What two loads are to tell, one after the other, which together read every tensor once."""
+    if progress is None:
+        return None, None
+    total = sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
+    return (
+        lambda done, of: progress(done, total),
+        lambda done, of: progress(total - of + done, total),
+    )
 
 
 def _slower(device: torch.device) -> tuple[str, ...]:

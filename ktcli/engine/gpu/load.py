@@ -18,6 +18,7 @@ from ktcli.hardware.numa import Numa
 from ktcli.models import Model
 from ktcli.planner.deferral import Times
 from ktcli.planner.device import step_down
+from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
 
@@ -28,14 +29,13 @@ class Attempt:
 
     Attributes:
         place: the plan that a request gives.
-        threads, numa: of the CPU's part; threads: None: as planned.
+        numa: of the CPU's part, whose threads are those of the plan.
         say: told in a sentence of every step down.
     """
 
     pack: Pack
     model: Model
     place: Callable[[Request], Plan]
-    threads: int | None
     numa: Numa | None
     say: Callable[[str], object]
     progress: Progress | None = None
@@ -98,12 +98,13 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
 def placement(plan: Plan, device: DevicePlan) -> Placement:
     """What goes where, as planned."""
     threshold = device.prefill_threshold if device.streams else None
+    short = device.chunk if device.mask.all() else PREFILL_CHUNK
     return Placement(
         mask=device.mask,
         context=plan.context,
         defer=max(depth for _, depth in device.depths),
         depths=device.depths,
-        long_prompts=LongPrompts(threshold, device.chunk),
+        long_prompts=LongPrompts(threshold, device.chunk, short),
         slab_bytes=device.need.stream // 2,
     )
 
@@ -120,7 +121,7 @@ def _try(
 ) -> DeviceEngine | None:
     """None: the device's memory is not enough."""
     plan.require("the model with its context")
-    pool = make_pool(Options(threads=attempt.threads or plan.host.threads, numa=attempt.numa))
+    pool = make_pool(Options(threads=plan.host.threads, numa=attempt.numa))
     source = PackSource(attempt.pack, pool)
     try:
         return DeviceEngine(

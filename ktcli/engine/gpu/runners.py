@@ -114,17 +114,11 @@ class Streamed:
 
 @dataclass(slots=True)
 class Phases:
-    """What sequential phases took, in seconds, and how often experts were where they were wanted.
-
-    Attributes:
-        hits, misses: chosen experts that lay on the device, and that did not.
-    """
+    """What sequential phases took, in seconds."""
 
     cpu_s: float = 0.0
     device_s: float = 0.0
     copy_s: float = 0.0
-    hits: int = 0
-    misses: int = 0
 
 
 @dataclass(slots=True)
@@ -166,8 +160,6 @@ class OnDemand:
         self.stream.synchronize()
         wanted, counts = np.unique(ids.cpu().numpy(), return_counts=True)
         here = self.mask[layer][wanted]
-        phases.hits += int(counts[here].sum())
-        phases.misses += int(counts[~here].sum())
         away = list(zip(wanted[~here].tolist(), counts[~here].tolist(), strict=True))
         fetched = [e for e, n in away if not self.on_cpu(n)]
         total = torch.zeros_like(x)

@@ -37,10 +37,12 @@ class LongPrompts:
     Attributes:
         threshold: tokens of a chunk from which its experts come to the device; None: never.
         chunk: tokens of such a chunk, at most.
+        short: tokens of any other chunk, at most; where the CPU has experts, PREFILL_CHUNK is all it takes.
     """
 
     threshold: int | None
     chunk: int
+    short: int = PREFILL_CHUNK
 
     def streams(self, n_tokens: int) -> bool:
         """Whether a chunk of so many tokens has its experts brought to the device."""
@@ -49,7 +51,7 @@ class LongPrompts:
     def chunk_tokens(self, left: int) -> int:
         """Of the next chunk, when so many tokens are left."""
         long = min(left, self.chunk)
-        return long if self.streams(long) else min(left, PREFILL_CHUNK)
+        return long if self.streams(long) else min(left, self.short)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,14 +27,12 @@ class Setting:
     """What is free when a plan is made.
 
     Attributes:
-        threads: None: as planned.
         pack: whose weights are loaded; None: random ones.
     """
 
     device: torch.device
     policy: Policy = Policy.KT
     handoff: Handoff = Handoff.CALLS
-    threads: int | None = None
     numa: Numa | None = None
     pack: Pack | None = None
 
@@ -60,7 +58,7 @@ def planned_engine(
     """
     assert plan.device is not None
     plan.require("the model with its context")
-    pool = make_pool(Options(threads=setting.threads or plan.host.threads, numa=setting.numa))
+    pool = make_pool(Options(threads=plan.host.threads, numa=setting.numa))
     source: RandomSource | PackSource = ApartSource(pool, _SEED)
     if setting.pack is not None:
         source = PackSource(setting.pack, pool)

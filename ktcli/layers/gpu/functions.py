@@ -97,10 +97,15 @@ def linear(x: Tensor, w: Matrix, bias: Tensor | None, *, exact: bool = False) ->
     if isinstance(w, Plain):
         out = product(x, w.data.to(dtype), exact=exact)
     else:
-        step = ceil_to(max(1, _UNPACKED_ELEMENTS // w.k), PANEL_ROWS)
-        blocks = [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
-        out = torch.cat([product(x, unpack(b, 0, dtype), exact=exact) for b in blocks], -1)
+        rows = blocks(w, _UNPACKED_ELEMENTS)
+        out = torch.cat([product(x, unpack(b, 0, dtype), exact=exact) for b in rows], -1)
     return out if bias is None else out + bias
+
+
+def blocks(w: Packed, elements: int) -> list[Packed]:
+    """The rows of a matrix in blocks of about so many elements: what is un-packed at once."""
+    step = ceil_to(max(1, elements // w.k), PANEL_ROWS)
+    return [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
 
 
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:

@@ -27,6 +27,9 @@ __all__ = [
 # Up to so many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
 # 100 different ones with 128 slots. Above, slots are grouped.
 FEW_ROWS = 16
+# Elements of a matrix that are un-packed at once, 128 MiB of bf16: the dense layers of DeepSeek-V3 have
+# matrices of four times that, for which a plan sets nothing aside.
+UNPACKED_ELEMENTS = 1 << 26
 
 
 def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
@@ -37,8 +40,12 @@ def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
         return vector_product(x, w, bias)
     if x.shape[0] <= TILE_ROWS:
         return tile_product(x, w, bias)
-    matrix = unpack_all(w, torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w))[0]
-    out = functions.product(x, matrix, exact=matrix.dtype is torch.float32)
+    first, dtype = torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w)
+    done = [
+        functions.product(x, unpack_all(block, first, dtype)[0], exact=dtype is torch.float32)
+        for block in functions.blocks(w, UNPACKED_ELEMENTS)
+    ]
+    out = done[0] if len(done) == 1 else torch.cat(done, -1)
     return out if bias is None else out + bias
 
 

@@ -7,12 +7,14 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hybrid import ANSWER, IDS, Made, close
+from shapes import shape
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -20,16 +22,22 @@ from ktcli.engine.gpu import engine as engine_module
 from ktcli.engine.gpu.decode import DecodeStep, Sizes, summarize
 from ktcli.engine.gpu.engine import DeviceEngine, Policy, _Forward
 from ktcli.engine.gpu.experts import Handoff, HostExperts
+from ktcli.engine.gpu.load import placement
 from ktcli.engine.gpu.runners import Coupled, Resident
 from ktcli.engine.gpu.steps import LongPrompts
 from ktcli.engine.gpu.stream import HostStream
 from ktcli.errors import KtError
+from ktcli.hardware.profile import read_machine
 from ktcli.layers import torch_backend
 from ktcli.layers.gpu import packed
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import TORCH
 from ktcli.layers.gpu.packed import Packed, Plain, Stack
 from ktcli.layers.torch_backend import Weights
+from ktcli.planner.host import host_of
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Request
 
 GPU = torch.device("meta")  # tensors without values: what a GPU has, as the host sees it
 
@@ -284,3 +292,14 @@ def test_chunks_are_no_longer_than_their_way_can_take(threshold: int | None, chu
     for left in (1, 2, 5, 599, 600, 601, 5000):
         size = long.chunk_tokens(left)
         assert 1 <= size <= min(left, chunk if long.streams(size) else 512)
+
+
+def test_a_model_that_is_all_on_the_device_reads_prompts_in_planned_chunks() -> None:
+    host = host_of(read_machine(Path("workstation-4090-512gb")), torch=True)
+    for experts, whole in ((None, True), (64, False)):
+        plan = place(shape("qwen3-30b-a3b"), host, Request(gpu_experts=experts))
+        device = plan.device
+        assert device is not None and device.mask.all() == whole and device.chunk > PREFILL_CHUNK
+        long = placement(plan, device).long_prompts
+        assert long.short == (device.chunk if whole else PREFILL_CHUNK)
+        assert long.chunk_tokens(100_000) == device.chunk

@@ -13,13 +13,17 @@ from reference import CASES, write_checkpoint
 
 from ktcli.engine import loader
 from ktcli.engine.gpu import weights
+from ktcli.engine.gpu.cache import DeviceCache
 from ktcli.engine.gpu.weights import DeviceModel, device_bytes, load_device
+from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource, RandomSource, load, memory_bytes
 from ktcli.hardware.team import NodeTeam
 from ktcli.layers.gpu.packed import Packed, Plain, unpack
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import Model, build
 from ktcli.native import Pool, packed_bytes
+from ktcli.planner.device import cache_bytes
+from ktcli.planner.stack import near_bytes, stack_of
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import format_of, stored_bytes
 
@@ -86,6 +90,20 @@ def on_device(loaded: DeviceModel, model: Model, tensor: Tensor):
     if tensor.role is Role.VECTOR:
         return loaded.weights.vectors[tensor.name]
     return loaded.weights.matrices[tensor.name]
+
+
+def test_a_plan_counts_what_is_taken(pack: Pack) -> None:
+    """But for what lies between tensors, which is no more than 256 bytes each."""
+    model = build(pack.config)
+    mask = some(model)
+    stack = stack_of(model, pack.recipe)
+    planned = near_bytes(model, pack.recipe)
+    planned += int(stack.expert.size_bytes[stack.moe] @ mask.sum(axis=1))
+    taken = device_bytes(model, pack.recipe, mask)
+    assert taken <= planned + 256 * len(model.tensors)
+    for context in (1, 64, 65, 1000):
+        cache = DeviceCache(model.spec, pages_for(context), CPU)
+        assert cache.size_bytes <= cache_bytes(model.spec, context) + 256 * model.spec.layers
 
 
 @pytest.mark.parametrize("staging", [64 << 20, 1], ids=["whole", "panel by panel"])

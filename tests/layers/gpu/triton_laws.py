@@ -108,9 +108,11 @@ def tiles() -> None:
 
 
 def linear() -> None:
-    """Any number of rows comes to the right kernel."""
+    """Any number of rows comes to the right kernel; a matrix is un-packed whole or in blocks."""
     w, means = _stack(FORMATS["int4"], 1, 40, 128)
-    for t in (1, 2, 65):
+    whole = triton_row.UNPACKED_ELEMENTS
+    for t, elements in ((1, whole), (2, whole), (65, whole), (65, 16 * 128)):
+        triton_row.UNPACKED_ELEMENTS = elements
         x = torch.randn(t, 128)
         _close(triton_row.linear(x, w, None), x, means[0], 2.1 * BF16)
 
