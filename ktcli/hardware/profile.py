@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import NotFound, UsageError
-from ktcli.hardware.machine import Machine
+from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.text import cpu_list, cpu_text
 from ktcli.resources import data_path
 
@@ -56,13 +56,27 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     rates = machine.measured
     if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
         raise ValueError("measured holds a rate or a number of threads below 1")
+    for gpu in machine.gpus:
+        _check_rates(gpu)
     numbers = [node.id for node in machine.nodes]
     cores = [core for node in machine.nodes for core in node.cores]
-    for name, ids in (("node", numbers), ("core", cores)):
+    gpus = [gpu.index for gpu in machine.gpus]
+    for where, name, ids in (
+        ("nodes", "node", numbers),
+        ("nodes", "core", cores),
+        ("gpus", "index", gpus),
+    ):
         number, times = (Counter(ids).most_common(1) or [(0, 0)])[0]
         if times > 1:
-            raise ValueError(f"nodes holds {name} {number} twice")
+            raise ValueError(f"{where} holds {name} {number} twice")
     return machine
+
+
+def _check_rates(gpu: Gpu) -> None:
+    for name in ("link_bps", "read_bps", "bf16_ops", "copy_bps"):
+        rate = getattr(gpu, name)
+        if rate is not None and rate < 1:
+            raise ValueError(f"GPU {gpu.index} has {name} below 1; leave out what is not known")
 
 
 def _check_cores(found: Any) -> None:

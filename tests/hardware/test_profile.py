@@ -96,6 +96,27 @@ def test_rates_of_nothing_are_refused() -> None:
         profile.from_document(found)
 
 
+GPU = {"index": 0, "name": "some", "vram_bytes": 1 << 34, "free_bytes": 1 << 34}
+
+
+@pytest.mark.parametrize("rate", ["link_bps", "read_bps", "bf16_ops", "copy_bps"])
+@pytest.mark.parametrize("value", [0, 1e-300])
+def test_a_gpu_does_something_or_nobody_knows(rate: str, value: float) -> None:
+    found = profile.document(probe())
+    found["gpus"] = [{**GPU, rate: value}]
+    with pytest.raises(ValueError, match=f"GPU 0 has {rate} below 1"):
+        profile.from_document(found)
+    found["gpus"] = [{**GPU, rate: None}]
+    assert getattr(profile.from_document(found).gpus[0], rate) is None
+
+
+def test_gpus_have_numbers_of_their_own() -> None:
+    found = profile.document(probe())
+    found["gpus"] = [GPU, GPU]
+    with pytest.raises(ValueError, match="gpus holds index 0 twice"):
+        profile.from_document(found)
+
+
 @pytest.mark.parametrize(
     ("second", "words"), [({"id": 0}, "node 0 twice"), ({"id": 1, "cores": "0"}, "core 0 twice")]
 )
