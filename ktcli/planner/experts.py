@@ -139,32 +139,36 @@ def parse_mask(text: str, layers: int, experts: int) -> Mask:
     Raises:
         UsageError: other lines, or ids that the model does not have.
     """
-    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    whole = [
-        line for line, said in zip(lines, text.splitlines(), strict=True) if line or "#" not in said
-    ]
+    numbered = ((i + 1, line.partition("#")) for i, line in enumerate(text.splitlines()))
+    # A line that is only a comment is not one of a layer.
+    whole = [(i, ids.strip()) for i, (ids, hash_, _) in numbered if ids.strip() or not hash_]
     if len(whole) != layers:
         raise UsageError(
             f"the file of GPU experts has {len(whole)} lines, the model {layers} MoE layers"
         )
     mask = np.zeros((layers, experts), np.bool_)
-    for number, line in enumerate(whole):
-        if not _LINE.fullmatch(line):
+    for row, (number, line) in zip(mask, whole, strict=True):
+        ids = _ids(line) if _LINE.fullmatch(line) else None
+        if ids is None:
             raise UsageError(
-                f"line {number + 1} of the file of GPU experts is {line[:40]!r}",
+                f"line {number} of the file of GPU experts is {line[:40]!r}",
                 hint="a line lists the ids of one MoE layer, for example: 0-15,32",
             )
-        ids = _ids(line)
         if ids and ids[-1] >= experts:
             raise UsageError(
-                f"line {number + 1} of the file of GPU experts names expert {ids[-1]},"
+                f"line {number} of the file of GPU experts names expert {ids[-1]},"
                 f" the model has 0-{experts - 1}"
             )
-        mask[number, list(ids)] = True
+        row[list(ids)] = True
     return mask
 
 
-def _ids(line: str) -> tuple[int, ...]:
+def _ids(line: str) -> tuple[int, ...] | None:
+    """The ids of a line; None: it has a range that ends before it begins."""
+    for part in line.split(","):
+        first, dash, last = part.strip().partition("-")
+        if dash and int(last) < int(first):
+            return None
     try:
         return cpu_list(line)
     except ValueError as error:

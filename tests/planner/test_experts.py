@@ -142,6 +142,9 @@ def test_a_file_has_a_line_per_layer():
         ("0\n-1\n", "line 2"),
         ("0\n0-99999999999\n", "line 2"),
         ("\x00\n" * 2, "line 1"),
+        ("# ids\n0\nx\n", "line 3 of the file of GPU experts is 'x'"),
+        ("# ids\n0\n# more\n4\n", "line 4 of the file of GPU experts names expert 4"),
+        ("# ids\n0\n3-1\n", "line 3 of the file of GPU experts is '3-1'"),
     ],
 )
 def test_a_file_that_says_something_else(text: str, words: str):
