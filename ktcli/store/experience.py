@@ -17,6 +17,7 @@ from ktcli.errors import KtError
 
 _NAME = "gpu.json"
 _MAX_BYTES = 1 << 20
+_MOST_BYTES = 1 << 60  # of a GPU's memory
 _MORE = 1.02  # free memory wavers by some megabytes
 
 
@@ -42,7 +43,8 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
     limit: int | None = None
     match found.get("memory"):
         case {"free_bytes": int(free), "limit_bytes": int(most)}:
-            limit = most if most > 0 and free_bytes <= free * _MORE else None
+            sound = 0 < free < _MOST_BYTES and 0 < most < _MOST_BYTES
+            limit = most if sound and free_bytes <= free * _MORE else None
     times: tuple[float, float, float] | None = None
     match found.get("layer_s"):
         case [float(expert), float(device), float(beside)]:

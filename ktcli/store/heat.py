@@ -95,7 +95,7 @@ def read(
         return None
     except OSError as error:
         why = error.strerror or str(error)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         why = " ".join(str(error).split())[:100] or type(error).__name__
     warn(f"the heat map {path} is ignored: {why}")
     return None
@@ -153,9 +153,11 @@ def _bytes(path: Path) -> bytes:
 
 def _parse(text: bytes, shape: tuple[int, int]) -> Heat:
     document: Any = json.loads(text)
+    if type(document) is not dict or "kt_heat" not in document:
+        raise ValueError("it is no heat map")
     if document["kt_heat"] != _VERSION:
         raise ValueError(f"it is of version {str(document['kt_heat'])[:20]}, not {_VERSION}")
-    tokens, rows = document["tokens"], document["counts"]
+    tokens, rows = document.get("tokens"), document.get("counts")
     if type(tokens) is not int or not 0 <= tokens <= _MAX_TOKENS:
         raise ValueError("its tokens are no count")
     layers, experts = shape

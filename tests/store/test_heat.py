@@ -246,6 +246,15 @@ def test_a_hostile_map_is_ignored_in_a_sentence_and_replaced(pack: Path, kind: s
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("content", ["[]", "7", "{}", "null", '"kt_heat"'])
+def test_what_is_no_map_is_called_so(pack: Path, content: str) -> None:
+    library.heat_path(pack).parent.mkdir(parents=True)
+    library.heat_path(pack).write_text(content)
+    said: list[str] = []
+    assert heat.read(pack, SHAPE, said.append) is None
+    assert said[0].endswith(" is ignored: it is no heat map")
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "dangling link"])
 def test_what_is_no_file_is_not_read(pack: Path, kind: str) -> None:
     path = library.heat_path(pack)
