@@ -158,10 +158,26 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
         "",
         *_rows(recorded, canvas),
         "",
-        f"Shades, in even shares: {'  '.join(f'{canvas.paint(shade)} {shade.words}' for shade in SHADES)}",
+        *_legend(canvas),
         *(line for words in _summary(recorded) for line in wrap(words, canvas.width)),
     ]
     return "\n".join(lines)
+
+
+def _legend(canvas: Canvas) -> list[str]:
+    """What each shade means, in lines that fit."""
+    lines = ["Shades, in even shares:"]
+    used = len(lines[0])
+    for shade in SHADES:
+        words = f"{canvas.paint(shade)} {shade.words}"
+        columns = 4 + len(shade.words)  # two spaces before, the cell, one after
+        if used + columns <= canvas.width:
+            lines[-1] += f"  {words}"
+            used += columns
+        else:
+            lines.append(f"  {words}")
+            used = columns
+    return lines
 
 
 def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:

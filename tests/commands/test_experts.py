@@ -151,6 +151,14 @@ def test_every_expert_has_its_cell(n: int, room: int) -> None:
     assert float(shares @ sizes) == pytest.approx(n if counts.sum() else 0)
 
 
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_words_fit_a_narrow_terminal(width: int) -> None:
+    canvas = Canvas(io.StringIO(), width, plain=True)
+    lines = render(recorded([[0, 10, 90, 500, 4]]), canvas).splitlines()
+    legend = [line for line in lines if "1/4" in line or "about 1" in line or "> 3" in line]
+    assert legend and all(len(line) <= width for line in legend)
+
+
 def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
