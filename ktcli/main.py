@@ -40,6 +40,7 @@ Environment:
   KT_NUMA      teams of threads, as --numa (default: one per NUMA node)
   KT_ISA       row of kernels, as kt doctor lists them (default: the best)
   KT_TILE_MIN  tokens per expert from which AMX tiles are used (default: measured)
+  KT_HEAT      off: chats do not count which experts they use (default: on)
 """
 
 

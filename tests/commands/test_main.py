@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ktcli import errors
+from ktcli import config, errors
 from ktcli.commands import completion, table
 from ktcli.errors import KtError
 from ktcli.main import EXIT_INTERNAL, EXIT_INTERRUPTED, main
@@ -65,6 +66,13 @@ def test_help_has_examples_and_every_option_a_word(
         assert any(word in (verb.help or "") for word in ("Examples:", "kt "))
         for parameter in verb.params:
             assert getattr(parameter, "help", ""), f"{name} {parameter.name} has no help"
+
+
+def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in re.findall(r"^    (KT_\w+) ", str(config.__doc__), re.MULTILINE):
+        assert f"  {name} " in shown, name
 
 
 def test_the_help_shows_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:
