@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,6 +54,7 @@ from ktcli.hardware.numa import Numa, asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.models import Model, Spec, build, cut
 from ktcli.output import out
+from ktcli.planner.deferral import require
 from ktcli.planner.host import Host
 from ktcli.planner.memory import margin_bytes
 from ktcli.planner.placement import place
@@ -86,10 +89,31 @@ PolicyOpt = Annotated[
         help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
     ),
 ]
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refused before the measurement, which takes minutes, and not after it."""
+    if path is None:
+        return None
+    try:
+        if path.exists():
+            mode = path.stat().st_mode
+            plain = stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # nobody may ever read a pipe
+            sound = plain and os.access(path, os.W_OK)
+        else:
+            sound = path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
+    except OSError:
+        sound = False
+    if not sound:
+        raise UsageError(f"--trace: the file {str(path)[:300]} cannot be written")
+    return path
+
+
 TraceOpt = Annotated[
     Path | None,
     typer.Option(
         "--trace",
+        callback=_writable,
         metavar="FILE",
         help="Also write what happened when in one step, for Perfetto or chrome://tracing.",
     ),
@@ -351,7 +375,9 @@ def _with_device(
 
 def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
     """The converted model if there is one and all of it is wanted, else random weights."""
-    context, defer = wanted.room(build(subject.config).spec), wanted.words.defer or 0
+    spec, defer = build(subject.config).spec, wanted.words.defer or 0
+    require(defer, spec.top_k)
+    context = wanted.room(spec)
     if subject.pack is not None and wanted.layers is None:
         with out.progress(f"loading {subject.name}") as bar:
             return Engine.load(

@@ -19,6 +19,7 @@ from ktcli.planner.prefill import NEVER
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
 _MOST = NEVER - 1
+_EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ def _wish(said: str | None, spec: Spec) -> Wish:
         return said
     if (number := whole(said)) is not None:
         return number
+    if not said.strip():
+        raise UsageError("--gpu-experts is empty", hint=_EXPERTS)
     return parse_mask(_read(Path(said)), spec.moe_layers, spec.experts)
 
 
@@ -72,7 +75,7 @@ def _read(path: Path) -> str:
         why = getattr(error, "strerror", None) or "no such name"
         raise NotFound(
             f"cannot read the file of GPU experts {str(path)[:300]}: {why}",
-            hint=f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a file",
+            hint=_EXPERTS,
         ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path} is too large for a file of GPU experts")

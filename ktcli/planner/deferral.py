@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor
 
+from ktcli.errors import UsageError
+
 IMMEDIATE = 2  # experts of a token that are never deferred
 _EPS = 1e-9  # of rounding, in comparisons of times
 
@@ -33,6 +35,19 @@ class Times:
     expert_s: float
     device_s: float
     shared_s: float = 0.0
+
+
+def require(depth: int | None, top_k: int) -> None:
+    """Refuse a depth that the model cannot have.
+
+    Raises:
+        UsageError: fewer than `IMMEDIATE` of a token's experts would be left.
+    """
+    most = max(0, top_k - IMMEDIATE)
+    if depth is not None and not 0 <= depth <= most:
+        raise UsageError(
+            f"--defer asks for {depth} of {top_k} experts per token, at most {most} can wait"
+        )
 
 
 def limit(hits: float, top_k: int) -> int:

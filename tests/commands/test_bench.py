@@ -1,6 +1,7 @@
 """`kt bench`: the real engine on tiny random weights. What is printed, never how fast it was."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -241,7 +242,7 @@ def test_people_see_who_did_what(gpu, qwen: str, capsys):
 
 
 def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
-    measured(capsys, "decode", qwen, "-n", "2", "--trace", str(home / "step.json"), "--defer", "1")
+    measured(capsys, "decode", qwen, "-n", "2", "--trace", str(home / "step.json"))
     names = {row["name"] for row in trace_rows(home) if row["ph"] == "X"}
     assert {"norm", "linear", "experts"} <= names
 
@@ -253,6 +254,8 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
         (["--device", "cpu", "--policy", "fiddler"], "--policy is about a GPU"),
         (["--device", "cpu", "--gpu-experts", "3"], "--gpu-experts is about a GPU"),
         (["--device", "cpu", "--prefill-threshold", "9"], "--prefill-threshold is about a GPU"),
+        (["--device", "cuda9"], "'cuda9' is no device"),
+        (["--defer", "1"], "--defer asks for 1 of 2 experts per token, at most 0 can wait"),
     ],
 )
 def test_what_needs_a_gpu_says_so(
@@ -262,6 +265,18 @@ def test_what_needs_a_gpu_says_so(
     assert main(["bench", "decode", qwen, *arguments]) != 0
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("kind", ["a folder", "in no folder", "a pipe", "x" * 5000])
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_measured(
+    kind: str, qwen: str, home: Path, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "_bench", lambda *_: pytest.fail("it was measured"))
+    (home / "a folder").mkdir()
+    os.mkfifo(home / "a pipe")
+    path = home / "nowhere" / "x" if kind == "in no folder" else home / kind
+    assert main(["bench", "decode", qwen, "--trace", str(path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 # --- kt bench kernel ------------------------------------------------------------------------------
