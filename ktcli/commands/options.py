@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from ktcli.hardware.gpu import parse_device
 from ktcli.output import Mode, out
 
 
@@ -25,6 +26,12 @@ def _json(value: bool) -> bool:
 def _quiet(value: bool) -> bool:
     if value and out.mode is Mode.HUMAN:
         out.mode = Mode.QUIET
+    return value
+
+
+def _device(value: str) -> str:
+    """Refused before anything is pulled or converted for it."""
+    parse_device(value)
     return value
 
 
@@ -107,6 +114,7 @@ DeviceOpt = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:N",
         help="Where attention and dense parts run. Default: a GPU if that is faster.",
+        callback=_device,
     ),
 ]
 GpuExpertsOpt = Annotated[

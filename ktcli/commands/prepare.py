@@ -19,6 +19,7 @@ from ktcli.errors import Busy, gib
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import Numa
 from ktcli.output import out, safe
+from ktcli.planner.deferral import require
 from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
@@ -129,6 +130,11 @@ def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:
 
 def _load_on_cpu(ready: Ready, wanted: Wanted) -> Engine:
     from ktcli.engine import Engine
+    from ktcli.models import build
+    from ktcli.weights.pack import Pack
+
+    if wanted.device.defer:
+        require(wanted.device.defer, build(Pack.open(ready.pack).config).spec.top_k)
 
     def read(progress: Callable[[int, int], None] | None) -> Engine:
         return Engine.load(
@@ -193,9 +199,10 @@ def _target(entry: Entry, recipe: Recipe) -> Path:
 
 
 def _require_room(name: str, wanted: Wanted) -> None:
-    """Say what a model that is not ready yet will take and give.
+    """Say what a model that is not ready yet will take and give, on the GPU too where one will be used.
 
     Raises:
+        UsageError, DeviceError: what is asked for is not of this model or machine.
         NotEnoughMemory: with what would make it fit.
         DeviceError: a GPU was asked for and cannot be used.
     """

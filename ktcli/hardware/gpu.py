@@ -12,8 +12,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from ktcli.errors import UsageError
 from ktcli.hardware.machine import Gpu
-from ktcli.hardware.text import read
+from ktcli.hardware.text import read, whole
 
 # What somebody may ask for: a GPU if that is faster, none, the best one ("cuda:N": that one).
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
@@ -25,6 +26,19 @@ QUERY = (
 
 # Bytes per second and lane of each PCIe generation, after line coding.
 _LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+
+
+def parse_device(said: str) -> tuple[str, int | None]:
+    """ "cuda:1" as ("cuda", 1); without a number it is None.
+
+    Raises:
+        UsageError: the words mean no device.
+    """
+    kind, colon, digits = said.partition(":")
+    number = whole(digits)
+    if kind not in (AUTO, CPU, CUDA) or (colon and (kind != CUDA or number is None)):
+        raise UsageError(f"{said[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
+    return kind, number
 
 
 def read_gpus(root: Path) -> tuple[Gpu, ...]:
@@ -53,7 +67,7 @@ def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
         named: its value; None: unset. Other names than numbers (UUIDs) leave the list as it is.
     """
     words = [] if named is None else [word.strip() for word in named.split(",")]
-    if named is None or not all(word.lstrip("-").isdigit() for word in words if word):
+    if named is None or any(whole(word.removeprefix("-")) is None for word in words if word):
         return gpus
     by_number = {gpu.index: gpu for gpu in gpus}
     found: list[Gpu] = []

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ktcli.errors import NotEnoughMemory, UsageError, gib
-from ktcli.hardware.gpu import AUTO, CPU, CUDA
+from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
+from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
+from ktcli.planner import deferral
 from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.deferral import IMMEDIATE
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.hybrid import plan_with
 from ktcli.planner.memory import (
@@ -69,11 +70,7 @@ def _check(spec: Spec, request: Request) -> None:
         raise UsageError(
             f"the model was made for {spec.context} positions, --context asks for {request.context}"
         )
-    most = max(0, spec.top_k - IMMEDIATE)
-    if request.defer is not None and not 0 <= request.defer <= most:
-        raise UsageError(
-            f"--defer asks for {request.defer} of {spec.top_k} experts per token, at most {most} can wait"
-        )
+    deferral.require(request.defer, spec.top_k)
 
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:
@@ -107,12 +104,10 @@ def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
     Raises:
         UsageError: it cannot be used, or the words mean none.
     """
-    kind, _, number = device.partition(":")
-    if kind not in (AUTO, CPU, CUDA) or (number and (kind != CUDA or not number.isdigit())):
-        raise UsageError(f"{device[:60]!r} is no device", hint="auto, cpu, cuda, or cuda:N")
+    kind, number = parse_device(device)
     if kind == CPU or (kind == AUTO and not gpus):
         return None
-    found = [gpu for gpu in gpus if not number or gpu.index == int(number)]
+    found = [gpu for gpu in gpus if number is None or gpu.index == number]
     if not found:
         have = ", ".join(f"cuda:{gpu.index}" for gpu in gpus) or "none that can be used"
         raise UsageError(
@@ -130,7 +125,10 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
     """One sentence for all GPUs that are not used."""
     if not gpus:
         return ()
-    each = ", ".join(f"cuda:{gpu.index} ({gpu.name}, {gib(gpu.vram_bytes)})" for gpu in gpus)
+    alike: dict[str, list[int]] = {}
+    for gpu in gpus:
+        alike.setdefault(f"{gpu.name}, {gib(gpu.vram_bytes)}", []).append(gpu.index)
+    each = ", ".join(f"cuda:{cpu_text(ids)} ({kind})" for kind, ids in alike.items())
     return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
 
 

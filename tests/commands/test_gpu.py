@@ -57,6 +57,7 @@ def say(
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     found = replace(probe(), gpus=(GPU,))
     monkeypatch.setattr(command, "probe", lambda: found)
+    monkeypatch.setattr("ktcli.hardware.probe.probe", lambda: found)
     monkeypatch.setattr(usable, "why_not", lambda: "")
     monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
 
@@ -216,6 +217,26 @@ def test_a_model_is_planned_with_the_gpu_before_it_is_pulled(
         command.plan_ahead(model, Recipe(), wanted)
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--device", "nonsense"], 2, "'nonsense' is no device"),
+        (["--defer", "99"], 2, "--defer asks for 99 of "),
+        (["--defer", str(1 << 40)], 2, "at most "),
+        (["--gpu-experts", "/nowhere"], 0, "--gpu-experts is about a GPU, and none is used"),
+        (["--prefill-threshold", "9"], 0, "--prefill-threshold is about a GPU, and none is used"),
+    ],
+)
+def test_options_without_a_gpu(
+    words: list[str], code: int, sentence: str, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert say()[0] == 0  # converted
+    monkeypatch.setattr(command, "probe", probe)
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    found, _, err = say(*words)
+    assert found == code and sentence in err and "Traceback" not in err
+
+
 def test_memory_is_remembered_while_it_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +257,7 @@ def test_memory_is_remembered_while_it_is_short(
         "", "[1]", "{", '{"m on g": 3}', '{"m on g": {"memory": {"free_bytes": "x"}}}',
         '{"m on g": {"layer_s": [1.0, 2.0]}}', '{"m on g": {"layer_s": [NaN, 1.0, 1.0]}}',
         '{"m on g": {"layer_s": [0.0, 1.0, 1.0]}}',
+        '{"m on g": {"memory": {"free_bytes": @, "limit_bytes": @}}}'.replace("@", "9" * 400),
     ],
 )  # fmt: skip
 def test_a_damaged_note_is_no_note(
@@ -265,8 +287,11 @@ def test_times_are_measured_once(say: Say, made: list[DeviceEngine], tmp_path: P
 
 
 def test_doctor_measures_a_gpu_and_remembers(
-    say: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    monkeypatch.setattr(usable, "why_not", lambda: "")
+    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: (GPU,))
     found = []
     for words in (["--measure"], []):
@@ -292,6 +317,7 @@ def test_visible_devices() -> None:
     assert names(None) == [(0, "0"), (1, "1"), (2, "2")] == names("GPU-8f3a")
     assert names("2,0") == [(0, "2"), (1, "0")]
     assert names("") == [] == names("-1") and names("1,7,0") == [(0, "1")]
+    assert names("²") == names("--1") == names("9" * 5000) == names(None)
 
 
 class FakeCuda:

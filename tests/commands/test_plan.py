@@ -264,6 +264,11 @@ def test_a_machine_without_a_gpu_says_nothing_of_one(capsys):
     [
         (["--device", "tpu"], 2, "'tpu' is no device"),
         (["--device", "cuda:9"], 2, "there is no GPU cuda:9"),
+        (["--device", "cuda:²"], 2, "'cuda:²' is no device"),
+        (["--device", "cuda:" + "9" * 5000], 2, "is no device"),
+        (["--device", "cuda:"], 2, "'cuda:' is no device"),
+        (["--device", "cpu:"], 2, "'cpu:' is no device"),
+        (["--gpu-experts", ""], 2, "--gpu-experts is empty"),
         (["--gpu-experts", "hot"], 2, "no heat map yet"),
         (["--gpu-experts", "999"], 2, "the model has 128"),
         (["--gpu-experts", "/nowhere"], 3, "cannot read the file of GPU experts /nowhere"),

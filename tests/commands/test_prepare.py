@@ -12,6 +12,7 @@ from chat.fake_engine import write_tokenizer
 from reference import CASES, Case, judge, write_checkpoint
 
 from ktcli.errors import NotEnoughMemory, NotFound
+from ktcli.hardware.profile import read_machine
 from ktcli.main import main
 from ktcli.planner.plan import Plan
 
@@ -105,6 +106,53 @@ def test_a_model_that_does_not_fit_is_not_pulled(
     assert main(["chat", "deepseek-v3", "hello"]) == NotEnoughMemory.exit_code
     assert "deepseek-v3 needs 400.0 GiB" in capsys.readouterr().err
     assert main(["chat", "no-such-model", "hello"]) == NotFound.exit_code
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--device", "tpu"], 2, "'tpu' is no device"),
+        (["--device", "cuda"], 10, "no NVIDIA GPU answers"),
+        (["--defer", "7"], 2, "at most 6 can wait"),
+        (["--gpu-experts", "/nowhere"], 3, "/nowhere"),
+        (["--prefill-threshold", "soon"], 2, "--prefill-threshold is 'soon'"),
+    ],
+)
+def test_nothing_is_pulled_for_options_that_make_no_sense(
+    words: list[str],
+    code: int,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def pull(*_: object) -> None:
+        raise AssertionError("it was pulled")
+
+    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
+    monkeypatch.setattr(Plan, "require", lambda plan, what: None)
+    monkeypatch.setattr("ktcli.store.download.pull", pull)
+    assert main(["chat", "qwen3-30b-a3b", "hello", *words]) == code
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_a_gpu_will_hold_is_not_asked_of_main_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that fits only together with a GPU is pulled."""
+    plans: list[Plan] = []
+
+    def require(plan: Plan, what: str) -> None:
+        plans.append(plan)
+        raise NotEnoughMemory(what, 2, 1)
+
+    machine = read_machine(Path("workstation-4090-512gb"))
+    monkeypatch.setattr("ktcli.commands.gpu.probe", lambda: machine)
+    monkeypatch.setattr("ktcli.engine.gpu.usable.why_not", lambda: "")
+    monkeypatch.setattr(Plan, "require", require)
+    for words in ([], ["--device", "cpu"]):
+        assert main(["chat", "deepseek-v3", "hello", *words]) == NotEnoughMemory.exit_code
+    with_gpu, without = plans
+    assert with_gpu.device is not None and without.device is None
 
 
 def test_logits_equal_the_reference(

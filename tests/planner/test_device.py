@@ -206,7 +206,7 @@ def test_of_several_gpus_the_emptiest_is_used_and_the_others_are_named():
     first = place(model(QWEN), host("workstation-2x4090"), Request(device="cuda:0"))
     assert used(first).gpu.index == 0
     many = place(model(QWEN), host("server-8xl20-1tb"), Request())
-    assert "cuda:7 (NVIDIA L20, 45.0 GiB) stay unused" in many.notes[0]
+    assert "cuda:1-7 (NVIDIA L20, 45.0 GiB) stay unused" in many.notes[0]
 
 
 def test_a_gpu_takes_a_core_and_the_cpu_alone_has_all():
