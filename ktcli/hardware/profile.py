@@ -57,7 +57,7 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     if rates and min(rates.threads, rates.read_bps, rates.int8_ops, rates.bf16_ops) < 1:
         raise ValueError("measured holds a rate or a number of threads below 1")
     for gpu in machine.gpus:
-        _check_rates(gpu)
+        _check_gpu(gpu)
     numbers = [node.id for node in machine.nodes]
     cores = [core for node in machine.nodes for core in node.cores]
     gpus = [gpu.index for gpu in machine.gpus]
@@ -72,11 +72,13 @@ def from_document(found: Mapping[str, Any]) -> Machine:
     return machine
 
 
-def _check_rates(gpu: Gpu) -> None:
+def _check_gpu(gpu: Gpu) -> None:
     for name in ("link_bps", "read_bps", "bf16_ops", "copy_bps"):
         rate = getattr(gpu, name)
         if rate is not None and rate < 1:
             raise ValueError(f"GPU {gpu.index} has {name} below 1; leave out what is not known")
+    if gpu.free_bytes > gpu.vram_bytes:
+        raise ValueError(f"GPU {gpu.index} has more memory free than it has")
 
 
 def _check_cores(found: Any) -> None:

@@ -110,6 +110,13 @@ def test_a_gpu_does_something_or_nobody_knows(rate: str, value: float) -> None:
     assert getattr(profile.from_document(found).gpus[0], rate) is None
 
 
+def test_a_gpu_has_no_more_free_than_it_has() -> None:
+    found = profile.document(probe())
+    found["gpus"] = [{**GPU, "free_bytes": GPU["vram_bytes"] + 1}]
+    with pytest.raises(ValueError, match="GPU 0 has more memory free than it has"):
+        profile.from_document(found)
+
+
 def test_gpus_have_numbers_of_their_own() -> None:
     found = profile.document(probe())
     found["gpus"] = [GPU, GPU]
