@@ -17,9 +17,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from textwrap import wrap
 from typing import Any, TextIO
 
 from ktcli.errors import KtError, UsageError
@@ -37,6 +39,8 @@ class Mode(Enum):
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
 # Control characters but newline and tab, what turns a line around, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LEAST_ROOM = 24  # columns that a broken cell needs to be read
+_INDENT = 4  # of a cell on lines of its own
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -54,9 +58,18 @@ def visible(text: object) -> str:
 
 
 def table(
-    rows: Iterable[Sequence[str]], head: Sequence[str] = (), *, right: Sequence[int] = ()
+    rows: Iterable[Sequence[str]],
+    head: Sequence[str] = (),
+    *,
+    right: Sequence[int] = (),
+    width: int | None = None,
 ) -> str:
-    """Aligned columns, two spaces apart, no rules; `right` lists right-aligned columns."""
+    """Aligned columns, two spaces apart, no rules; `right` lists right-aligned columns.
+
+    Args:
+        width: columns of the terminal, in which cells of the last column are broken between words, or
+            get lines of their own where little is left for them; None: nothing is broken.
+    """
     body = [[safe(cell) for cell in row] for row in rows]
     lines = [list(head), *body] if head else body
     if not lines:
@@ -68,9 +81,25 @@ def table(
     def cell(i: int, text: str) -> str:
         return text.rjust(widths[i]) if i in right else text.ljust(widths[i])
 
-    return "\n".join(
-        "  ".join(cell(i, text) for i, text in enumerate(line)).rstrip() for line in lines
-    )
+    before = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    left = (width or 0) - before
+    own_lines = left < _LEAST_ROOM
+    indent = _INDENT if own_lines else before
+    found: list[str] = []
+    for line in lines:
+        shown, more = list(line), []
+        if (
+            len(line) == len(widths)
+            and len(line[-1]) > left
+            and (width or 0) - indent >= _LEAST_ROOM
+        ):
+            more = wrap(
+                line[-1], (width or 0) - indent, break_long_words=False, break_on_hyphens=False
+            )
+            shown[-1] = "" if own_lines else more.pop(0)
+        found.append("  ".join(cell(i, text) for i, text in enumerate(shown)).rstrip())
+        found += [" " * indent + text for text in more]
+    return "\n".join(found)
 
 
 class Progress:
@@ -160,6 +189,11 @@ class Output:
         if self.mode is not Mode.JSON:
             sys.stdout.write(text)
             sys.stdout.flush()
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal that results go to; None: it is none, and lines may be long."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     # --- everything else: stderr --------------------------------------------------------------
 

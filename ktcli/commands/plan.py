@@ -186,11 +186,12 @@ def _parts(made: Plan) -> str:
         for line in made.lines
     ]
     if made.device is None:
-        return table(rows, head, right=(2, 3, 4, 5))
+        return table(rows, head, right=(2, 3, 4, 5), width=out.width)
     placed = [
         (*row[:2], _place_word(line), *row[2:]) for row, line in zip(rows, made.lines, strict=True)
     ]
-    return table(placed, (*head[:2], "where", "size", *head[3:]), right=(3, 4, 5, 6))
+    names = (*head[:2], "where", "size", *head[3:])
+    return table(placed, names, right=(3, 4, 5, 6), width=out.width)
 
 
 def _place_word(line: Line) -> str:
@@ -249,7 +250,7 @@ def _facts(made: Plan) -> str:
     rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
     if made.device:
         rows += rate_rows(made.device.rates)
-    return table(rows)
+    return table(rows, width=out.width)
 
 
 def _prefill_step(made: Plan) -> int:

@@ -138,3 +138,16 @@ def test_a_question_needs_a_terminal() -> None:
     with pytest.raises(UsageError) as caught:
         Output().confirm("Remove it?")
     assert "--yes" in caught.value.hint
+
+
+def test_the_last_column_is_broken_between_words() -> None:
+    words = "one two three four five six seven"
+    rows = [("a", words), ("bb", "six"), ("c", "x" * 40)]
+    first, second = "one two three four five", "six seven"
+    assert table(rows, width=28).splitlines() == [
+        f"a   {first}", f"    {second}", "bb  six", "c   " + "x" * 40,
+    ]  # fmt: skip
+    assert table(rows, width=27) == table(rows) == table(rows, width=80)
+    wide = [("a" * 20, words), ("b", "six")]
+    own_lines = ["a" * 20, f"    {first}", f"    {second}", "b" + " " * 21 + "six"]
+    assert table(wide, width=28).splitlines() == own_lines
