@@ -181,10 +181,11 @@ class DeviceEngine:
         mask, device = self.placement.mask, self._stream.device
         first, then = _one_count(progress, self.model, self.recipe)
         self._kernels: Kernels = kernels_for(device, exact=self.exact)
+        # Before a byte is read: where memory is short, that is found out at once.
+        self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
         self._on_device: DeviceModel = load_device(
             self.model, self.recipe, source, mask, device, first
         )
-        self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
         loaded = load(
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )

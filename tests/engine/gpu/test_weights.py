@@ -14,6 +14,7 @@ from reference import CASES, write_checkpoint
 from ktcli.engine import loader
 from ktcli.engine.gpu import weights
 from ktcli.engine.gpu.cache import DeviceCache
+from ktcli.engine.gpu.engine import DeviceEngine, Placement
 from ktcli.engine.gpu.weights import DeviceModel, device_bytes, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource, RandomSource, load, memory_bytes
@@ -196,3 +197,22 @@ def test_random_weights_have_the_shapes_and_the_size_of_a_packs(pack: Pack) -> N
             values = [unpack(found, i, torch.float32) for i in range(found.count)]
             for value in values:
                 assert 0.5 < float(value.square().mean().sqrt()) * tensor.k**0.5 < 2
+
+
+def test_an_engine_counts_every_byte_once(pack: Pack) -> None:
+    """Two loads, for the device and for the CPU, are one progress."""
+    model, pool = build(pack.config), Pool(1)
+    told: list[tuple[int, int]] = []
+    DeviceEngine(
+        model,
+        pack.recipe,
+        PackSource(pack, pool),
+        pool,
+        Placement(some(model), 64),
+        CPU,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    every = sum(stored_bytes(tensor, pack.recipe) for tensor in model.tensors)
+    counts = [done for done, _ in told]
+    assert counts == sorted(counts) and told[-1] == (every, every)
+    assert {total for _, total in told} == {every}
