@@ -270,15 +270,15 @@ def test_a_damaged_note_is_no_note(
     assert experience.recall("m", "g", 1000).limit_bytes == 500
 
 
-def test_times_are_measured_once(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
-    """At the first load with experts on both sides; and the counts of a chat are its own."""
+def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
+    """At every load with experts on both sides; and the counts of a chat are its own."""
     words = ("--device", "cuda", "--gpu-experts", "2")
     assert say(*words)[0] == 0
     known = json.loads((tmp_path / "gpu.json").read_text())
     (times,) = (each["layer_s"] for each in known.values())
     assert len(times) == 3 and times[0] > 0 and times[1] > 0
     assert say(*words)[0] == 0
-    assert json.loads((tmp_path / "gpu.json").read_text()) == known
+    assert json.loads((tmp_path / "gpu.json").read_text()) != known
     spec = made[0].spec
     (path,) = (tmp_path / "heat").glob("*.json")
     tokens = json.loads(path.read_text())["tokens"]

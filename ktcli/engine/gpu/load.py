@@ -49,7 +49,7 @@ class Loaded:
         engine: None: the device is too small, and the CPU is to do everything.
         plan: that it follows.
         lowered: the device's memory was not enough for the first plan.
-        measured: times of a layer, if the request had none and they can be seen.
+        measured: times of a layer; None: they cannot be seen.
     """
 
     engine: DeviceEngine | None
@@ -82,9 +82,9 @@ def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
 
 
 def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
-    """With depths of deferral from measured times, where nobody has measured or asked for one before."""
+    """With depths of deferral from times measured now: another number of threads has others."""
     engine, device = loaded.engine, loaded.plan.device
-    if request.times is not None or engine is None or device is None:
+    if engine is None or device is None:
         return loaded
     times = layer_times(engine, device.times.shared_s)
     if times is None:
