@@ -124,7 +124,7 @@ class Wish:
 
     Attributes:
         share: of each layer's experts on the device.
-        defer: the most that any step will defer.
+        defer: depth of deferral.
         threshold: tokens from which a prompt's experts are streamed; None: never.
     """
 
@@ -170,7 +170,7 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
     placed = Placement(
         mask=share_mask(model, wish.share),
         context=context,
-        defer=wish.defer,
+        depths=((0, wish.defer),),
         long_prompts=LongPrompts(wish.threshold, 4096),
         handoff=wish.handoff,
         policy=wish.policy,
@@ -227,7 +227,7 @@ def twins(place: Place, name: str, share: float, *, exact: bool) -> tuple[Engine
     pool = make_pool(options)
     source = SameSource(pool, recipe)
     alone = Engine(model, recipe, source, pool, options)
-    placed = Placement(share_mask(model, share), 256, defer=2)
+    placed = Placement(share_mask(model, share), 256)
     both = DeviceEngine(
         model,
         recipe,

@@ -182,11 +182,11 @@ def decode(place: Place, name: str) -> Iterator[Row]:
     most = max(0, model_of(place, name).spec.top_k - 2)
     for share in place.scale.counts:
         depths = place.scale.depths(most) if share < 1 else (0,)
-        engine = device_engine(place, Wish(name, share, defer=max(depths)))
+        engine = device_engine(place, Wish(name, share))
         yardstick = yardstick_of(place, engine)
         rows = []
         for depth in depths:
-            engine.placement = replace(engine.placement, depths=((0, depth),))
+            engine.follow(((0, depth),))
             rows.append(_decode_row(place, engine, yardstick))
             yield rows[-1]
         if share == 0:

@@ -48,16 +48,15 @@ class Placement:
     Attributes:
         mask: bool [layers with experts, experts]: those on the device.
         context: positions of the cache.
-        defer: experts of each token that may come a layer later, at most.
-        depths: (position, depth): from which position on which depth, positions ascending; (): `defer`.
+        depths: (position, depth): from which position on how many experts of a token may come a layer later;
+            positions ascend from 0.
         slab_bytes: of each of two buffers through which experts come to the device.
         on_cpu: whether an expert with so many tokens is computed on the CPU; FIDDLER needs it, nobody else.
     """
 
     mask: NDArray[np.bool_]
     context: int
-    defer: int = 0
-    depths: tuple[tuple[int, int], ...] = ()
+    depths: tuple[tuple[int, int], ...] = ((0, 0),)
     long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
     slab_bytes: int = 256 << 20
     handoff: Handoff = Handoff.CALLS
@@ -69,10 +68,10 @@ class Placement:
         if self.policy is Policy.KT:
             return self
         if self.policy is not Policy.ALL_CPU:
-            return replace(self, defer=0, depths=())
+            return replace(self, depths=((0, 0),))
         long = replace(self.long_prompts, short=PREFILL_CHUNK)
         mask = np.zeros_like(self.mask)
-        return replace(self, mask=mask, defer=0, depths=(), long_prompts=long)
+        return replace(self, mask=mask, depths=((0, 0),), long_prompts=long)
 
 
 class DeviceEngine:
@@ -81,7 +80,6 @@ class DeviceEngine:
     Attributes:
         spec: the model's shape.
         context: positions the cache can hold.
-        defer: as the placement has it.
         pool: the team that runs the experts in main memory.
         warnings: what the system refused, and what that costs; a sentence each.
 
@@ -107,7 +105,7 @@ class DeviceEngine:
         self.exact = exact
         self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
         self.spec: Spec = model.spec
-        self.context, self.defer = placement.context, placement.defer
+        self.context = placement.context
         self._max_outputs = max_outputs
         self._stream, self._copies = stream_on(device), stream_on(device)
         # Also what lies on the device is made in the stream: it does not wait for any other.
@@ -117,8 +115,8 @@ class DeviceEngine:
 
     def depth_at(self, position: int) -> int:
         """How many experts the token at `position` may defer."""
-        depths = self.placement.depths or ((0, self.defer),)
-        return next((depth for start, depth in reversed(depths) if start <= position), 0)
+        depths = self.placement.depths
+        return next(depth for start, depth in reversed(depths) if start <= position)
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
         """Defer by other depths from now on, see `Placement.depths`."""

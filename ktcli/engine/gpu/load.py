@@ -102,7 +102,6 @@ def placement(plan: Plan, device: DevicePlan) -> Placement:
     return Placement(
         mask=device.mask,
         context=plan.context,
-        defer=max(depth for _, depth in device.depths),
         depths=device.depths,
         long_prompts=LongPrompts(threshold, device.chunk, short),
         slab_bytes=device.need.stream // 2,

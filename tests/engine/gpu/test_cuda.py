@@ -53,14 +53,17 @@ def test_logits_are_those_of_the_cpu(
 @pytest.mark.parametrize("handoff", Handoff)
 def test_deferral_is_the_formula(made: Made, there: Made, handoff: Handoff) -> None:
     for mask in ("none", "some", "front"):
-        engine = there.engine(there.placed(mask, defer=9, handoff=handoff))
+        engine = there.engine(there.placed(mask, handoff=handoff))
         for depth in (0, 1, 2, 9):
             wanted = made.reference(made.mask(mask), depth)
             assert close(answer(engine, depth), wanted, EPS), (mask, depth)
 
 
 def test_depth_zero_is_bit_identical(there: Made) -> None:
-    engines = [there.engine(there.placed(defer=depth), exact=False) for depth in (0, 3)]
+    engines = [
+        there.engine(there.placed("none", policy=policy), exact=False)
+        for policy in (Policy.KT, Policy.ALL_CPU)
+    ]
     np.testing.assert_array_equal(*[answer(engine, 0) for engine in engines])
 
 
@@ -80,7 +83,7 @@ def test_long_prompts_go_either_way(
 
 @pytest.mark.parametrize("policy", Policy)
 def test_policies_compute_the_same(made: Made, there: Made, policy: Policy) -> None:
-    engine = there.engine(there.placed(policy=policy, defer=2, on_cpu=lambda n: n % 2 == 0))
+    engine = there.engine(there.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))
     assert close(answer(engine), answer(made.cpu_only), EPS)
 
 
@@ -88,7 +91,7 @@ def test_policies_compute_the_same(made: Made, there: Made, policy: Policy) -> N
 @pytest.mark.parametrize("handoff", Handoff)
 def test_a_step_gives_the_same_bits_again(there: Made, handoff: Handoff, exact: bool) -> None:
     """Replayed after the session was cut back, fifty times: no step sees anything of another."""
-    session = there.engine(there.placed(defer=2, handoff=handoff), exact=exact).session()
+    session = there.engine(there.placed(handoff=handoff), exact=exact).session()
     session.feed(IDS)
     first = session.feed([5], defer=2).values.copy()
     for i in range(50):
@@ -110,7 +113,7 @@ def _steps(engine: DeviceEngine, batch: int, captured: bool = True) -> DecodeSte
 
 def test_four_sequences_in_a_graph_are_each_as_if_alone(there: Made) -> None:
     """The graph of four, that of one, and no graph; lengths differ."""
-    engine = there.engine(there.placed(defer=2))
+    engine = there.engine(there.placed())
     four, one, plain = _steps(engine, 4), _steps(engine, 1), _steps(engine, 1, captured=False)
     pages = np.array([[0, 0], [1, 1], [2, 2], [3, 3]], np.int32)
     lengths = [0, 3, 17, 30]
@@ -163,7 +166,7 @@ def test_interrupted_while_the_step_runs(
     there: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C when the graph was launched and nobody has waited for it."""
-    engine = there.engine(there.placed(defer=2, handoff=handoff))
+    engine = there.engine(there.placed(handoff=handoff))
     session = engine.session()
     session.feed(IDS)
     wanted = session.feed([7], defer=2).values.copy()
@@ -237,7 +240,7 @@ def test_memory_comes_back(there: Made) -> None:
     gc.collect()
     sizes = []
     for _ in range(10):
-        answer(there.engine(there.placed(defer=1, handoff=Handoff.FLAGS)))
+        answer(there.engine(there.placed(handoff=Handoff.FLAGS)))
         gc.collect()
         sizes.append(torch.cuda.memory_allocated())
     assert sizes[-1] <= sizes[1]

@@ -34,7 +34,7 @@ DEPTHS = (0, 1, 2, 9)
 
 @pytest.mark.parametrize("mask", ["none", "some", "front"])
 def test_deferral_is_the_formula(made: Made, mask: str) -> None:
-    engine = made.engine(made.placed(mask, defer=9))
+    engine = made.engine(made.placed(mask))
     for depth in DEPTHS:
         assert close(answer(engine, depth), made.reference(made.mask(mask), depth)), depth
 
@@ -48,7 +48,11 @@ def test_depth_zero_is_bit_identical(made: Made) -> None:
     plain = Engine.load(made.path, context=CONTEXT, threads=TWO)
     deferring = Engine.load(made.path, context=CONTEXT, threads=TWO, defer=3)
     np.testing.assert_array_equal(answer(deferring, 0), answer(plain))
-    engines = [made.engine(made.placed(defer=depth), exact=False) for depth in (0, 3)]
+    # Only the policy kt records what deferral needs.
+    engines = [
+        made.engine(made.placed("none", policy=policy), exact=False)
+        for policy in (Policy.KT, Policy.ALL_CPU)
+    ]
     np.testing.assert_array_equal(*[answer(engine, 0) for engine in engines])
 
 
@@ -59,7 +63,7 @@ def test_deferral_changes_something(made: Made) -> None:
 
 def test_a_step_leaves_no_residue(made: Made) -> None:
     """A deferred step that was thrown away says nothing to those after it."""
-    engine = made.engine(made.placed(defer=2))
+    engine = made.engine(made.placed())
     straight = answer(engine, 2)
     session = engine.session()
     session.feed(IDS)
@@ -95,7 +99,7 @@ def test_long_prompts_go_either_way(
 
 @pytest.mark.parametrize("policy", Policy)
 def test_policies_compute_the_same(made: Made, policy: Policy) -> None:
-    engine = made.engine(made.placed(policy=policy, defer=2, on_cpu=lambda n: n % 2 == 0))
+    engine = made.engine(made.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))
     assert close(answer(engine), answer(made.cpu_only))
 
 

@@ -175,7 +175,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine
 
 
 def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:
-    engine, stream = watched(made, defer=2)
+    engine, stream = watched(made)
     session, seen = engine.session(), []
     session.feed(IDS[:70])
     for i, token in enumerate(ANSWER):
@@ -190,7 +190,7 @@ def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:
 
 def test_four_sequences_are_each_as_if_alone(made: Made) -> None:
     """Lengths differ, so do places in pages; whoever else is in the step changes no bit of a row."""
-    engine = made.engine(made.placed(defer=2), exact=True)
+    engine = made.engine(made.placed(), exact=True)
     ways, vocab = engine._ways, made.model.spec.vocab
 
     def forward(embedded: Tensor, rows: Rows) -> Tensor:
@@ -229,7 +229,7 @@ def test_four_sequences_are_each_as_if_alone(made: Made) -> None:
 def test_a_failed_step_is_one_sentence_and_the_next_one_works(
     made: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = made.engine(made.placed(defer=2, handoff=handoff)).session()
+    session = made.engine(made.placed(handoff=handoff)).session()
     session.feed(IDS[:20])
     wanted = session.feed([7], defer=2).values.copy()
     session.truncate(20)
@@ -256,7 +256,7 @@ def test_what_is_interrupted_counts_for_nothing(
 ) -> None:
     """Ctrl-C at any copy of a token or a prompt: the session stays as it was, and goes on with the same bits."""
     long = LongPrompts(threshold, 40)
-    engine, stream = watched(made, defer=2, handoff=handoff, long_prompts=long)
+    engine, stream = watched(made, handoff=handoff, long_prompts=long)
     session, chance = engine.session(), random.Random(1)
     straight = [session.feed(turn, defer=2).values.copy() for turn in (IDS[:9], [4], [5])]
     for _ in range(4):

@@ -55,7 +55,7 @@ def events(trace: Trace, track: str) -> list[str]:
 @pytest.mark.parametrize("handoff", Handoff)
 def test_a_step_with_a_device(handoff: Handoff) -> None:
     """Layer 2 defers nothing, as it is the last; layer 0 has no experts on the CPU."""
-    found = traced(engine(defer=1, handoff=handoff), 10)
+    found = traced(engine(depths=((0, 1),), handoff=handoff), 10)
     parts = ["experts, MoE layer 1", "deferred, MoE layer 1", "experts, MoE layer 2"]
     assert events(found, CPU) == parts
     assert events(found, DEVICE) == []
