@@ -6,11 +6,11 @@ is one range and the activation finds both halves in one cache line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, Reads, Routing, Value
-from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
 from ktcli.native import PANEL_ROWS
 
 
@@ -31,8 +31,8 @@ class DenseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(f"{self.source}.{part}_proj.weight" for part in ("gate", "up"))
-        return _gate_up(self, Role.DENSE, sources, 1)
+        names = [f"{self.source}.{part}_proj.weight" for part in ("gate", "up")]
+        return _gate_up(self, Role.DENSE, names, 1)
 
     @cached_property
     def down(self) -> Tensor:
@@ -68,13 +68,11 @@ class SparseMlp:
     @cached_property
     def router(self) -> Tensor:
         shape = (self.routing.experts, self.hidden)
-        names = (f"{self.source}.gate.weight",)
         return Tensor(
             f"{self.name}.router",
             *shape,
             Role.KEPT,
-            names,
-            source_shapes=(shape,),
+            whole((f"{self.source}.gate.weight", shape)),
             layer=self.layer,
             cut=Cut.ROWS,
         )
@@ -83,33 +81,31 @@ class SparseMlp:
     def router_bias(self) -> Tensor | None:
         if not self.correction:
             return None
-        names = (f"{self.source}.gate.e_score_correction_bias",)
+        name = f"{self.source}.gate.e_score_correction_bias"
         n = self.routing.experts
         return Tensor(
             f"{self.name}.router_bias",
             1,
             n,
             Role.VECTOR,
-            names,
-            source_shapes=((n,),),
+            whole((name, (n,))),
             layer=self.layer,
         )
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(
-            f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")
-        )
-        return _gate_up(self, Role.EXPERTS, sources, self.routing.experts)
+        names = [f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")]
+        shape = (self.routing.experts, 2 * self.width, self.hidden)
+        fused = Stored(f"{self.source}.experts.gate_up_proj", shape, matrix=True, count=self.width)
+        halves = (fused, replace(fused, first=self.width))
+        return _gate_up(self, Role.EXPERTS, names, self.routing.experts, halves)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(
-            self,
-            Role.EXPERTS,
-            f"{self.source}.experts.{{e}}.down_proj.weight",
-            self.routing.experts,
-        )
+        shape = (self.routing.experts, self.hidden, self.width)
+        fused = Stored(f"{self.source}.experts.down_proj", shape, matrix=True)
+        name = f"{self.source}.experts.{{e}}.down_proj.weight"
+        return _down(self, Role.EXPERTS, name, self.routing.experts, (fused,))
 
     @cached_property
     def shared(self) -> DenseMlp | None:
@@ -137,30 +133,32 @@ class SparseMlp:
 Mlp = DenseMlp | SparseMlp
 
 
-def _gate_up(part: Mlp, role: Role, sources: tuple[str, ...], count: int) -> Tensor:
+def _gate_up(
+    part: Mlp, role: Role, names: list[str], count: int, *alternatives: tuple[Stored, ...]
+) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}gate_up",
         2 * ceil_to(part.width, PANEL_ROWS),
         part.hidden,
         role,
-        sources,
+        (*whole(*((name, (part.width, part.hidden)) for name in names)), *alternatives),
         count=count,
         alternate=True,
-        source_shapes=((part.width, part.hidden),) * 2,
         layer=part.layer,
         cut=Cut.ROWS,
     )
 
 
-def _down(part: Mlp, role: Role, source: str, count: int) -> Tensor:
+def _down(
+    part: Mlp, role: Role, name: str, count: int, *alternatives: tuple[Stored, ...]
+) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}down",
         part.hidden,
         part.width,
         role,
-        (source,),
+        (*whole((name, (part.hidden, part.width))), *alternatives),
         count=count,
-        source_shapes=((part.hidden, part.width),),
         layer=part.layer,
         cut=Cut.COLUMNS if role is Role.EXPERTS else Cut.ROWS,
     )
