@@ -256,6 +256,10 @@ KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *ta
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
                            const float *gain, float eps);
 
+/* Each row: out = (in - mean) / sqrt(mean((in - mean)^2) + eps) * gain + bias;  gain, bias [in.width] f32. */
+KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view in, const float *gain, const float *bias,
+                                 float eps);
+
 /* What a product reads its activations as. */
 enum kt_reads {
     KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
