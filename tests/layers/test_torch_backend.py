@@ -43,6 +43,7 @@ class Pair:
     """A pack loaded for the device, and what the native engine says of IDS.
 
     Attributes:
+        error: rms, that the fast path may have.
         chosen: per layer the sorted experts of each position.
     """
 
@@ -50,6 +51,7 @@ class Pair:
     fast: DeviceRun
     logits: np.ndarray
     chosen: list[np.ndarray]
+    error: float
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
@@ -64,7 +66,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
     chosen = [np.sort(each, axis=1) for each in routed]
-    return Pair(DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen)
+    return Pair(
+        DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen, case.fast_error
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "decode"])
@@ -86,8 +90,8 @@ def test_fast_stays_close(pair: Pair) -> None:
     same = [(np.sort(ids.numpy(), axis=1) == expected).all(1) for (ids, _), expected in routed]
     agreed = np.all(same, axis=0)
     error = (logits - pair.logits)[agreed]
-    assert agreed.mean() >= 0.9
-    assert np.sqrt((error**2).mean()) <= 0.03 * pair.logits.std()
+    assert agreed.mean() >= (0.9 if pair.error <= 0.03 else 0.7)
+    assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
 
 
 def test_sequences_of_different_length_step_together(pair: Pair) -> None:
