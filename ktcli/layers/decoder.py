@@ -59,6 +59,8 @@ class Decoder:
 
     Attributes:
         tied: the head is the embedding.
+        body: checkpoint prefix of embedding and norm, e.g. "model".
+        head_source: checkpoint prefix of the head.
     """
 
     hidden: int
@@ -66,26 +68,28 @@ class Decoder:
     eps: float
     layers: tuple[DecoderLayer, ...]
     tied: bool = False
+    body: str = "model"
+    head_source: str = "lm_head"
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._outer("embed", Role.TABLE, Cut.NONE, "model.embed_tokens.weight")
+        return self._outer("embed", Role.TABLE, Cut.NONE, f"{self.body}.embed_tokens")
 
     @cached_property
     def head(self) -> Tensor:
-        source = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        source = f"{self.body}.embed_tokens" if self.tied else self.head_source
         return self._outer("lm_head", Role.DENSE, Cut.ROWS, source)
 
     @cached_property
     def norm(self) -> Tensor:
         shape = ((self.hidden,),)
-        return Tensor(
-            "norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape
-        )
+        sources = (f"{self.body}.norm.weight",)
+        return Tensor("norm", 1, self.hidden, Role.VECTOR, sources, source_shapes=shape)
 
     def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
         shape = (self.vocab, self.hidden)
-        return Tensor(name, *shape, role, (source,), source_shapes=(shape,), cut=cut)
+        sources = (f"{source}.weight",)
+        return Tensor(name, *shape, role, sources, source_shapes=(shape,), cut=cut)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -14,29 +14,55 @@ from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.native import PANEL_ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Checkpoint names below the prefix of a dense MLP."""
+
+    gate: str = "gate_proj.weight"
+    up: str = "up_proj.weight"
+    down: str = "down_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseNames:
+    """Checkpoint names below the prefix of an MLP with experts; "{e}" is the expert's number."""
+
+    gate: str = "experts.{e}.gate_proj.weight"
+    up: str = "experts.{e}.up_proj.weight"
+    down: str = "experts.{e}.down_proj.weight"
+    router: str = "gate.weight"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+
+
+USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
+
+
 @dataclass(frozen=True)
 class DenseMlp:
     """down(silu(gate x) * up x).
 
     Attributes:
+        layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
     """
 
-    layer: int
-    name: str
-    source: str
     hidden: int
     width: int
+    names: MlpNames = USUAL_MLP
+    layer: int = 0
+    name: str = ""
+    source: str = ""
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(f"{self.source}.{part}_proj.weight" for part in ("gate", "up"))
+        sources = (f"{self.source}.{self.names.gate}", f"{self.source}.{self.names.up}")
         return _gate_up(self, Role.DENSE, sources, 1)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(self, Role.DENSE, f"{self.source}.down_proj.weight", 1)
+        return _down(self, Role.DENSE, f"{self.source}.{self.names.down}", 1)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -54,26 +80,27 @@ class SparseMlp:
     Attributes:
         correction: the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
+        layer, name, source: as above.
     """
 
-    layer: int
-    name: str
-    source: str
     hidden: int
     width: int
     routing: Routing
     correction: bool = False
     shared_width: int = 0
+    names: SparseNames = USUAL_SPARSE
+    layer: int = 0
+    name: str = ""
+    source: str = ""
 
     @cached_property
     def router(self) -> Tensor:
         shape = (self.routing.experts, self.hidden)
-        names = (f"{self.source}.gate.weight",)
         return Tensor(
             f"{self.name}.router",
             *shape,
             Role.KEPT,
-            names,
+            (f"{self.source}.{self.names.router}",),
             source_shapes=(shape,),
             layer=self.layer,
             cut=Cut.ROWS,
@@ -83,40 +110,33 @@ class SparseMlp:
     def router_bias(self) -> Tensor | None:
         if not self.correction:
             return None
-        names = (f"{self.source}.gate.e_score_correction_bias",)
         n = self.routing.experts
         return Tensor(
             f"{self.name}.router_bias",
             1,
             n,
             Role.VECTOR,
-            names,
+            (f"{self.source}.{self.names.correction}",),
             source_shapes=((n,),),
             layer=self.layer,
         )
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(
-            f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")
-        )
+        sources = (f"{self.source}.{self.names.gate}", f"{self.source}.{self.names.up}")
         return _gate_up(self, Role.EXPERTS, sources, self.routing.experts)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(
-            self,
-            Role.EXPERTS,
-            f"{self.source}.experts.{{e}}.down_proj.weight",
-            self.routing.experts,
-        )
+        source = f"{self.source}.{self.names.down}"
+        return _down(self, Role.EXPERTS, source, self.routing.experts)
 
     @cached_property
     def shared(self) -> DenseMlp | None:
         if not self.shared_width:
             return None
-        name, source = f"{self.name}.shared", f"{self.source}.shared_experts"
-        return DenseMlp(self.layer, name, source, self.hidden, self.shared_width)
+        name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
+        return DenseMlp(self.hidden, self.shared_width, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
