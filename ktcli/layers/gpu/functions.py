@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
 from ktcli.layers.backend import GroupScore, Routing, Score
 from ktcli.layers.gpu.packed import (
     PLAIN,

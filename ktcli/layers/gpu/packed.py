@@ -107,12 +107,17 @@ class Extras:
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
+    @property
+    def bias_bytes(self) -> int:
+        biases = (self.gate_up_bias, self.down_bias)
+        return sum(bias.nbytes for bias in biases if bias is not None)
+
     def columns(self, first: int, last: int) -> Extras:
         """Those of hidden columns [first, last); `first` is a multiple of 16. The first columns bring the bias of
         down, so that it is added once."""
         if self.gate_up_bias is None:
             return self
-        rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)].contiguous()
+        rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
         return Extras(self.glu, rows, self.down_bias if first == 0 else None)
 
 
