@@ -33,6 +33,7 @@ class SparseNames:
     router: str = "gate.weight"
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate.weight"
 
 
 USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
@@ -80,6 +81,8 @@ class SparseMlp:
     Attributes:
         correction: the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
+        shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
+            router's: they read the same input.
         layer, name, source: as above.
     """
 
@@ -88,6 +91,7 @@ class SparseMlp:
     routing: Routing
     correction: bool = False
     shared_width: int = 0
+    shared_gate: bool = False
     names: SparseNames = USUAL_SPARSE
     layer: int = 0
     name: str = ""
@@ -95,13 +99,17 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        shape = (self.routing.experts, self.hidden)
+        """[experts, hidden], with a shared gate one row more."""
+        pieces = [(self.names.router, self.routing.experts)]
+        if self.shared_gate:
+            pieces.append((self.names.shared_gate, 1))
         return Tensor(
             f"{self.name}.router",
-            *shape,
+            sum(rows for _, rows in pieces),
+            self.hidden,
             Role.KEPT,
-            (f"{self.source}.{self.names.router}",),
-            source_shapes=(shape,),
+            tuple(f"{self.source}.{name}" for name, _ in pieces),
+            source_shapes=tuple((rows, self.hidden) for _, rows in pieces),
             layer=self.layer,
             cut=Cut.ROWS,
         )
@@ -146,10 +154,16 @@ class SparseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        logits = b.linear(x, self.router, reads=Reads.F32)  # [T, experts]
+        logits = b.linear(
+            x, self.router, reads=Reads.F32
+        )  # [T, experts], and a column for the gate
+        if self.shared_gate:
+            logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_bias)
         started = b.experts(x, routed, self.gate_up, self.down)
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
+        if shared is not None and self.shared_gate:
+            shared = b.gate(shared, gate)
         mixed = b.collect(started)
         return mixed if shared is None else b.add(mixed, shared)
 
