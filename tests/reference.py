@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import deepseek, dense, glm4_moe, mixtral, qwen2_moe, qwen3_moe
+from families import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from stored import chosen, view
 
 from ktcli.layers.tensors import Role
 from ktcli.models import build
@@ -25,7 +26,7 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, dense)
+_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, gpt_oss, dense)
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 
@@ -129,11 +130,14 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for name in tensor.source_names(index):
-                matrix = tensors[name].float().numpy()
+            for piece in chosen(tensor, tensors):
+                name = piece.at(index)
+                tensors[name] = tensors[name].float()
+                rows = view(tensors[name], piece, index)
+                matrix = rows.contiguous().numpy()
                 packed = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
                 pool.pack(fmt, matrix, packed)
-                tensors[name] = torch.from_numpy(unpack(fmt, packed, *matrix.shape))
+                rows.copy_(torch.from_numpy(unpack(fmt, packed, *matrix.shape)))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

@@ -41,7 +41,7 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_embed(p, f->rotated[i], f->rows, VOCAB), kt_program_error(p));
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
-    OK(kt_program_swiglu(p, f->act, f->gated), kt_program_error(p));
+    OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
     for (int i = 0; i < 2; i++) {   /* each column by another, and all by one */
         f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
         kt_view by = {f->gated.buffer, 50, i ? 1 : GATED};
