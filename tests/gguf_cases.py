@@ -122,7 +122,9 @@ _MINI_LAYER = {
 
 
 def _mini_config() -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((data_path("profiles", "kt-mini") / "config.json").read_text())
+    config: dict[str, Any] = json.loads(
+        (data_path("profiles", "kt-mini") / "config.json").read_text()
+    )
     return config
 
 

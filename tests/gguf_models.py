@@ -89,8 +89,12 @@ _MIX = ("Q4_K", "Q6_K", "Q5_K", "Q8_0", "Q4_0", "Q5_0", "BF16", "Q4_1", "Q5_1", 
 def _kind(kind: str, name: str, k: int) -> str:
     if kind != "mixed":
         return kind
-    fitting = [each for each in _MIX if k % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[each]][0] == 0]
-    return fitting[int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") % len(fitting)]
+    fitting = [
+        each for each in _MIX if k % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[each]][0] == 0
+    ]
+    return fitting[
+        int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little") % len(fitting)
+    ]
 
 
 def _rms(name: str, shape: tuple[int, ...]) -> float:

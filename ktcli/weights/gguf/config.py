@@ -210,7 +210,11 @@ def config_of(m: Metadata, row: Architecture, entries: Mapping[str, Entry]) -> d
     """The `config.json` that the model's makers would have written."""
     extra = m.whole("nextn_predict_layers", 0, MAX_LAYERS)  # not run: they guess further tokens
     config: dict[str, Any] = {"model_type": row.model_type}
-    read = {int: m.whole, float: m.number, bool: lambda key: m.flag(key, False)}
+    read: dict[type, Callable[[str], Any]] = {
+        int: m.whole,
+        float: m.number,
+        bool: lambda key: m.flag(key, False),
+    }
     for name, (key, kind) in {**_COMMON, **row.rows}.items():
         if m.has(key):
             config[name] = read[kind](key)
@@ -221,7 +225,9 @@ def config_of(m: Metadata, row: Architecture, entries: Mapping[str, Entry]) -> d
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in entries
     scaling = _scaling(m)
-    return config | ({"rope_scaling": scaling} if scaling else {}) | dict(row.fixed) | row.changes(m)
+    return (
+        config | ({"rope_scaling": scaling} if scaling else {}) | dict(row.fixed) | row.changes(m)
+    )
 
 
 def _scaling(m: Metadata) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ as the small files that a model has on the hub.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.models import model_types
-from ktcli.native import DType, Format, Pool, Scale
+from ktcli.models.config import Fields
+from ktcli.native import DType, Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.files import Files
 from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
@@ -54,12 +55,11 @@ class Gguf:
         """
         self.path = path
         with hinted(HINT):
-            headers = {
-                part.name: read_gguf_header(part) for part in numbered_set(path, BadCheckpoint)
-            }
+            paths = {name: path.parent / name for name in numbered_set(path.name)}
+            headers = {name: read_gguf_header(part) for name, part in paths.items()}
             _check_split(headers)
-            first = next(iter(headers.values()))
-            self._values, self._where = first.values, next(iter(headers))
+            self._where = next(iter(headers))
+            self._values = headers[self._where].values
             entries = {name: e for header in headers.values() for name, e in header.entries.items()}
             if len(entries) != sum(len(header.entries) for header in headers.values()):
                 raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
@@ -75,7 +75,7 @@ class Gguf:
                             f"{file} lists more than {MAX_TENSORS} matrices of experts"
                         )
         self.digest = sha256("".join(h.digest for h in headers.values()).encode()).hexdigest()
-        self._files = Files(path.parent, headers, HINT)
+        self._files = Files(paths, HINT)
 
     def __enter__(self) -> Gguf:
         return self
@@ -116,7 +116,9 @@ class Gguf:
         """
         part = self.parts.get(name)
         if part is None:
-            raise BadCheckpoint(f"{self.path.name} has no tensor that is {name!r} on the hub", hint=HINT)
+            raise BadCheckpoint(
+                f"{self.path.name} has no tensor that is {name!r} on the hub", hint=HINT
+            )
         entry = part.entry
         if entry.dtype not in STORAGES:
             raise BadCheckpoint(
@@ -145,4 +147,26 @@ class Gguf:
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
-        return decoded(pool, span, raws, HINT)
+        return self._files.decode(pool, span, raws)
+
+
+def _check_split(headers: Mapping[str, GgufHeader]) -> None:
+    """That the files say of themselves what their names say.
+
+    Raises:
+        BadCheckpoint: they do not.
+    """
+    for number, (name, header) in enumerate(headers.items()):
+        split = Fields(header.values, name)
+        count = split.whole("split.count", low=0, high=1 << 16, default=0)
+        if count > 1 and len(headers) == 1:
+            raise BadCheckpoint(
+                f"{name} is one of {count} files, but its name does not say which",
+                hint="give it the name that it was published under: NAME-00001-of-00003.gguf",
+            )
+        if len(headers) > 1:
+            said = split.whole("split.no", low=0, high=1 << 16)
+            if (said, count) != (number, len(headers)):
+                raise BadCheckpoint(
+                    f"{name} says that it is number {said + 1} of {count} files", hint=HINT
+                )

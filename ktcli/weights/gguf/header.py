@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,12 +45,12 @@ class GgufHeader:
     Attributes:
         values: by key: a number, text, flag, or list of one kind of them.
         entries: tensors by name; shapes slowest dimension first, dtype the name of a ggml type.
-        size_bytes: of the header.
+        digest: SHA-256 of the header's bytes.
     """
 
     values: dict[str, Any]
     entries: dict[str, Entry]
-    size_bytes: int
+    digest: str
 
 
 def is_gguf(path: Path) -> bool:
@@ -85,7 +86,19 @@ class _Reader:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self.size = file, size
         self._bytes, self._first, self.at = b"", 0, 0
+        self._seen = sha256()
         self.elements = 0
+
+    def digest(self) -> str:
+        """SHA-256 of what was taken."""
+        self._keep()
+        return self._seen.hexdigest()
+
+    def _keep(self) -> bytes:
+        """Forget what was taken; what of the memory was not."""
+        self._seen.update(self._bytes[: self.at - self._first])
+        self._bytes, self._first = self._bytes[self.at - self._first :], self.at
+        return self._bytes
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
@@ -96,9 +109,8 @@ class _Reader:
                 f"{count} bytes at {self.at} go beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
             )
         if end > self._first + len(self._bytes):
-            kept = self._bytes[self.at - self._first :]
-            more = self._file.read(max(count - len(kept), _BLOCK)) or b""
-            self._bytes, self._first = kept + more, self.at
+            kept = self._keep()
+            self._bytes = kept + (self._file.read(max(count - len(kept), _BLOCK)) or b"")
             if len(self._bytes) < count:
                 raise _Fault(f"it became shorter while it was read, at {self.at}")
         start, self.at = self.at - self._first, end
@@ -150,7 +162,8 @@ def _scan(r: _Reader) -> GgufHeader:
         or alignment & (alignment - 1)
     ):
         raise _Fault(f"general.alignment is {str(alignment)[:40]}, not a power of two")
-    return GgufHeader(values, _entries(infos, -(-size // alignment) * alignment, alignment, r), size)
+    start = -(-size // alignment) * alignment
+    return GgufHeader(values, _entries(infos, start, alignment, r), r.digest())
 
 
 def _value(r: _Reader, key: str) -> Any:

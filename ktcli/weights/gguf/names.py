@@ -80,7 +80,11 @@ def hub_tensors(
         if whole is None:
             yield name, name, entry
         elif expert or "{e}" not in whole:
-            yield f"model.layers.{layer}.{whole.replace('{e}', expert or '')}", name, _shaped(stem, entry)
+            yield (
+                f"model.layers.{layer}.{whole.replace('{e}', expert or '')}",
+                name,
+                _shaped(stem, entry),
+            )
         else:
             yield from _experts(f"model.layers.{layer}.{whole}", name, entry)
 

@@ -16,6 +16,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB, Fields
 from ktcli.weights.gguf.words import WORDS
 
+MAX_MERGES = 1_000_000  # a vocabulary of 256 000 pieces makes 580 000
 MAX_PIECE = 256  # letters of one SentencePiece piece; a merge is tried at each place in it
 _SPACE = "\u2581"  # stands for a space in SentencePiece vocabularies
 _KEY = "tokenizer.ggml."
@@ -151,12 +152,14 @@ def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
         raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
     whole = (Kind.NORMAL, Kind.UNUSED)
     ids = {text: id for id, (text, kind) in enumerate(tokens) if kind in whole}
-    pairs = [
-        (-scores[id], ids[text[:cut]], text[:cut], text[cut:])
-        for text, id in ids.items()
-        for cut in range(1, min(len(text), MAX_PIECE))
-        if text[:cut] in ids and text[cut:] in ids
-    ]
+    pairs: list[tuple[float, int, str, str]] = []
+    for text, id in ids.items():
+        splits = ((text[:cut], text[cut:]) for cut in range(1, min(len(text), MAX_PIECE)))
+        pairs += [(-scores[id], ids[a], a, b) for a, b in splits if a in ids and b in ids]
+        if len(pairs) > MAX_MERGES:
+            raise BadCheckpoint(
+                f"{fields.where} has pieces that make more than {MAX_MERGES} merges"
+            )
     prefix = fields.flag(f"{_KEY}add_space_prefix", True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
