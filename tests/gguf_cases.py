@@ -174,15 +174,25 @@ def _mini_metadata() -> dict[str, Any]:
 
 
 _QWEN3, _MIXTRAL = _grouped(qk_norm=True, experts=True), _grouped(qk_norm=False, experts=True)
+# "Tell me a story about a fox." as the built-in model's chat template frames it.
+_STORY = (0, 2, 1430, 310, 264, 392, 414, 464, 264, 289, 84, 93, 19, 4, 3)
 _NO_VOCAB = {"tokenizer.ggml.model": "no_vocab", "vocab_size": VOCAB}
+# Seeds are ones where the best token always has a lead over the next, else rounding would choose.
 CASES = (
     *(
-        GgufCase(f"qwen3moe-{kind.lower()}", "qwen3moe", kind, _QWEN3, {**_MOE, **_NO_VOCAB})
-        for kind in ("Q8_0", "F16", "Q4_0", "Q4_K", "Q6_K", "mixed")
+        GgufCase(f"qwen3moe-{kind.lower()}", "qwen3moe", kind, _QWEN3, {**_MOE, **_NO_VOCAB}, seed)
+        for kind, seed in {
+            "Q8_0": 1,
+            "F16": 10,
+            "Q4_0": 13,
+            "Q4_K": 12,
+            "Q6_K": 4,
+            "mixed": 9,
+        }.items()
     ),
     *(
-        GgufCase(f"mixtral-{kind.lower()}", "llama", kind, _MIXTRAL, {**_MOE, **_NO_VOCAB})
-        for kind in ("Q8_0", "mixed")
+        GgufCase(f"mixtral-{kind.lower()}", "llama", kind, _MIXTRAL, {**_MOE, **_NO_VOCAB}, seed)
+        for kind, seed in {"Q8_0": 3, "mixed": 6}.items()
     ),
-    GgufCase("kt-mini-q8_0", "deepseek2", "Q8_0", _mini, _mini_metadata()),
+    GgufCase("kt-mini-q8_0", "deepseek2", "Q8_0", _mini, _mini_metadata(), prompt=_STORY),
 )

@@ -35,6 +35,7 @@ class GgufCase:
         kind: type of its matrices; "mixed": another one for each.
         tensors: makes (name, shape) of each, and its numbers.
         metadata: without the architecture's name.
+        prompt: ids; none: random ones.
     """
 
     name: str
@@ -43,6 +44,7 @@ class GgufCase:
     tensors: Callable[[GgufCase], Iterator[tuple[str, F32 | tuple[int, ...]]]]
     metadata: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    prompt: tuple[int, ...] = ()
 
 
 def write_gguf(case: GgufCase, path: Path) -> Path:
@@ -99,6 +101,8 @@ def _kind(kind: str, name: str, k: int) -> str:
 
 def _rms(name: str, shape: tuple[int, ...]) -> float:
     """A layer adds less than it reads, and the head decides."""
+    if name == "token_embd.weight":
+        return 1.0
     size = 0.5 if ("output" in name or "down" in name) and name != "output.weight" else 1.0
     return (4.0 if name == "output.weight" else size) * float(shape[-1]) ** -0.5
 
