@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gguf_models import F32, GgufCase
+from gguf_vocabularies import mini_vocabulary
 
 from ktcli.resources import data_path
 from ktcli.weights.header import read_header
@@ -169,7 +170,7 @@ def _mini_metadata() -> dict[str, Any]:
         "expert_group_count": c["n_group"],
         "expert_group_used_count": c["topk_group"],
         "vocab_size": c["vocab_size"],
-        "tokenizer.ggml.model": "no_vocab",
+        **mini_vocabulary("qwen2"),
     }
 
 

@@ -51,7 +51,11 @@ def write_gguf(case: GgufCase, path: Path) -> Path:
     """The file of a case."""
     writer = gguf.GGUFWriter(path, case.architecture)
     for key, value in case.metadata.items():
-        name = key if key.startswith(("tokenizer.", "general.")) else f"{case.architecture}.{key}"
+        name = (
+            key
+            if key.startswith(("tokenizer.", "general.", "split."))
+            else f"{case.architecture}.{key}"
+        )
         _ADD[type(value)](writer, name, value)
     for name, what in case.tensors(case):
         numbers, kind = _numbers(case, name, what)

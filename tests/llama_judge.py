@@ -1,4 +1,5 @@
-"""What llama.cpp says of the models in `gguf_cases`, and the record of it in data/gguf_llama.npz.
+"""What llama.cpp says of the models in `gguf_cases` and the tokenizers in `gguf_vocabularies`, and the record
+of it in data/gguf_llama.npz.
 
 Compiling llama.cpp takes minutes, so the suite compares kt with the record; where llama_cpp can be imported,
 with llama.cpp itself as well. To record again, with a Python that has llama-cpp-python (0.3.36 was used) and
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from gguf_cases import CASES
 from gguf_models import GgufCase, write_gguf
+from gguf_vocabularies import TEXTS, VOCABULARIES
 from numpy.typing import NDArray
 
 RECORD = Path(__file__).parent / "data" / "gguf_llama.npz"
@@ -77,6 +79,25 @@ def judge(case: GgufCase, path: Path) -> Verdict:
     return Verdict(digest(path), ids, logits.astype(np.float16), min(gaps))
 
 
+def tokens(path: Path) -> list[list[int]]:
+    """What llama.cpp makes of each text in TEXTS."""
+    import llama_cpp
+
+    model = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    return [model.tokenize(text.encode(), add_bos=False, special=True) for text in TEXTS]
+
+
+def recorded_tokens(name: str) -> list[list[int]]:
+    """The same, as it was recorded."""
+    with np.load(RECORD) as file:
+        flat = file[f"tokens/{name}"]
+    ends = np.flatnonzero(flat == _END)
+    return [part[part != _END].tolist() for part in np.split(flat, ends + 1)[:-1]]
+
+
+_END = -1  # after the tokens of each text
+
+
 def recorded() -> dict[str, Verdict]:
     """By name of the case."""
     with np.load(RECORD) as file:
@@ -87,7 +108,7 @@ def recorded() -> dict[str, Verdict]:
                 file[f"{name}/logits"],
                 float(file[f"{name}/gap"]),
             )
-            for name in sorted({key.partition("/")[0] for key in file.files})
+            for name in sorted({key.partition("/")[0] for key in file.files} - {"tokens"})
         }
 
 
@@ -101,6 +122,10 @@ def record() -> None:
             found[f"{case.name}/logits"] = verdict.logits
             found[f"{case.name}/gap"] = np.array(verdict.gap)
             print(f"{case.name}: smallest lead {verdict.gap:.3f}", file=sys.stderr)
+        for case in VOCABULARIES:
+            rows = tokens(write_gguf(case, Path(folder) / "vocabulary.gguf"))
+            flat = [id for row in rows for id in (*row, _END)]
+            found[f"tokens/{case.name}"] = np.array(flat, np.int32)
     np.savez_compressed(RECORD, **found)  # type: ignore[arg-type]
 
 

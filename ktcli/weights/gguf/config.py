@@ -126,6 +126,7 @@ def _deepseek(m: Metadata) -> dict[str, Any]:
     rope = m.whole("rope.dimension_count")
     heads = m.whole("attention.head_count")
     given: dict[str, Any] = {
+        "head_dim": rope,
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": m.whole(f"attention.key_length{mla}") - rope,
         "v_head_dim": m.whole(f"attention.value_length{mla}"),
