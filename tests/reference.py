@@ -17,6 +17,7 @@ from families import deepseek, qwen3_moe
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from stored import chosen, view
 
 from ktcli.layers.tensors import Role
 from ktcli.models import build
@@ -124,9 +125,12 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for name in tensor.source_names(index):
-                matrix = tensors[name].float().numpy()
-                tensors[name] = torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape))
+            for piece in chosen(tensor, tensors):
+                name = piece.at(index)
+                tensors[name] = tensors[name].float()
+                rows = view(tensors[name], piece, index)
+                matrix = rows.contiguous().numpy()
+                rows.copy_(torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape)))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

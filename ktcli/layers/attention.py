@@ -6,16 +6,13 @@ barrier instead of three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
-
-import numpy as np
+from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, F32Array, Role, Tensor
+from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
 
 class QkNorm(Enum):
@@ -171,35 +168,20 @@ class LatentAttention:
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
         """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
-        s = self.shape
-        cut = {
-            "uk_in": (
-                s.lora,
-                s.nope,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=True),
-            ),
-            "uk_out": (
-                s.nope,
-                s.lora,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=False),
-            ),
-            "uv": (s.v, s.lora, partial(_head_rows, s, first=s.nope, count=s.v, transpose=False)),
-        }
-        made = tuple(
-            Tensor(
-                f"layers.{self.layer}.attn.{name}",
-                n,
-                k,
-                Role.KEPT,
-                (f"{self.source}.kv_b_proj.weight",),
-                count=s.heads,
-                join=join,
-                source_shapes=((s.heads * (s.nope + s.v), s.lora),),
-                layer=self.layer,
-            )
-            for name, (n, k, join) in cut.items()
+        s, each = self.shape, self.shape.nope + self.shape.v
+        shape = (s.heads * each, s.lora)
+
+        def part(name: str, n: int, k: int, band: Band, transposed: bool = False) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
+            where = f"layers.{self.layer}.attn.{name}"
+            return Tensor(where, n, k, Role.KEPT, ((piece,),), count=s.heads, layer=self.layer)
+
+        keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
+        return (
+            part("uk_in", s.lora, s.nope, keys, transposed=True),
+            part("uk_out", s.nope, s.lora, keys),
+            part("uv", s.v, s.lora, values),
         )
-        return made[0], made[1], made[2]
 
     @cached_property
     def o(self) -> Tensor:
@@ -254,8 +236,7 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
         sum(rows for _, rows in pieces),
         k,
         Role.DENSE,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((rows, k) for _, rows in pieces),
+        whole(*((f"{part.source}.{source}", (rows, k)) for source, rows in pieces)),
         layer=part.layer,
         cut=Cut.ROWS,
     )
@@ -267,22 +248,6 @@ def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> 
         1,
         sum(length for _, length in pieces),
         Role.VECTOR,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((length,) for _, length in pieces),
+        whole(*((f"{part.source}.{source}", (length,)) for source, length in pieces)),
         layer=part.layer,
     )
-
-
-def _head_rows(
-    shape: MlaShape,
-    arrays: Sequence[F32Array],
-    head: int,
-    *,
-    first: int,
-    count: int,
-    transpose: bool,
-) -> F32Array:
-    """Rows [first, first + count) of one head of kv_b [heads * (nope + v), lora]."""
-    start = head * (shape.nope + shape.v) + first
-    rows = arrays[0][start : start + count]
-    return np.ascontiguousarray(rows.T if transpose else rows)
