@@ -44,13 +44,18 @@ class Recipe:
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
     """The packed format of `tensor`; None: plain rows of bf16 (a table) or f32 (a vector)."""
-    if tensor.role is Role.EXPERTS:
-        return recipe.experts
-    if tensor.role is Role.DENSE:
-        return recipe.dense
-    if tensor.role is Role.KEPT:
-        return FORMATS["bf16"]
-    return None
+    kind = kind_of(tensor)
+    if kind is Kind.DOWN and recipe.down is not None:
+        fmt = recipe.down
+    elif tensor.role is Role.EXPERTS:
+        fmt = recipe.experts
+    elif tensor.role is Role.DENSE:
+        fmt = recipe.dense
+    elif tensor.role is Role.KEPT:
+        fmt = FORMATS["bf16"]
+    else:
+        return None
+    return fmt.of_columns(tensor.k)
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:

@@ -14,6 +14,7 @@
  * activation scale, and the sums over each node's columns, which a last phase adds up in the nodes' order.
  */
 #include "groups.h"
+#include "kernels/formats.h"
 #include "program.h"
 
 #include <stdatomic.h>
@@ -33,6 +34,7 @@
 typedef struct part {
     matrices gate_up, down;
     int64_t width;                      /* hidden columns; 0: none */
+    int64_t rotated;                    /* the same in whole blocks of down's rotation */
     int64_t h_stride;                   /* floats of a row of hidden values */
     size_t act_offset, sum_offset;
 } part;
@@ -41,10 +43,11 @@ typedef struct moe {
     kt_view out;
     source in;
     int32_t routing, domain;
-    int32_t nodes, in_kind, kind;       /* what gate and up, and what down read: ACT_* */
+    int32_t nodes, kind;                /* kind: what down reads, ACT_* */
     int64_t top_k, experts, max_slots;
     int64_t sum_stride;
     part *parts;                        /* [nodes] */
+    const matrices *gate_up, *down;     /* of the first node that has some: all are like them */
     _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
                                          * NULL: one node, or down does not ask for it */
 } moe;
@@ -127,7 +130,7 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     product_run(w, own->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++) {
         w->kernels->swiglu(y + i * columns, width, h + i * own->h_stride);
-        if (o->largest)
+        if (o->largest && !o->down->rotation)
             raise_largest(o, w, b->row + i, h + i * own->h_stride, width);
     }
 }
@@ -166,7 +169,7 @@ static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 /* A task has all that a row's conversion needs to know, so it can convert the rows itself. */
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
-    return o->kind != ACT_F32 && !o->largest && pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
+    return o->kind != ACT_F32 && !o->largest && !o->down->rotation && pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
 }
 
 static void gate_up_run(const void *arg, worker *w)
@@ -192,6 +195,22 @@ static void gate_up_run(const void *arg, worker *w)
     }
 }
 
+/* Rows of hidden values are rotated where they lie, before down or its conversion reads them. */
+static void rotate_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    const part *own = own_part(o, w);
+    groups g = own_groups(o, w);
+    groups_again(&g);
+    for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < (own->width ? g.n_slots : 0);)
+        for (int64_t i = row; i < min64(row + QUANTIZE_RUN, g.n_slots); i++) {
+            float *h = hidden(w) + i * own->h_stride;
+            w->kernels->rotate(h, own->width, own->down.rotation, h);
+            if (o->largest)
+                raise_largest(o, w, i, h, own->rotated);
+        }
+}
+
 static void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
@@ -202,7 +221,7 @@ static void quantize_run(const void *arg, worker *w)
     int64_t n = own->width == 0 || has_whole_rows(o, w, &g) ? 0 : g.n_slots;
     for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < n;) {
         for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++)
-            act_convert(w, &a, hidden(w) + i * own->h_stride, own->width, o->largest ? largest_of(o, i) : -1.0f, i);
+            act_convert(w, &a, hidden(w) + i * own->h_stride, own->rotated, o->largest ? largest_of(o, i) : -1.0f, i);
     }
 }
 
@@ -324,12 +343,16 @@ static void record(kt_program *p, moe *o, kt_view in)
 {
     int32_t routed = p->routings.at[o->routing].resource;
     program_operation(p);
-    o->in = program_source(p, in, o->in_kind);
+    o->in = program_source(p, in, o->gate_up);
     p->late = p->routings.at[o->routing].late;
     program_phase(p, gate_up_run, o);
     program_touch_source(p, &o->in);
     program_touch(p, routed, 0, 1, ANY_ROWS);
     program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    if (o->down->rotation) {
+        program_phase(p, rotate_run, o);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    }
     if (o->kind != ACT_F32) {
         program_phase(p, quantize_run, o);
         program_touch_node_scratch(p, ANY_ROWS | WRITES);
@@ -367,12 +390,17 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *ga
                                       &own->down);
         if (failed)
             return failed;
-        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->in_kind))
+        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->gate_up->kind ||
+                      own->down.rotation != o->down->rotation || own->gate_up.rotation != o->gate_up->rotation))
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
         own->width = down[i].k;
-        own->h_stride = padded;
-        o->in_kind = own->gate_up.kind;
-        o->kind = own->down.kind;
+        own->rotated = rotated_columns(&down[i].format, down[i].k);
+        own->h_stride = max64(padded, own->rotated);
+        if (!width) {
+            o->gate_up = &own->gate_up;
+            o->down = &own->down;
+            o->kind = own->down.kind;
+        }
         width += own->width;
     }
     return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");

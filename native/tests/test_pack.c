@@ -137,7 +137,7 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     for (int i = 0; i < N * GROUPS; i++)
         scales[i] = blocks[i / GROUPS / 128 * GROUPS + i % GROUPS];
     broken += kt_decode(pool, KT_F8_E4M3, codes, N, K, blocks, x) != KT_OK;
-    kt_pack_error error = {0, 0};
+    kt_pack_error error = {0};
     broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
     for (int64_t i = 0; i < N * K; i++) {
         broken += (uint8_t)oracle_code(&fp8, got, K, i / K, i % K) != codes[i];

@@ -24,6 +24,7 @@ MODELS = [case for case in CASES if case.name in ("qwen3", "deepseek-v3", "deeps
 FORMATS = [("int8", "int8"), ("int4", "int8"), ("int4-g32", "int4-g128")]
 PAIRS = [(c, f) for c in MODELS for f in FORMATS]
 PAIRS += [(case, ("fp8", "fp8")) for case in MODELS if case.name == "deepseek-v3"]
+PAIRS += [(case, ("int4-row-had", "int4-row-had")) for case in MODELS if case.name == "qwen3"]
 
 
 @pytest.fixture(
