@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from families import deepseek, qwen3_moe
+from families import deepseek, gpt_oss, qwen3_moe
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from stored import chosen, view
 
 from ktcli.layers.tensors import Role
 from ktcli.models import build
@@ -25,7 +26,7 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (qwen3_moe, deepseek)
+_FAMILIES = (qwen3_moe, deepseek, gpt_oss)
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 
 
@@ -124,9 +125,12 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for name in tensor.source_names(index):
-                matrix = tensors[name].float().numpy()
-                tensors[name] = torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape))
+            for piece in chosen(tensor, tensors):
+                name = piece.at(index)
+                tensors[name] = tensors[name].float()
+                rows = view(tensors[name], piece, index)
+                matrix = rows.contiguous().numpy()
+                rows.copy_(torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape)))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

@@ -6,16 +6,13 @@ barrier instead of three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, partial
-
-import numpy as np
+from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, F32Array, Role, Tensor
+from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
 
 class QkNorm(Enum):
@@ -33,6 +30,7 @@ class GroupedQueryAttention:
     Attributes:
         rope: may rotate only the first columns of each head.
         qkv_bias, o_bias: on q, k and v; on o.
+        has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
@@ -45,6 +43,7 @@ class GroupedQueryAttention:
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     o_bias: bool = False
+    has_sinks: bool = False
     norms: tuple[str, str] = ("q_norm", "k_norm")
     layer: int = 0
     source: str = ""
@@ -80,17 +79,21 @@ class GroupedQueryAttention:
         names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
         return tuple(_vector(self, name, ((f"{of}.weight", width),)) for name, of, width in names)
 
+    @cached_property
+    def sinks(self) -> Tensor | None:
+        return _vector(self, "sinks", (("sinks", self.shape.heads),)) if self.has_sinks else None
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        biases = (bias for bias in self.biases if bias is not None)
-        return (self.qkv, self.o, *self.qk_norms, *biases)
+        optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
+        return (self.qkv, self.o, *self.qk_norms, *optional)
 
     @property
     def state(self) -> LayerState:
         """Keys and values; scores and weighted values of every head."""
         s = self.shape
         kept, ops = 2 * s.kv_heads * s.head_dim, 4 * s.heads * s.head_dim
-        return LayerState(position_elements=kept, ops_per_position=ops)
+        return LayerState(position_elements=kept, ops_per_position=ops, window=s.window)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
@@ -102,7 +105,7 @@ class GroupedQueryAttention:
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        mixed = b.gqa(q, k, v, self.shape, layer=self.layer)  # [T, heads * d]
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
         return b.linear(mixed, self.o, bias=o_bias)
 
 
@@ -171,35 +174,20 @@ class LatentAttention:
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
         """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
-        s = self.shape
-        cut = {
-            "uk_in": (
-                s.lora,
-                s.nope,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=True),
-            ),
-            "uk_out": (
-                s.nope,
-                s.lora,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=False),
-            ),
-            "uv": (s.v, s.lora, partial(_head_rows, s, first=s.nope, count=s.v, transpose=False)),
-        }
-        made = tuple(
-            Tensor(
-                f"layers.{self.layer}.attn.{name}",
-                n,
-                k,
-                Role.KEPT,
-                (f"{self.source}.kv_b_proj.weight",),
-                count=s.heads,
-                join=join,
-                source_shapes=((s.heads * (s.nope + s.v), s.lora),),
-                layer=self.layer,
-            )
-            for name, (n, k, join) in cut.items()
+        s, each = self.shape, self.shape.nope + self.shape.v
+        shape = (s.heads * each, s.lora)
+
+        def part(name: str, n: int, k: int, band: Band, transposed: bool = False) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
+            where = f"layers.{self.layer}.attn.{name}"
+            return Tensor(where, n, k, Role.KEPT, ((piece,),), count=s.heads, layer=self.layer)
+
+        keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
+        return (
+            part("uk_in", s.lora, s.nope, keys, transposed=True),
+            part("uk_out", s.nope, s.lora, keys),
+            part("uv", s.v, s.lora, values),
         )
-        return made[0], made[1], made[2]
 
     @cached_property
     def o(self) -> Tensor:
@@ -254,8 +242,7 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
         sum(rows for _, rows in pieces),
         k,
         Role.DENSE,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((rows, k) for _, rows in pieces),
+        whole(*((f"{part.source}.{source}", (rows, k)) for source, rows in pieces)),
         layer=part.layer,
         cut=Cut.ROWS,
     )
@@ -267,22 +254,6 @@ def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> 
         1,
         sum(length for _, length in pieces),
         Role.VECTOR,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((length,) for _, length in pieces),
+        whole(*((f"{part.source}.{source}", (length,)) for source, length in pieces)),
         layer=part.layer,
     )
-
-
-def _head_rows(
-    shape: MlaShape,
-    arrays: Sequence[F32Array],
-    head: int,
-    *,
-    first: int,
-    count: int,
-    transpose: bool,
-) -> F32Array:
-    """Rows [first, first + count) of one head of kv_b [heads * (nope + v), lora]."""
-    start = head * (shape.nope + shape.v) + first
-    rows = arrays[0][start : start + count]
-    return np.ascontiguousarray(rows.T if transpose else rows)

@@ -8,7 +8,7 @@ from functools import cached_property
 from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
 from ktcli.layers.mlp import Mlp
-from ktcli.layers.tensors import Cut, Role, Tensor
+from ktcli.layers.tensors import Cut, Role, Tensor, whole
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class DecoderLayer:
             1,
             self.hidden,
             Role.VECTOR,
-            (f"{self.source}.{source}.weight",),
-            source_shapes=((self.hidden,),),
+            whole((f"{self.source}.{source}.weight", (self.hidden,))),
             layer=self.layer,
         )
 
@@ -82,14 +81,12 @@ class Decoder:
 
     @cached_property
     def norm(self) -> Tensor:
-        shape = ((self.hidden,),)
-        sources = (f"{self.body}.norm.weight",)
-        return Tensor("norm", 1, self.hidden, Role.VECTOR, sources, source_shapes=shape)
+        source = whole((f"{self.body}.norm.weight", (self.hidden,)))
+        return Tensor("norm", 1, self.hidden, Role.VECTOR, source)
 
     def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
         shape = (self.vocab, self.hidden)
-        sources = (f"{source}.weight",)
-        return Tensor(name, *shape, role, sources, source_shapes=(shape,), cut=cut)
+        return Tensor(name, *shape, role, whole((f"{source}.weight", shape)), cut=cut)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
