@@ -15,7 +15,7 @@ from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind
 
 if TYPE_CHECKING:
     from ktcli.weights.convert import Report
@@ -24,6 +24,10 @@ OutOpt = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Folder to write. Default: in the library."),
 ]
+MixedOpt = Annotated[
+    bool,
+    typer.Option("--mixed", help="Keep the experts' down projections one step more precise."),
+]
 
 
 def convert(
@@ -31,6 +35,7 @@ def convert(
     target: OutOpt = None,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
+    mixed: MixedOpt = False,
     threads: ThreadsOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -51,6 +56,7 @@ def convert(
     """
     entry = library.resolve(model, Kind.CHECKPOINT)
     recipe = recipe_for(entry, experts, dense)
+    recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     if target is None and not entry.managed and entry.name != library.BUILTIN:
         raise UsageError(
             f"{entry.path} is not in the library, so its conversion needs a folder of its own",
@@ -81,7 +87,7 @@ def convert_entry(
     from ktcli.weights import convert as weights
 
     managed = target is None
-    target = target or library.pack_path(entry.name, recipe.experts.name, recipe.dense.name)
+    target = target or library.pack_path(entry.name, recipe.experts_name, recipe.dense.name)
     source = manifest.read(entry.path / manifest.CHECKPOINT)
     origin = weights.Provenance()
     if source is not None:
@@ -110,15 +116,16 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
     return {
         "model": entry.name,
         "path": str(report.path),
-        "experts": recipe.experts.name,
+        "experts": recipe.experts_name,
         "dense": recipe.dense.name,
+        "formats": {kind.value: format_of_kind(kind, recipe).name for kind in TensorKind},
         "source_bytes": report.source_bytes,
         "size_bytes": report.size_bytes,
         "files": len(report.manifest.files),
         "kept_files": report.kept_files,
         "already_complete": report.already_complete,
         "error": {
-            kind: report.error[kind] for kind in ("experts", "dense") if kind in report.error
+            kind: error for kind, error in report.error.items() if kind != TensorKind.KEPT.value
         },
     }
 
@@ -131,9 +138,8 @@ def render(words: dict[str, Any]) -> str:
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
     for kind, error in words["error"].items():
-        lines.append(
-            f"  {kind:<8}{words[kind]:<10}error {error:.2%} of the weights' own size (rms)"
-        )
+        name = words["formats"][kind]
+        lines.append(f"  {kind:<8}{name:<13}error {error:.2%} of the weights' own size (rms)")
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
     return "\n".join(lines)

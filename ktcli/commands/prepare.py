@@ -195,7 +195,7 @@ def _target(entry: Entry, recipe: Recipe) -> Path:
     name = entry.name
     if _is_foreign(entry):
         name = library.local_name(entry.path, str(_newest_ns(entry.path)))
-    return library.pack_path(name, recipe.experts.name, recipe.dense.name)
+    return library.pack_path(name, recipe.experts_name, recipe.dense.name)
 
 
 def _require_room(name: str, wanted: Wanted) -> None:

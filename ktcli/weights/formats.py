@@ -38,6 +38,19 @@ _ROWS = (
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
+# One step more precise, for the down projections of --mixed: their errors go straight into the sum of all layers.
+MORE_PRECISE = {
+    "int4-row-had": "int4",
+    "int4-g128": "int8",
+    "int4": "int8",
+    "int4-g32": "int8",
+    "nl4": "int8",
+    "nl4-g32": "int8",
+    "mxfp4": "int8",
+    "int8": "bf16",
+    "fp8": "bf16",
+}
+
 
 def format_named(name: str) -> Format:
     """The row called `name`.

@@ -94,7 +94,9 @@ def test_what_a_format_can_hold_comes_back(fmt: Format):
 
 def test_reported_error_is_the_difference():
     for fmt in FORMATS.values():
-        k = 384 if fmt.rotation else 360  # turned columns beyond k have errors too, which no product sees
+        k = (
+            384 if fmt.rotation else 360
+        )  # turned columns beyond k have errors too, which no product sees
         x, counts = matrices(48, k)["heavy"], importance(k)
         data = np.zeros(packed_bytes(fmt, *x.shape), dtype=np.uint8)
         sums = POOLS[ROWS[0]].pack(fmt, x, data)

@@ -6,6 +6,7 @@ exact and slow; the Triton kernels do the same inside their products and are hel
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -180,11 +181,12 @@ def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _rotate(rows: Tensor, block: int) -> Tensor:
     """Rows [m, r, columns] times the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
-    out, h = rows.reshape(-1, block), 1
+    out: Tensor = rows.reshape(-1, block)
+    h = 1
     while h < block:
         a, b = out.reshape(-1, block // (2 * h), 2, h).unbind(2)
         out, h = torch.stack((a + b, a - b), dim=2).reshape(-1, block), 2 * h
-    return (out * block**-0.5).view(rows.shape)
+    return (out * (1 / math.sqrt(block))).view(rows.shape)
 
 
 def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
