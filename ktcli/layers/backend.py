@@ -181,6 +181,9 @@ class Backend(Protocol):
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
 
+    def gate(self, x: Value, by: Value) -> Value:
+        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
+
     def add(self, a: Value, b: Value) -> Value: ...
 
     def select(self, x: Value) -> Value:

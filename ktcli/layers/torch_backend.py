@@ -185,6 +185,9 @@ class TorchBackend(Backend):
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         return self._kernels.swiglu(x, width, glu)
 
+    def gate(self, x: Value, by: Value) -> Value:
+        return x * by.sigmoid()
+
     def add(self, a: Value, b: Value) -> Value:
         return a + b
 

@@ -67,6 +67,10 @@ class Model(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """Every stored tensor: embedding, layers in order, final norm, head."""
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
+
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
 
@@ -77,11 +81,13 @@ class DecoderModel:
 
     Attributes:
         context: positions the model was made for.
+        ignored: see `Model`.
     """
 
     family: str
     decoder: Decoder
     context: int
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> Spec:

@@ -45,15 +45,20 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
+        ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
     """
 
     body: str = "model"
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    ignored: tuple[str, ...] = ()
 
 
 USUAL_PREFIXES = Prefixes()
+# Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
+_MTP_LAYERS = 8
+_LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 
 
 def assemble(
@@ -87,12 +92,15 @@ def assemble(
         body=prefixes.body,
         head_source=prefixes.head,
     )
-    return DecoderModel(family, decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
+    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
+    beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
+    ignored = (*_LEFT_OUT, *beyond, *prefixes.ignored)
+    return DecoderModel(family, decoder, context, ignored)
 
 
 def read_eps(f: Fields) -> float:
     """What every RMSNorm adds to the mean square."""
-    return f.number("rms_norm_eps", high=1.0, default=1e-6)
+    return f.number("rms_norm_eps", high=1.0)
 
 
 def read_gqa(
@@ -116,7 +124,10 @@ def read_gqa(
     head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
     f.require_multiple("head_dim", head_dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
-    rope, _ = read_rope(f, rotated_columns(f, head_dim, rotated), interleaved=False, theta=theta)
+    columns = rotated_columns(f, head_dim, rotated)
+    # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
+    interleaved = f.flag("rope_interleave", False)
+    rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
 
@@ -168,7 +179,7 @@ def read_sparse(
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", "num_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
-    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names)
+    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
 
 def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
