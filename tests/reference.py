@@ -6,13 +6,15 @@ Weights are bf16 values, so that a bf16 pack holds them exactly; transformers ru
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from families import deepseek, qwen3_moe
+from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -23,141 +25,8 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-# Awkward on purpose: no width is a multiple of a panel (16) or a step (64).
-_COMMON = {"vocab_size": 99, "hidden_size": 80, "intermediate_size": 72, "num_attention_heads": 4}
-_QWEN3 = {
-    **_COMMON,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "moe_intermediate_size": 40,
-    "num_experts": 10,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 512,
-}
-_DEEPSEEK = {
-    **_COMMON,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 40,
-    "kv_lora_rank": 48,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 20,
-    "moe_intermediate_size": 40,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 512,
-}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10_000.0,
-    "factor": 8.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration of one family.
-
-    Attributes:
-        model_type: what the checkpoint's config says.
-        cls: transformers' name of the family, "Qwen3Moe" → Qwen3MoeConfig, Qwen3MoeForCausalLM.
-        seed: of the random weights. One router that changes its mind by rounding moves all later
-            positions through the attention; these seeds are ones where few are so near a tie.
-    """
-
-    name: str
-    model_type: str
-    cls: str
-    values: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-
-    def config(self) -> Any:
-        return getattr(transformers, f"{self.cls}Config")(**self.values)
-
-
-CASES = (
-    Case("qwen3", "qwen3_moe", "Qwen3Moe", _QWEN3, seed=2),
-    Case(
-        "qwen3-yarn-bias-unnormalised",
-        "qwen3_moe",
-        "Qwen3Moe",
-        {**_QWEN3, "rope_parameters": _YARN, "attention_bias": True, "norm_topk_prob": False},
-    ),
-    Case(
-        "qwen3-tied-dense-layer",
-        "qwen3_moe",
-        "Qwen3Moe",
-        {**_QWEN3, "tie_word_embeddings": True, "mlp_only_layers": [1]},
-        seed=1,
-    ),
-    Case(
-        "deepseek-v3",
-        "deepseek_v3",
-        "DeepseekV3",
-        {**_DEEPSEEK, "n_group": 4, "topk_group": 2},
-        seed=4,
-    ),
-    Case(
-        "deepseek-v3-yarn-unnormalised",
-        "deepseek_v3",
-        "DeepseekV3",
-        {
-            **_DEEPSEEK,
-            "n_group": 4,
-            "topk_group": 2,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 1.7,
-            "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
-        },
-        seed=3,
-    ),
-    Case(
-        "kimi-k2",
-        "kimi_k2",
-        "DeepseekV3",
-        {
-            **_DEEPSEEK,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 2.827,
-            "rope_parameters": {**_YARN, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
-    ),
-    Case(
-        "deepseek-v2",
-        "deepseek_v2",
-        "DeepseekV2",
-        {
-            **_DEEPSEEK,
-            "n_group": 4,
-            "topk_group": 2,
-            "topk_method": "group_limited_greedy",
-            "routed_scaling_factor": 16.0,
-            "n_shared_experts": 2,
-        },
-    ),
-    Case(
-        "deepseek-v2-lite",
-        "deepseek_v2",
-        "DeepseekV2",
-        {
-            **_DEEPSEEK,
-            "q_lora_rank": None,
-            "n_group": 1,
-            "topk_group": 1,
-            "topk_method": "greedy",
-            "n_shared_experts": 2,
-            "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
-        },
-    ),
-)
+_FAMILIES = (qwen3_moe, deepseek)
+CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:

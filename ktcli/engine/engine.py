@@ -191,7 +191,7 @@ class Engine:
         )
         program = Program(self.pool, max_tokens=chunk, max_outputs=outputs, exact=options.exact)
         deferring = self.spec.moe_layers - 1 if options.defer else 0
-        backend = NativeBackend(self._tensors.by_name, self.layout.layer_bytes, deferring=deferring)
+        backend = NativeBackend(self._tensors.by_name, self.layout.offsets, deferring=deferring)
         logits = self.model.forward(backend)
         views = backend.record(program, logits, *backend.summary(logits))
         return program, Outputs(*views), backend.routings

@@ -7,6 +7,7 @@ come back as one object. Pages are reserved when a session starts; nothing is al
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +24,20 @@ class PageLayout:
     """Sizes of a KV page.
 
     Attributes:
-        layer_bytes: one layer's part of a page.
+        offsets: where each layer's part of a page begins, bytes.
         page_bytes: all layers.
     """
 
-    layer_bytes: int
+    offsets: tuple[int, ...]
     page_bytes: int
 
     @classmethod
     def of(cls, spec: Spec, *, exact: bool = False) -> PageLayout:
         """bf16 elements; f32 when exact."""
-        layer_bytes = ceil_to(PAGE_TOKENS * spec.kv_elements * (4 if exact else 2), _LINE_BYTES)
-        return cls(layer_bytes, layer_bytes * spec.layers)
+        each = PAGE_TOKENS * (4 if exact else 2)
+        sizes = [ceil_to(s.position_elements * each, _LINE_BYTES) for s in spec.states]
+        ends = tuple(accumulate(sizes))
+        return cls((0, *ends[:-1]), ends[-1])
 
     def cache_bytes(self, context: int) -> int:
         """Memory of a cache for `context` positions."""

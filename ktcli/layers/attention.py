@@ -13,6 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Cut, F32Array, Role, Tensor
 
 
@@ -71,13 +72,11 @@ class GroupedQueryAttention:
         return (self.qkv, self.o, *self.head_norms, *(t for t in optional if t is not None))
 
     @property
-    def kv_elements(self) -> int:
-        return 2 * self.shape.kv_heads * self.shape.head_dim
-
-    @property
-    def ops_per_position(self) -> int:
-        """Of one token against one cached position: scores and values, multiply and add."""
-        return 4 * self.shape.heads * self.shape.head_dim
+    def state(self) -> LayerState:
+        """Keys and values; scores and weighted values of every head."""
+        s = self.shape
+        kept, ops = 2 * s.kv_heads * s.head_dim, 4 * s.heads * s.head_dim
+        return LayerState(position_elements=kept, ops_per_position=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
@@ -209,13 +208,10 @@ class LatentAttention:
         )
 
     @property
-    def kv_elements(self) -> int:
-        return self._latent_width
-
-    @property
-    def ops_per_position(self) -> int:
-        """Of one token against one cached position, absorbed."""
-        return 2 * self.shape.heads * (self._latent_width + self.shape.lora)
+    def state(self) -> LayerState:
+        """The latent; scores and weighted latents of every head, absorbed."""
+        ops = 2 * self.shape.heads * (self._latent_width + self.shape.lora)
+        return LayerState(position_elements=self._latent_width, ops_per_position=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""

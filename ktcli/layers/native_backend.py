@@ -7,7 +7,7 @@ A 60-layer model so needs about as many buffers as one layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,16 +40,16 @@ class NativeBackend(Backend):
 
     Args:
         loaded: tensor name -> what the loader made of it.
-        layer_bytes: bytes of one layer in a KV page.
+        offsets: where each layer's part of a KV page begins, bytes.
         deferring: how many layers with experts may defer some to the next one: all but the last, or none.
             Steps say how many experts (`Step.defer`).
     """
 
     def __init__(
-        self, loaded: Mapping[str, Loaded], layer_bytes: int, *, deferring: int = 0
+        self, loaded: Mapping[str, Loaded], offsets: Sequence[int], *, deferring: int = 0
     ) -> None:
         self._loaded = loaded
-        self._layer_bytes = layer_bytes
+        self._offsets = offsets
         self._deferring = deferring
         self._late: View | None = None  # what the last layer with experts deferred
         self._operations: list[_Operation] = []
@@ -119,7 +119,7 @@ class NativeBackend(Backend):
             shape.kv_heads,
             shape.head_dim,
             shape.scale,
-            layer * self._layer_bytes,
+            self._offsets[layer],
         )
         self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts), out, q, k, v)
         return out
@@ -135,7 +135,7 @@ class NativeBackend(Backend):
     ) -> Value:
         out = self._buffer(shape.heads * shape.v, like=q)
         s = shape
-        facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, layer * self._layer_bytes)
+        facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, self._offsets[layer])
         uk_in, uk_out, uv = (self._slices(tensor)[0] for tensor in weights)
         self._note(lambda p, w: p.mla(w[0], w[1], w[2], facts, (uk_in, uk_out, uv)), out, q, latent)
         return out

@@ -13,6 +13,7 @@ from typing import Protocol
 from ktcli.layers.backend import Backend, Value
 from ktcli.layers.decoder import Decoder
 from ktcli.layers.mlp import SparseMlp
+from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Tensor
 from ktcli.models.config import MAX_VOCAB, Fields
 
@@ -28,8 +29,7 @@ class Spec:
         moe_layers: those of them with routed experts.
         vocab: rows of the embedding.
         context: positions the model was made for.
-        kv_elements: cached elements per token and layer (GQA: K and V; MLA: latent and rope).
-        attention_ops: operations (a multiply-add is two) per token, layer and cached position at decode.
+        states: what each layer keeps of a sequence.
         experts, top_k, expert_width: of a MoE layer; 0 for a dense model.
     """
 
@@ -39,11 +39,20 @@ class Spec:
     moe_layers: int
     vocab: int
     context: int
-    kv_elements: int
-    attention_ops: int
+    states: tuple[LayerState, ...]
     experts: int
     top_k: int
     expert_width: int
+
+    @property
+    def position_elements(self) -> int:
+        """Elements that all layers together cache for one position."""
+        return sum(state.position_elements for state in self.states)
+
+    @property
+    def sequence_elements(self) -> int:
+        """f32 elements that all layers together keep of a sequence, whatever its length."""
+        return sum(state.sequence_elements for state in self.states)
 
 
 class Model(Protocol):
@@ -83,8 +92,7 @@ class DecoderModel:
             moe_layers=len(sparse),
             vocab=self.decoder.vocab,
             context=self.context,
-            kv_elements=layers[0].attention.kv_elements,
-            attention_ops=layers[0].attention.ops_per_position,
+            states=tuple(layer.attention.state for layer in layers),
             experts=sparse[0].routing.experts if sparse else 0,
             top_k=sparse[0].routing.top_k if sparse else 0,
             expert_width=sparse[0].width if sparse else 0,

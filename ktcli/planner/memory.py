@@ -62,9 +62,9 @@ def scratch_bytes(model: Model) -> int:
     )
     latent = max(
         (
-            t.count * (spec.kv_elements + 3 * t.k // 2)
+            t.count * (spec.states[t.layer].position_elements + 3 * t.k // 2)
             for t in model.tensors
-            if t.name.endswith(".uv")
+            if t.layer is not None and t.name.endswith(".uv")
         ),
         default=0,
     )

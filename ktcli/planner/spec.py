@@ -15,7 +15,7 @@ from typing import Protocol
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
 
@@ -111,7 +111,7 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
 
 def kv_bytes_per_token(spec: Spec) -> int:
     """Bytes that one cached position occupies over all layers."""
-    return spec.kv_elements * KV_ELEMENT_BYTES * spec.layers
+    return spec.position_elements * KV_ELEMENT_BYTES
 
 
 def parts(model: Stored, recipe: Recipe) -> tuple[Part, ...]:
@@ -132,9 +132,14 @@ def weight_bytes(model: Stored, recipe: Recipe) -> int:
 
 
 def kv_bytes(spec: Spec, context: int) -> int:
-    """Bytes of a cache for `context` positions, whole pages."""
+    """Bytes of a cache for `context` positions, whole pages, and of what layers keep beside it."""
     pages = -(-context // PAGE_TOKENS)
-    return pages * PAGE_TOKENS * kv_bytes_per_token(spec)
+    return pages * PAGE_TOKENS * kv_bytes_per_token(spec) + sequence_bytes(spec)
+
+
+def sequence_bytes(spec: Spec) -> int:
+    """Bytes that all layers together keep of a sequence, whatever its length."""
+    return spec.sequence_elements * F32_BYTES
 
 
 def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
@@ -178,11 +183,14 @@ def _rows(tensor: Tensor, step: Step) -> int:
 
 
 def _attention_work(model: Model, step: Step) -> Work:
-    """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions."""
-    spec = model.spec
-    pairs = step.n_tokens * step.start + step.n_tokens * (step.n_tokens + 1) // 2
-    read = (step.start + step.n_tokens) * kv_bytes_per_token(spec)
-    return Work(KV_CACHE, Unit.ATTENTION, read, pairs * spec.attention_ops * spec.layers)
+    """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions at most."""
+    read = ops = 0
+    for state in model.spec.states:
+        positions = state.positions_read(step.start, step.n_tokens)
+        read += positions * state.position_elements * KV_ELEMENT_BYTES
+        read += 2 * state.sequence_elements * F32_BYTES  # and written
+        ops += state.pairs(step.start, step.n_tokens) * state.ops_per_position
+    return Work(KV_CACHE, Unit.ATTENTION, read, ops)
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:

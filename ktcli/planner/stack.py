@@ -16,11 +16,11 @@ from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
-    KV_ELEMENT_BYTES,
     Share,
     Step,
     Unit,
     Work,
+    kv_bytes_per_token,
     part_name,
     tensor_work,
 )
@@ -103,8 +103,8 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
         moe=np.array(sorted(moe), np.int64),
         head=head,
         expert_unit=unit,
-        kv_bytes=float(spec.kv_elements * KV_ELEMENT_BYTES),
-        kv_ops=float(spec.attention_ops),
+        kv_bytes=kv_bytes_per_token(spec) / spec.layers,
+        kv_ops=sum(state.ops_per_position for state in spec.states) / spec.layers,
         hidden=spec.hidden,
         vocab=spec.vocab,
         experts=spec.experts,

@@ -77,7 +77,7 @@ def backend_of(model: Model) -> tuple[NativeBackend, View]:
         else:
             weight = Weight(FORMATS["int8"], tensor.n, tensor.k, tensor.count, number, None)
             loaded[tensor.name] = (weight,)
-    backend = NativeBackend(loaded, 64)
+    backend = NativeBackend(loaded, range(0, 64 * model.spec.layers, 64))
     return backend, model.forward(backend)
 
 

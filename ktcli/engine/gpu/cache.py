@@ -26,7 +26,7 @@ class DeviceCache:
         pages: that sessions can have together.
         exact: f32 elements instead of bf16.
     Attributes:
-        layers: of each layer a flat tensor of 64 * kv_elements elements per page.
+        layers: of each layer a flat tensor of 64 * position_elements elements per page.
         scratch: a page beyond those, for rows of a step that belong to no session.
         page_bytes: of a page, all layers.
         size_bytes: of all pages.
@@ -38,12 +38,12 @@ class DeviceCache:
         self, spec: Spec, pages: int, device: torch.device, *, exact: bool = False
     ) -> None:
         dtype = torch.float32 if exact else torch.bfloat16
-        elements = (pages + 1) * PAGE_TOKENS * spec.kv_elements
-        row = ceil_to(elements, _ALIGNMENT // dtype.itemsize)
-        self.page_bytes = PAGE_TOKENS * spec.kv_elements * spec.layers * dtype.itemsize
-        self.size_bytes = row * spec.layers * dtype.itemsize
-        memory = torch.zeros(spec.layers, row, dtype=dtype, device=device)
-        self.layers = tuple(memory[:, :elements])
+        sizes = [(pages + 1) * PAGE_TOKENS * state.position_elements for state in spec.states]
+        rows = [ceil_to(size, _ALIGNMENT // dtype.itemsize) for size in sizes]
+        self.page_bytes = PAGE_TOKENS * spec.position_elements * dtype.itemsize
+        self.size_bytes = sum(rows) * dtype.itemsize
+        memory = torch.split(torch.zeros(sum(rows), dtype=dtype, device=device), rows)
+        self.layers = tuple(row[:size] for row, size in zip(memory, sizes, strict=True))
         self.scratch = pages
         self._free = list(range(pages - 1, -1, -1))
 

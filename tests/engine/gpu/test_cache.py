@@ -29,11 +29,14 @@ def test_pages_are_taken_once_and_come_back() -> None:
 def test_each_layer_has_its_own_zeroed_part_of_every_page(exact: bool) -> None:
     cache = DeviceCache(SPEC, 3, CPU, exact=exact)
     item = 4 if exact else 2
-    assert cache.page_bytes == 64 * SPEC.kv_elements * SPEC.layers * item
+    assert cache.page_bytes == 64 * SPEC.position_elements * item
     assert len(cache.layers) == SPEC.layers
     assert cache.size_bytes >= 4 * cache.page_bytes
     for layer in cache.layers:
-        assert layer.shape == (4 * 64 * SPEC.kv_elements,) and layer.element_size() == item
+        assert (
+            layer.shape == (4 * 64 * SPEC.states[0].position_elements,)
+            and layer.element_size() == item
+        )
         assert layer.is_contiguous() and not layer.any() and layer.data_ptr() % 64 == 0
     cache.layers[0].fill_(1)
     assert not cache.layers[1].any()

@@ -107,7 +107,9 @@ def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: i
         )
         stacks = [Stack(on_gpu(s.slots), moved(s.gate_up), moved(s.down)) for s in loaded.stacks]
         runner = Coupled(FakeHost(), Resident(TORCH, stacks))  # type: ignore[arg-type]
-        caches = [torch.empty(64 * 5 * spec.kv_elements, dtype=torch.bfloat16, device=GPU)]
+        caches = [
+            torch.empty(64 * 5 * spec.states[0].position_elements, dtype=torch.bfloat16, device=GPU)
+        ]
         chosen = torch.empty(made.shape, dtype=torch.int64, device=GPU)
         forward = _Forward(made.model, weights, caches * spec.layers, TORCH, chosen)
         embedded = torch.empty(batch, spec.hidden, device=GPU)

@@ -1,0 +1,82 @@
+"""DeepSeek-V2, V2-Lite, V3 and Kimi-K2."""
+
+from families.case import COMMON, YARN, Case
+
+_BASE = {
+    **COMMON,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 512,
+}
+
+CASES = (
+    Case(
+        "deepseek-v3",
+        "deepseek_v3",
+        "DeepseekV3",
+        {**_BASE, "n_group": 4, "topk_group": 2},
+        seed=4,
+    ),
+    Case(
+        "deepseek-v3-yarn-unnormalised",
+        "deepseek_v3",
+        "DeepseekV3",
+        {
+            **_BASE,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0},
+        },
+        seed=3,
+    ),
+    Case(
+        "kimi-k2",
+        "kimi_k2",
+        "DeepseekV3",
+        {
+            **_BASE,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.827,
+            "rope_parameters": {**YARN, "beta_fast": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    Case(
+        "deepseek-v2",
+        "deepseek_v2",
+        "DeepseekV2",
+        {
+            **_BASE,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "n_shared_experts": 2,
+        },
+    ),
+    Case(
+        "deepseek-v2-lite",
+        "deepseek_v2",
+        "DeepseekV2",
+        {
+            **_BASE,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "n_shared_experts": 2,
+            "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+    ),
+)
