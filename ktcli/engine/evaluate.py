@@ -19,13 +19,16 @@ from ktcli.engine.intervals import Interval, interval
 from ktcli.engine.logits import F32Array
 from ktcli.engine.session import Session
 from ktcli.errors import KtError
+from ktcli.models import Spec
 
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
 
-PIECE_BYTES = 64 << 20  # of logits of one piece: one engine's are kept, one's are looked at
+PIECE_BYTES = (
+    64 << 20
+)  # of logits of one piece, at most: one engine's are kept, one's are looked at
 _AT_ONCE_BYTES = 2 << 20  # of those, in one numpy call: its temporaries stay in the cache
-_PIECE_TOKENS = 512
+_PIECE_TOKENS = 512  # no more are of use to an engine
 
 # progress(tokens read, by all engines together)
 Progress = Callable[[int], None]
@@ -33,6 +36,10 @@ Progress = Callable[[int], None]
 
 class EngineLike(Protocol):
     """What is needed of an engine."""
+
+    @property
+    def spec(self) -> Spec:
+        """The model's shape."""
 
     def session(self) -> Session:
         """A new timeline."""
@@ -123,6 +130,11 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
     return made
 
 
+def piece_tokens(vocab: int) -> int:
+    """Tokens of a piece."""
+    return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
+
+
 def score(
     cases: Sequence[Case],
     over: Sequence[Window],
@@ -134,39 +146,39 @@ def score(
     """What each case makes of these windows; of equally many predictions each.
 
     Args:
+        cases: of models with one vocabulary.
         compare: find how far each prediction is from the first case's.
-        cancelled: asked between pieces; then whole windows that are done are given.
+        cancelled: asked between pieces; then the windows that are done are given.
     Raises:
         KtError: a model gave what is no number.
     """
-    n = sum(window.counted for window in over)
-    found = [
-        Scores(np.empty(n), np.empty(n, np.int32), np.empty(n) if compare else None) for _ in cases
-    ]
+    found = [_room(sum(window.counted for window in over), compare) for _ in cases]
     sessions = [case.engine.session() for case in cases]
+    rows = piece_tokens(cases[0].engine.spec.vocab)
     done = read = 0
     for window in over:
         for session in sessions:
             session.truncate(0)
         at = done
-        for piece in _pieces(window, _rows(sessions[0].vocab)):
-            if cancelled():
-                return [each.first(done) for each in found]
-            kept: _Kept | None = None
+        for piece in _pieces(window, rows):
+            here, kept = slice(at, at + len(piece.targets)), None
             for case, session, scores in zip(cases, sessions, found, strict=True):
+                if cancelled():
+                    return [each.first(done) for each in found]
                 logits = session.logits(piece.ids.tolist(), defer=case.defer)[piece.skip :]
-                here = slice(at, at + len(logits))
-                sums = _measure(logits, piece.targets, scores, here)
-                if kept is not None and scores.kl is not None:
-                    scores.kl[here] = _divergence(kept, logits, sums)
-                elif compare:
-                    kept = _Kept(logits, sums)
-                    found[0].kl[here] = 0.0  # type: ignore[index]
+                this = _Predictions(logits, _measure(logits, piece.targets, scores, here))
+                kept = kept or this
+                if scores.kl is not None:
+                    scores.kl[here] = _divergence(kept, this)
                 read += len(piece.ids)
                 progress(read)
-            at += len(piece.targets)
+            at = here.stop
         done = at
     return found
+
+
+def _room(n: int, compare: bool) -> Scores:
+    return Scores(np.empty(n), np.empty(n, np.int32), np.empty(n) if compare else None)
 
 
 def difference(this: Scores, other: Scores) -> Difference:
@@ -188,56 +200,56 @@ class _Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """The first case's logits [R, V] and the logarithms of their sums [R]."""
+class _Predictions:
+    """Logits [R, V] and the logarithms of the sums of their powers [R]."""
 
     logits: F32Array
     sums: F64Array
 
 
-def _rows(vocab: int) -> int:
-    return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
-
-
 def _pieces(window: Window, rows: int) -> Iterator[_Piece]:
-    inputs, targets = window.ids[:-1], window.ids[1:]
-    for start in range(0, len(inputs), rows):
-        skip = min(max(0, window.first - start), len(inputs[start : start + rows]))
-        yield _Piece(
-            inputs[start : start + rows], targets[start + skip : start + len(inputs[start : start + rows])], skip
-        )
-
-
-def _blocks(rows: int, vocab: int) -> Iterator[slice]:
-    step = max(1, _AT_ONCE_BYTES // (4 * vocab))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+    for start in range(0, len(window.ids) - 1, rows):
+        end = min(start + rows, len(window.ids) - 1)
+        skip = min(max(0, window.first - start), end - start)
+        yield _Piece(window.ids[start:end], window.ids[start + skip + 1 : end + 1], skip)
 
 
 def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> F64Array:
     """Fill in likelihoods and likeliest tokens; log(sum(e^logits)) of each row, [R].
 
-    Powers are f32, with an error of 1e-7 of each; their sums and everything after are f64.
+    Powers are f32, with an error of 1e-7 of each; their sums and what follows are f64.
     """
     sums = np.empty(len(logits))
-    for part in _blocks(*logits.shape):
+    for part in _parts(*logits.shape):
         rows = logits[part]
         peak = rows.max(axis=1, keepdims=True)
-        sums[part] = np.log(np.exp(rows - peak).sum(axis=1, dtype=np.float64)) + peak[:, 0]
-    if not np.isfinite(sums).all():
-        raise KtError(
-            "the model gave logits that are no numbers",
-            hint="kt verify NAME checks its files; KT_ISA=portable tries the plainest kernels",
-        )
-    into.nll[here] = sums - logits[np.arange(len(logits)), targets]
+        with np.errstate(invalid="ignore"):  # what is no number is found below
+            sums[part] = np.log(np.exp(rows - peak).sum(axis=1, dtype=np.float64)) + peak[:, 0]
+    into.nll[here] = _numbers(sums - logits[np.arange(len(logits)), targets])
     into.best[here] = logits.argmax(axis=1)
     return sums
 
 
-def _divergence(kept: _Kept, logits: F32Array, sums: F64Array) -> F64Array:
+def _divergence(first: _Predictions, this: _Predictions) -> F64Array:
     """KL(first || this) of each row: the sum over the vocabulary of p (log p - log q), [R]."""
-    found = np.empty(len(logits))
-    for part in _blocks(*logits.shape):
-        one, two = kept.logits[part], logits[part]
-        p = np.exp(one - kept.sums[part, None].astype(np.float32))
-        found[part] = (p * (one - two)).sum(axis=1, dtype=np.float64)
-    return found - kept.sums + sums
+    found = np.empty(len(this.sums))
+    apart = (first.sums - this.sums).astype(np.float32)[:, None]
+    for part in _parts(*this.logits.shape):
+        p = np.exp(first.logits[part] - first.sums.astype(np.float32)[part, None])
+        far = first.logits[part] - this.logits[part] - apart[part]  # log p - log q
+        found[part] = (p * far).sum(axis=1, dtype=np.float64)
+    return _numbers(found)
+
+
+def _numbers(values: F64Array) -> F64Array:
+    if not np.isfinite(values).all():
+        raise KtError(
+            "the model gave logits that are no numbers",
+            hint="kt verify NAME checks its files; KT_ISA=portable tries the plainest kernels",
+        )
+    return values
+
+
+def _parts(rows: int, vocab: int) -> Iterator[slice]:
+    step = max(1, _AT_ONCE_BYTES // (4 * vocab))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
