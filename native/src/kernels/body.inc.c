@@ -15,6 +15,7 @@
 #include "product_float.inc.c"
 #include "attend_f32.inc.c"
 #include "attend_bf16.inc.c"
+#include "index.inc.c"
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
@@ -254,6 +255,8 @@ const kt_kernels NAME(KT_ISA) = {
     .summarize = summarize,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,
+    .index_f32 = index_f32,
+    .index_bf16 = index_bf16,
     .pack_keys = pack_keys,
     .encode_panel = encode_panel,
     .read_bytes = read_bytes,
