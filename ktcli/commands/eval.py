@@ -154,7 +154,8 @@ def _require_plots() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise KtError(
-            "--plot needs matplotlib, which is not installed", hint="pip install matplotlib, or install kt with its extra: ktcli[plot]"
+            "--plot needs matplotlib, which is not installed",
+            hint="pip install matplotlib, or install kt with its extra: ktcli[plot]",
         ) from error
 
 
