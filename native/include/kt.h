@@ -247,6 +247,7 @@ typedef struct kt_program_options {
     int64_t max_tokens;     /* rows of token buffers */
     int64_t max_outputs;    /* rows of output buffers */
     int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
+    int32_t kv_f32;         /* 1: f32 KV cache although the rest is fast, to measure what a bf16 one costs */
 } kt_program_options;
 
 typedef struct kt_view {
@@ -301,9 +302,9 @@ KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_
                            int32_t interleaved);
 
 /* Causal attention over the paged cache; the step's own K and V are appended first.
- * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact): K of each kv head in
+ * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
  * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
- * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when exact; V [kv_heads][64][head_dim].
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][head_dim].
  * head_dim is even. q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
@@ -323,7 +324,7 @@ KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k
  * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
  * every place is, and nothing is scored.
  * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
- * them; rows [64][dim] f32 when exact. dim is even. */
+ * them; rows [64][dim] f32 when exact or kv_f32. dim is even. */
 typedef struct kt_choose {
     int32_t heads, dim, top_k, block, local;
     float scale;
@@ -336,7 +337,7 @@ KT_API int32_t kt_program_choose(kt_program *program, kt_view q, kt_view key, kt
  * is no such choice. Without meaning after a step that scored nothing. */
 KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, const int32_t **count);
 
-/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact).
+/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact or kv_f32).
  * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
  * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
  * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single
