@@ -162,7 +162,7 @@ class NativeBackend(Backend):
         s, offset = shape, self._offsets[layer]
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
-            at = offset + s.behind * PAGE_TOKENS * (4 if p.exact else 2)
+            at = offset + s.behind * PAGE_TOKENS * (4 if p.kv_f32 else 2)
             facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at)
             self._choice = p.choose(v[0], v[1], v[2] if len(v) > 2 else None, facts)
 
