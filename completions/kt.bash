@@ -18,7 +18,7 @@ _kt() {
         'doctor') options='--measure --json --help'; words='' ;;
         'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;
-        'convert') options='--out --experts --dense --threads --json --quiet --help'; words='here' ;;
+        'convert') options='--out --experts --dense --mixed --threads --json --quiet --help'; words='here' ;;
         'list') options='--all --json --quiet --help'; words='' ;;
         'show') options='--experts --json --help'; words='models' ;;
         'verify') options='--json --quiet --help'; words='here' ;;

@@ -293,6 +293,8 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
                                   &uk_out);
     if (!failed)
         failed = program_matrices(p, "mla uv", &shape->uv, (int64_t[3]){shape->v, shape->lora, heads}, 0, &uv);
+    if (!failed && (uk_in.rotation || uk_out.rotation || uv.rotation))
+        failed = program_fail(p, KT_ERR_SHAPE, "mla: weights with a rotation");
     mla *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
