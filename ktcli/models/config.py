@@ -93,13 +93,6 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
-    def require_absent(self, name: str) -> None:
-        """Refuse a field that changes what a model computes, which this version does not."""
-        if self.has(name):
-            raise BadCheckpoint(
-                f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
-            )
-
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
         for name in names:
