@@ -93,6 +93,21 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
+    def require_absent(self, name: str) -> None:
+        """Refuse a field that changes what a model computes, which this version does not."""
+        if self.has(name):
+            raise BadCheckpoint(
+                f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
+            )
+
+    def require_no_windows(self) -> None:
+        """Refuse a list of layer types in which one attends through a window."""
+        types = self.values.get("layer_types") or []
+        if not isinstance(types, list) or any(each != "full_attention" for each in types):
+            raise BadCheckpoint(
+                f"{self.where}: layer_types has other than full_attention, which is not supported here"
+            )
+
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
         for name in names:
