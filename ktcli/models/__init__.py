@@ -14,6 +14,7 @@ from ktcli.models import (
     gpt_oss,
     minimax_m3,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )
@@ -42,6 +43,7 @@ _FAMILIES: tuple[Family, ...] = (
     gpt_oss,
     minimax_m3,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )

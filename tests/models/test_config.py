@@ -26,11 +26,9 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
     assert {t.layer for t in model.tensors} == {None, *range(model.spec.layers)}
 
 
-QWEN3, DEEPSEEK = CASES[0], CASES[3]
-CHOOSING, GLM5, MINIMAX = (
-    next(case for case in CASES if case.name == name)
-    for name in ("deepseek-v3.2", "glm-5", "minimax-m3")
-)
+BY_NAME = {case.name: case for case in CASES}
+QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
+CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
 
 
 def minimax(**changes: Any) -> dict[str, Any]:
