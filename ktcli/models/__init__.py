@@ -13,6 +13,7 @@ from ktcli.models import (
     glm4_moe,
     gpt_oss,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )
@@ -40,6 +41,7 @@ _FAMILIES: tuple[Family, ...] = (
     glm4_moe,
     gpt_oss,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )
