@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,55 +23,10 @@ from ktcli.native.library import (
     library,
     require,
 )
+from ktcli.native.operands import SILU, Glu, Step, View
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
-
-
-class Glu(NamedTuple):
-    """The activation between gate and up, and down: with g = min(gate, limit), and up kept within
-    -limit..limit, g / (1 + e^(-alpha g)) * (up + shift).
-
-    Attributes:
-        limit: 0: none.
-    """
-
-    alpha: float = 1.0
-    limit: float = 0.0
-    shift: float = 0.0
-
-
-SILU = Glu()  # silu(gate) * up
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Columns [column, column + width) of a program buffer."""
-
-    buffer: int
-    column: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What changes from step to step.
-
-    Attributes:
-        ids: [T] int32 token ids.
-        start: position of the first.
-        pages: int32 cache page of each run of 64 positions.
-        first_output: rows from here on give outputs; T: none.
-        temperature: of the sums of a summary; 0: none are wanted.
-        defer: experts per token that a split defers, at most; 0: none.
-    """
-
-    ids: NDArray[np.int32]
-    start: int
-    pages: NDArray[np.int32]
-    first_output: int
-    temperature: float = 0.0
-    defer: int = 0
 
 
 class Program:
