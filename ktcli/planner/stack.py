@@ -6,21 +6,23 @@ same time and wait for each other layer by layer. Both count the same tensors by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
+    KV_ELEMENT_BYTES,
     Share,
     Step,
     Unit,
     Work,
-    kv_bytes_per_token,
     part_name,
     tensor_work,
 )
@@ -51,7 +53,7 @@ class Stack:
         moe: numbers of the layers with routed experts.
         head: bytes and operations of the output head for one row.
         expert_unit: the loop that experts run in on the CPU.
-        kv_bytes, kv_ops: of one layer, per cached position.
+        states: what layers keep of a sequence, and how many of them each.
         hidden, vocab, experts, top_k: of the model.
     """
 
@@ -61,8 +63,7 @@ class Stack:
     moe: NDArray[np.int64]
     head: Work
     expert_unit: Unit
-    kv_bytes: float
-    kv_ops: float
+    states: tuple[tuple[LayerState, int], ...]
     hidden: int
     vocab: int
     experts: int
@@ -71,6 +72,13 @@ class Stack:
     @property
     def layers(self) -> int:
         return len(self.before.ops)
+
+    def cache(self, start: int, n_tokens: int) -> tuple[float, float]:
+        """Bytes read and operations done of the cache by tokens start … start + n_tokens - 1, in a layer on
+        average."""
+        read = sum(n * state.elements_read(start, n_tokens) for state, n in self.states)
+        ops = sum(n * state.ops(start, n_tokens) for state, n in self.states)
+        return KV_ELEMENT_BYTES * read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int) -> Room:
         """What a mask may fill."""
@@ -103,8 +111,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
         moe=np.array(sorted(moe), np.int64),
         head=head,
         expert_unit=unit,
-        kv_bytes=kv_bytes_per_token(spec) / spec.layers,
-        kv_ops=sum(state.ops_per_position for state in spec.states) / spec.layers,
+        states=tuple(Counter(spec.states).items()),
         hidden=spec.hidden,
         vocab=spec.vocab,
         experts=spec.experts,

@@ -29,7 +29,7 @@ def prefill(
     return Prefill(hybrid, chunk, buffer)
 
 
-@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "deepseek-v3.2"])
 @pytest.mark.parametrize("formats", [("int4", "int8"), ("bf16", "bf16")])
 def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     model, recipe = shape(name), Recipe.named(*formats)
@@ -40,12 +40,12 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     routers = sum(stored_bytes(t, recipe) for t in model.tensors if t.name.endswith(".router"))
     stored = near_bytes(model, recipe) - routers + routed + 2 * table.elements
     assert stored == weight_bytes(model, recipe)
-    step = {work.part: work for work in step_work(model, recipe, Step(1, 99))}
+    step = {work.part: work for work in step_work(model, recipe, Step(1, 9999))}
     ops = stack.before.ops + stack.beside.ops + stack.top_k * stack.expert.ops
     cache = step.pop("KV cache")
     assert float(ops.sum()) + stack.head.ops == sum(work.ops for work in step.values())
-    assert cache.read_bytes == 100 * stack.kv_bytes * stack.layers
-    assert cache.ops == 100 * stack.kv_ops * stack.layers
+    size, ops_of_cache = stack.cache(9999, 1)
+    assert (cache.read_bytes, cache.ops) == (size * stack.layers, ops_of_cache * stack.layers)
 
 
 def test_an_infinitely_fast_gpu_leaves_the_cpus_own_time():
