@@ -29,7 +29,7 @@ class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
 
     Attributes:
-        rope: may rotate only the first columns of each head.
+        rope: may rotate only the first columns of each head; None: no positions (K-EXAONE).
         qkv_bias, o_bias: on q, k and v; on o.
         has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
@@ -39,7 +39,7 @@ class GroupedQueryAttention:
 
     hidden: int
     shape: GqaShape
-    rope: Rope
+    rope: Rope | None
     eps: float
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
@@ -105,7 +105,8 @@ class GroupedQueryAttention:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
-        q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.rope is not None:
+            q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
         return b.linear(mixed, self.o, bias=o_bias)
 
