@@ -70,5 +70,6 @@ CASES = (
         },
         task="ForConditionalGeneration",
         publish=turn_experts,
+        seed=4,
     ),
 )
