@@ -56,6 +56,7 @@ class DenseMlp:
     """down(silu(gate x) * up x).
 
     Attributes:
+        glu: the activation, where it is another.
         layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
@@ -64,6 +65,7 @@ class DenseMlp:
     hidden: int
     width: int
     names: MlpNames = USUAL_MLP
+    glu: Glu = SILU
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -86,7 +88,7 @@ class DenseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        return b.linear(b.swiglu(b.linear(x, self.gate_up), self.width), self.down)
+        return b.linear(b.swiglu(b.linear(x, self.gate_up), self.width, self.glu), self.down)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class SparseMlp:
         shared_width: width of the shared expert; 0 = none.
         shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
             router's: they read the same input.
-        glu: the experts' activation.
+        glu: the activation of experts and shared expert.
         biases: router and experts have them (gpt-oss).
         layer, name, source: as above.
     """
@@ -161,19 +163,31 @@ class SparseMlp:
         down = Stored(f"{self.source}.{self.names.down_bias}", (e, self.hidden), matrix=True)
         wide = 2 * ceil_to(self.width, PANEL_ROWS)
         return (
-            self._expert_vector("gate_up_bias", wide, (gate, replace(gate, first=1))),
-            self._expert_vector("down_bias", self.hidden, (down,)),
+            self._expert_vector(
+                "gate_up_bias",
+                wide,
+                (gate, replace(gate, first=1)),
+                self._own_biases(self.width, self.names.gate, self.names.up),
+            ),
+            self._expert_vector(
+                "down_bias", self.hidden, (down,), self._own_biases(self.hidden, self.names.down)
+            ),
         )
 
-    def _expert_vector(self, name: str, k: int, pieces: tuple[Stored, ...]) -> Tensor:
+    def _own_biases(self, length: int, *weights: str) -> tuple[Stored, ...]:
+        """The biases beside these weights, where each expert has tensors of its own."""
+        names = (f"{self.source}.{name.removesuffix('weight')}bias" for name in weights)
+        return tuple(Stored(name, (length,)) for name in names)
+
+    def _expert_vector(self, name: str, k: int, *sources: tuple[Stored, ...]) -> Tensor:
         return Tensor(
             f"{self.name}.experts.{name}",
             1,
             k,
             Role.VECTOR,
-            (pieces,),
+            sources,
             count=self.routing.experts,
-            alternate=len(pieces) > 1,
+            alternate=len(sources[0]) > 1,
             layer=self.layer,
         )
 
@@ -181,26 +195,25 @@ class SparseMlp:
     def gate_up(self) -> Tensor:
         e, rows = self.routing.experts, 2 * self.width
         name = f"{self.source}.{self.names.fused_gate_up}"
+        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
         if self.names.interleaved:
             packed = f"{self.source}.{self.names.packed_gate_up}"
             across = Stored(name, (e, self.hidden, rows), matrix=True, transposed=True, step=2)
             along = Stored(packed, (e, rows, self.hidden), matrix=True, step=2)
             either = tuple((piece, replace(piece, first=1)) for piece in (across, along))
-            return _gate_up(self, Role.EXPERTS, e, either)
+            return _gate_up(self, Role.EXPERTS, e, (*either, each))
         fused = Stored(name, (e, rows, self.hidden), matrix=True, count=self.width)
-        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
         return _gate_up(self, Role.EXPERTS, e, (each, (fused, replace(fused, first=self.width))))
 
     @cached_property
     def down(self) -> Tensor:
         e, shape = self.routing.experts, (self.hidden, self.width)
         name = f"{self.source}.{self.names.fused_down}"
-        fused = Stored(name, (e, *shape), matrix=True)
+        fused, each = Stored(name, (e, *shape), matrix=True), _each(self, (self.names.down,), shape)
         if self.names.interleaved:
             across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
             packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
-            return _down(self, Role.EXPERTS, e, ((across,), (packed,)))
-        each = _each(self, (self.names.down,), shape)
+            return _down(self, Role.EXPERTS, e, ((across,), (packed,), each))
         return _down(self, Role.EXPERTS, e, (each, (fused,)))
 
     @cached_property
@@ -208,7 +221,8 @@ class SparseMlp:
         if not self.shared_width:
             return None
         name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
-        return DenseMlp(self.hidden, self.shared_width, layer=self.layer, name=name, source=source)
+        made = DenseMlp(self.hidden, self.shared_width, glu=self.glu)
+        return replace(made, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
