@@ -41,7 +41,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         rotates = bool(window(i)) or not f.has("sliding_window")
         shape = replace(attention.shape, window=window(i))
-        own = replace(attention, shape=shape, rope=attention.rope if rotates else None)
+        own = replace(attention, shape=shape, rotates=rotates)
         return own, read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "exaone_moe", parts)
