@@ -160,9 +160,11 @@ class Hybrid:
 
     def cache_s(self, position: int) -> float:
         """Attention of one layer over so many cached positions."""
-        if position < 1:
-            return 0.0
-        size, ops = self.stack.cache(position - 1, 1)
+        return self._cache_s(position - 1, 1)
+
+    def _cache_s(self, start: int, n_tokens: int) -> float:
+        """Attention of one layer, of tokens from `start` on."""
+        size, ops = self.stack.cache_work(start, n_tokens)
         reading = size / (self.device.read_bps * READ_SHARE)
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
@@ -197,10 +199,7 @@ class Hybrid:
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
         """Seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk."""
-        rates, stack = self.device, self.stack
-        size, ops = stack.cache(start, n_tokens)
-        reading = size / (rates.read_bps * READ_SHARE)
-        cache = max(reading, ops / (rates.bf16_ops * ATTENTION_SHARE))
+        stack, cache = self.stack, self._cache_s(start, n_tokens)
         before = self._products(stack.before, n_tokens) + cache + KERNELS_BEFORE * PREFILL_LAUNCH_S
         beside = self._products(stack.beside, n_tokens) + KERNELS_BESIDE * PREFILL_LAUNCH_S
         return before, beside

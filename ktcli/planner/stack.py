@@ -6,7 +6,6 @@ same time and wait for each other layer by layer. Both count the same tensors by
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -18,11 +17,11 @@ from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
-    KV_ELEMENT_BYTES,
     Share,
     Step,
     Unit,
     Work,
+    cache_work,
     part_name,
     tensor_work,
 )
@@ -53,7 +52,7 @@ class Stack:
         moe: numbers of the layers with routed experts.
         head: bytes and operations of the output head for one row.
         expert_unit: the loop that experts run in on the CPU.
-        states: what layers keep of a sequence, and how many of them each.
+        states: what each layer keeps of a sequence.
         hidden, vocab, experts, top_k: of the model.
     """
 
@@ -63,7 +62,7 @@ class Stack:
     moe: NDArray[np.int64]
     head: Work
     expert_unit: Unit
-    states: tuple[tuple[LayerState, int], ...]
+    states: tuple[LayerState, ...]
     hidden: int
     vocab: int
     experts: int
@@ -73,12 +72,10 @@ class Stack:
     def layers(self) -> int:
         return len(self.before.ops)
 
-    def cache(self, start: int, n_tokens: int) -> tuple[float, float]:
-        """Bytes read and operations done of the cache by tokens start … start + n_tokens - 1, in a layer on
-        average."""
-        read = sum(n * state.elements_read(start, n_tokens) for state, n in self.states)
-        ops = sum(n * state.ops(start, n_tokens) for state, n in self.states)
-        return KV_ELEMENT_BYTES * read / self.layers, ops / self.layers
+    def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
+        """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1: of one layer, on average."""
+        read, ops = cache_work(self.states, start, n_tokens)
+        return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int) -> Room:
         """What a mask may fill."""
@@ -111,7 +108,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
         moe=np.array(sorted(moe), np.int64),
         head=head,
         expert_unit=unit,
-        states=tuple(Counter(spec.states).items()),
+        states=spec.states,
         hidden=spec.hidden,
         vocab=spec.vocab,
         experts=spec.experts,
