@@ -25,7 +25,7 @@ from ktcli.native.library import (
     packed_bytes,
 )
 from ktcli.native.offload import Offload, Span
-from ktcli.native.pool import Axis, Pool, Team
+from ktcli.native.pool import Axis, Blocked, Pool, Team
 from ktcli.native.program import Program, Step, View
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "AmxInfo",
     "Arena",
     "Axis",
+    "Blocked",
     "Ceiling",
     "Codes",
     "DType",

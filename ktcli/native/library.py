@@ -42,7 +42,6 @@ class DType(IntEnum):
     F32 = 0
     BF16 = 1
     F16 = 2
-    F8_E4M3 = 3
 
 
 class Ceiling(IntEnum):

@@ -19,6 +19,7 @@ import numpy as np
 
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import Pool
+from ktcli.weights.claims import source_named, source_names
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.header import (
     MAX_NESTING,
@@ -29,10 +30,8 @@ from ktcli.weights.header import (
     read_bounded,
     read_header,
 )
+from ktcli.weights.scheme import read_scheme
 from ktcli.weights.storage import (
-    FP8_BLOCK,
-    FP8_BLOCKS,
-    PLAIN,
     Matrix,
     Part,
     Raw,
@@ -67,8 +66,9 @@ class Checkpoint:
         self._descriptors: dict[str, int] = {}
         with hinted(HINT):
             self.config = read_config(folder)
-            _check_quantization(self.config)
+            self._scheme = read_scheme(self.config)
             self.parts, files, self.digest = _open_shards(folder)
+        self._names = source_names(self.parts)
         for file in files:
             self._descriptors[file] = os.open(inside(folder, file), os.O_RDONLY | os.O_CLOEXEC)
 
@@ -87,7 +87,7 @@ class Checkpoint:
     @property
     def names(self) -> Collection[str]:
         """Of all tensors."""
-        return self.parts.keys()
+        return self._names
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -105,10 +105,9 @@ class Checkpoint:
         Raises:
             BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
         """
-        part = self.parts.get(name)
-        if part is None:
+        if name not in self._names:
             raise BadCheckpoint(f"the checkpoint in {self.path} has no tensor {name!r}", hint=HINT)
-        source = self._source(part)
+        source = source_named(name, self.parts, self._scheme, HINT)
         if shape is not None and source.shape != shape:
             raise BadCheckpoint(
                 f"{name} in {source.file} has the shape {list(source.shape)}, "
@@ -149,39 +148,11 @@ class Checkpoint:
         source = span.source
         try:
             return source.storage.decode(pool, span, raws)
-        except BadCheckpoint:
-            raise BadCheckpoint(
-                f"{source.name} in {source.file} holds NaN or Inf", hint=HINT
-            ) from None
-
-    def _source(self, part: Part) -> Source:
-        entry = part.entry
-        if entry.dtype in PLAIN:
-            return Source(part.name, entry.shape, PLAIN[entry.dtype], (part,))
-        if entry.dtype == "F8_E4M3" and len(entry.shape) > 1:
-            return Source(part.name, entry.shape, FP8_BLOCKS, (part, self._factors(part)))
-        known = ", ".join((*PLAIN, "F8_E4M3"))
-        raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
-            hint=f"kt reads {known}",
-        )
-
-    def _factors(self, part: Part) -> Part:
-        """The factors of an FP8 tensor."""
-        factors = self.parts.get(f"{part.name}_scale_inv")
-        if factors is None or factors.entry.dtype not in PLAIN:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file} is FP8 without its {part.name}_scale_inv", hint=HINT
+        except BadCheckpoint as error:
+            what = (
+                "holds NaN or Inf" if str(error).startswith("value at") else f"is damaged: {error}"
             )
-        *outer, n, k = part.entry.shape
-        wanted = (*outer, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
-        if factors.entry.shape != wanted:
-            raise BadCheckpoint(
-                f"{factors.name} in {factors.file} has the shape {list(factors.entry.shape)}, "
-                f"{part.name} asks for {list(wanted)}",
-                hint=HINT,
-            )
-        return factors
+            raise BadCheckpoint(f"{source.name} in {source.file} {what}", hint=HINT) from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -250,24 +221,6 @@ def inside(folder: Path, name: str) -> Path:
             hint="do not use this checkpoint: it points at other files of your machine",
         )
     return path
-
-
-def _check_quantization(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8":
-        raise BadCheckpoint(
-            f"the checkpoint is quantized with {str(method)[:40]!r}, which kt cannot convert yet",
-            hint="convert a bf16, f16, f32 or fp8 (128 x 128 blocks) release of the model",
-        )
-    block = quantization.get("weight_block_size")
-    if block != [FP8_BLOCK, FP8_BLOCK]:
-        raise BadCheckpoint(
-            f"the checkpoint is FP8 with weight_block_size {str(block)[:40]}, kt reads [128, 128] only",
-            hint="convert a bf16 release of the model",
-        )
 
 
 def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:

@@ -22,9 +22,10 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.native import PANEL_ROWS, Format, Pool, packed_bytes
 from ktcli.weights.checkpoint import HINT
+from ktcli.weights.coded import FP8_BLOCK
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, format_of
-from ktcli.weights.storage import FP8_BLOCK, Matrix, Raw, Read, Reader, Source, Span
+from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache

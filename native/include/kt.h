@@ -167,13 +167,23 @@ typedef struct kt_weight {
 /* Bytes of one packed matrix; 0 if the format or the shape is not valid. */
 KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
-enum kt_dtype { KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3 };
+enum kt_dtype { KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2 };
 
-/* dst[n][k] f32 = src[n][k] of `dtype`, row major. For KT_F8_E4M3, block_scale [ceil(n/128)][ceil(k/128)]
- * multiplies (checkpoints call it weight_scale_inv); NULL for the other types.
- * KT_ERR_VALUE if any result is NaN or Inf. */
-KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k,
-                     const float *block_scale, float *dst);
+/* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
+
+/* How a quantized checkpoint stores a matrix: codes, row major, and one scale for each block of them. */
+typedef struct kt_codes {
+    int32_t bits;           /* 8: a byte each; 4: two in a byte, the first in its low nibble. Rows begin at bytes */
+    int64_t block_rows, block_columns;
+    int64_t row;            /* how many rows of the first block lie above src */
+    const float *table;     /* [1 << bits] what each code means */
+    const float *scale;     /* [ceil((row + n) / block_rows)][ceil(k / block_columns)] */
+    const float *zero;      /* as many, or NULL: all 0 */
+} kt_codes;
+
+/* dst[n][k] f32 = (table[src[n][k]] - zero) * scale. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64_t n, int64_t k, float *dst);
 
 typedef struct kt_pack_error {
     double sum_sq_error;    /* sum over the matrix of (value - source)^2 */

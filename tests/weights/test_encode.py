@@ -48,12 +48,12 @@ class Counting(Checkpoint):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.bytes: Counter[int] = Counter()
+        self.bytes: Counter[tuple[str, int]] = Counter()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
         for i in range(wanted.count):
             start = wanted.offset + i * wanted.stride
-            self.bytes.update(range(start, start + wanted.size_bytes))
+            self.bytes.update((wanted.file, at) for at in range(start, start + wanted.size_bytes))
         return super().read(wanted, into)
 
 

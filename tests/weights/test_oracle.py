@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.errors import NativeError
-from ktcli.native import Codes, DType, Format, Pool, Scale, Weight, isa_rows, packed_bytes
+from ktcli.native import Blocked, Codes, Format, Pool, Scale, Weight, isa_rows, packed_bytes
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
@@ -202,7 +202,7 @@ def test_fp8_of_blocks_is_kept_bit_for_bit(n: int, k: int, seed: int, power: int
     blocks = rng.uniform(-1, 1, (-(-n // 128), -(-k // 128))).astype(np.float32)
     blocks = np.where(np.abs(blocks) < 2.0**-9, np.float32(1), blocks) * np.float32(2.0**power)
     pool, fmt = POOLS[ROWS[0]], FORMATS["fp8"]
-    x = pool.decode(DType.F8_E4M3, codes, n, k, blocks)
+    x = pool.decode_codes(Blocked(8, oracle.E4M3_VALUES, (128, 128), blocks), codes, n, k)
     scales = np.repeat(blocks, 128, axis=0)[:n]
     data = np.empty(packed_bytes(fmt, n, k), dtype=np.uint8)
     error, _ = pool.pack(fmt, x, data, scales=scales)
