@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routing, Value
 from ktcli.layers.tensors import Tensor
-from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
+from ktcli.native import BLOCK_COLUMNS, SILU, Glu, Program, View, Weight
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
 # do not share it; bf16 rows of the embedding, f32 vectors.
@@ -112,7 +112,16 @@ class NativeBackend(Backend):
         self._note(emit, x)
         return x
 
-    def gqa(self, q: View, k: View, v: View, shape: GqaShape, *, layer: int) -> Value:
+    def gqa(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        shape: GqaShape,
+        *,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Value:
         out = self._buffer(shape.heads * shape.head_dim, like=q)
         facts = (
             shape.heads,
@@ -120,8 +129,10 @@ class NativeBackend(Backend):
             shape.head_dim,
             shape.scale,
             self._offsets[layer],
+            shape.window,
         )
-        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts), out, q, k, v)
+        values = None if sinks is None else self._array(sinks)
+        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts, values), out, q, k, v)
         return out
 
     def mla(
@@ -160,12 +171,25 @@ class NativeBackend(Backend):
         self._note(emit, logits)
         return routed
 
-    def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
+    def experts(
+        self,
+        x: View,
+        routed: _Routed,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        glu: Glu = SILU,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> Value:
         packed = self._slices(gate_up), self._slices(down)
+        offsets = None if biases is None else (self._array(biases[0]), self._array(biases[1]))
 
         def add(some: _Routed) -> View:
+            def emit(p: Program, v: tuple[View, ...]) -> None:
+                p.experts(v[0], v[1], self._numbers[some], *packed, glu, offsets)
+
             out = self._buffer(down.n, like=x)
-            self._note(lambda p, v: p.experts(v[0], v[1], self._numbers[some], *packed), out, x)
+            self._note(emit, out, x)
             return out
 
         before, self._late = self._late, None
@@ -192,9 +216,9 @@ class NativeBackend(Backend):
         self._note(emit)
         return now, later
 
-    def swiglu(self, x: View, width: int) -> Value:
+    def swiglu(self, x: View, width: int, glu: Glu = SILU) -> Value:
         out = self._buffer(width, like=x)
-        self._note(lambda p, v: p.swiglu(v[0], v[1]), out, x)
+        self._note(lambda p, v: p.swiglu(v[0], v[1], glu), out, x)
         return out
 
     def add(self, a: View, b: View) -> Value:

@@ -121,6 +121,26 @@ def read_gqa(
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
 
 
+def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
+    """How many positions a token of each layer sees; 0: all.
+
+    Args:
+        default: whether a layer has a window, unless the config lists the layers' types.
+    """
+    window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
+    types = f.values.get("layer_types")
+    if types is None:
+        return lambda i: window if default(i) else 0
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if not isinstance(types, list) or len(types) < n_layers:
+        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} types")
+    for kind in types[:n_layers]:
+        f.require("layer_types", kind, "full_attention", "sliding_attention")
+    if not window and "sliding_attention" in types[:n_layers]:
+        raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
+    return lambda i: window if types[i] == "sliding_attention" else 0
+
+
 def read_mla(f: Fields) -> LatentAttention:
     """Multi-head latent attention."""
     heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")

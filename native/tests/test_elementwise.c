@@ -41,7 +41,7 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_embed(p, f->rotated[i], f->rows, VOCAB), kt_program_error(p));
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
-    OK(kt_program_swiglu(p, f->act, f->gated), kt_program_error(p));
+    OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
