@@ -19,7 +19,7 @@ import numpy as np
 
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import Pool
-from ktcli.weights.claims import source_named, source_names
+from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.header import (
     MAX_NESTING,
@@ -42,6 +42,7 @@ from ktcli.weights.storage import (
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
 MAX_INDEX_BYTES = 100_000_000  # one line per tensor; the largest published one has 20 MB
+MAX_BIAS_BYTES = 10_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
@@ -88,6 +89,21 @@ class Checkpoint:
     def names(self) -> Collection[str]:
         """Of all tensors."""
         return self._names
+
+    def unused(self, taken: Collection[str]) -> list[str]:
+        """The tensors besides `taken` that are not mere companions of others."""
+        return [
+            name
+            for name, part in self.parts.items()
+            if name not in taken and not COMPANIONS.fullmatch(name) and not self._is_no_bias(part)
+        ]
+
+    def _is_no_bias(self, part: Part) -> bool:
+        """Whether it is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
+        stem = part.name.removesuffix(".bias")
+        if f"{stem}.qweight" not in self.parts or part.entry.size_bytes > MAX_BIAS_BYTES:
+            return False
+        return not self.read(Read(part.file, part.entry.offset, part.entry.size_bytes)).any()
 
     @property
     def small_files(self) -> tuple[str, ...]:

@@ -154,6 +154,9 @@ class Reader(Protocol):
     def names(self) -> Collection[str]:
         """Of all sources; others may be among them, which `find` refuses."""
 
+    def unused(self, taken: Collection[str]) -> list[str]:
+        """What else there is besides the parts `taken`, by name, but for what only helps to read those."""
+
     @property
     def small_files(self) -> tuple[str, ...]:
         """Names of the small files that a pack takes over, sorted; "config.json" is one."""
