@@ -116,7 +116,10 @@ def read_gqa(
     head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
     f.require_multiple("head_dim", head_dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
-    rope, _ = read_rope(f, rotated_columns(f, head_dim, rotated), interleaved=False, theta=theta)
+    columns = rotated_columns(f, head_dim, rotated)
+    # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
+    interleaved = f.flag("rope_interleave", False)
+    rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ktcli import config
 from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native.library import (
+    BLOCK_COLUMNS,
     ERROR_BYTES,
     PANEL_ROWS,
     Arena,
@@ -137,9 +138,9 @@ class Pool:
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
-        itemsize = 4 if dtype is DType.F32 else 2
+        elements, size_bytes = dtype.block
         require(
-            src.flags.c_contiguous and src.nbytes == n * k * itemsize,
+            src.flags.c_contiguous and src.nbytes * elements == n * k * size_bytes,
             f"source is not {n} x {k} {dtype.name}",
         )
         out = np.empty((n, k), dtype=np.float32)
@@ -190,7 +191,7 @@ class Pool:
         """Encode `matrix` [n, k] into `dst`; returns (sum of squared error, sum of squares).
 
         `dst` must hold the panels, the gaps of `panel_step` included; `scales` [n, groups], instead of
-        those the encoder would choose, for 8 bits with f32 scales; 0: it chooses (see kt_pack).
+        those the encoder would choose, for 4 and 8 bits with f32 scales; 0: it chooses (see kt_pack).
         """
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
@@ -206,7 +207,9 @@ class Pool:
         if scales is not None:
             groups = -(-k // fmt.group) if fmt.group else 1
             require(scales.shape == (n, groups), f"scales are not {n} x {groups}")
-            scales = np.ascontiguousarray(scales, dtype=np.float32)
+            step = max(fmt.group, BLOCK_COLUMNS)  # columns are padded to it, groups with them
+            wide = -(-k // step) * step // fmt.group if fmt.group else 1
+            scales = np.pad(np.asarray(scales, np.float32), ((0, 0), (0, wide - groups)))
             given = self._ffi.from_buffer("float[]", scales)
         error = self._ffi.new("kt_pack_error *")
         target = self._ffi.from_buffer("char[]", dst, True)

@@ -24,7 +24,7 @@ from math import prod
 
 import numpy as np
 
-from ktcli.native import Blocked, Codes, DType, Format, Pool
+from ktcli.native import Blocked, Codes, DType, Format, Pool, Scale
 from ktcli.weights.oracle import E4M3_VALUES
 from ktcli.weights.storage import PLAIN, Matrix, Raw, Read, Source, Span, rows_of
 
@@ -42,7 +42,7 @@ class Coded:
         bits: of a code, 4 or 8.
         table: what each code means.
         block: rows and columns that share a scale; 0: all of a matrix.
-        kind: of the codes, if there is a format with the same that can keep the scales.
+        kind: of the codes; None: there is no format with the same.
     """
 
     label: str
@@ -85,7 +85,9 @@ class Coded:
         high, wide = self._block(span.source)
         k = span.source.columns
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)
-        if fmt.bits != 8 or fmt.codes is not self.kind or not covered:
+        same = fmt.scale is Scale.F32 and fmt.bits == self.bits and fmt.codes is self.kind
+        linear = fmt.bits == 8 or fmt.codebook == self.table
+        if not (same and linear and covered) or len(span.source.parts) > 2:
             return None
         inside = self._row(span) % high
         rows = np.arange(inside, inside + span.rows) // high
@@ -162,8 +164,7 @@ def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Co
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
-    kind = Codes.INTEGER if bits == 8 else None
-    return Coded(label, lossless, bits, _integers(bits), (1, group), kind)
+    return Coded(label, lossless, bits, _integers(bits), (1, group), Codes.INTEGER)
 
 
 INT8_ROWS = Coded("int8 with scales of rows", None, 8, _SIGNED, (1, 0), Codes.INTEGER)

@@ -65,14 +65,15 @@ def layout(fmt: Format, k: int) -> Layout:
 
 
 def pack(fmt: Format, matrix: F32, scales: F32 | None = None) -> NDArray[np.uint8]:
-    """The packed bytes of `matrix` [n, k] f32; `scales` [n, groups]: given ones, for 8 bits."""
+    """The packed bytes of `matrix` [n, k] f32; `scales` [n, groups]: given ones, for f32 scales."""
     n, k = matrix.shape
     lay = layout(fmt, k)
     panels = -(-n // PANEL_ROWS)
     padded = np.zeros((panels * PANEL_ROWS, lay.columns), dtype=np.float32)
     padded[:n, :k] = matrix
     given = np.zeros((len(padded), lay.groups), dtype=np.float32)
-    given[:n] = 0 if scales is None else scales
+    if scales is not None:
+        given[:n, : scales.shape[1]] = scales
     codes, scales = encode(fmt, padded, given)
     out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
     lines = _to_lines(fmt, lay, codes)
@@ -118,10 +119,10 @@ def encode(
     n, k = matrix.shape
     groups = matrix.reshape(-1, fmt.group or k)
     codes: NDArray[np.integer[Any]]
+    wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
     if fmt.bits == 4:
-        codes, scales = _encode_codebook(fmt, groups)
+        codes, scales = _encode_codebook(fmt, groups, wanted)
     else:
-        wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
         codes, scales = _encode_8_bits(fmt, groups, wanted)
     return codes.reshape(n, k), scales.reshape(n, -1)
 
@@ -161,12 +162,17 @@ def _encode_8_bits(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.integer[
         mantissa, exponent = np.frexp(s)
         s = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
     s = np.where(amax < TINY, np.float32(0), s)
-    s = np.where((np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY), given, s)
+    s = np.where(_usable(given), given, s)
     inv = np.float32(1) / np.where(s == 0, np.float32(1), s)
     v = np.where(s[:, None] == 0, x * np.float32(0), x * inv[:, None])
     if fmt.codes is Codes.E4M3:
         return nearest_e4m3(v), s
     return np.clip(np.rint(v), -127, 127).astype(np.int8), s
+
+
+def _usable(given: F32) -> NDArray[np.bool_]:
+    """Which given scales are taken."""
+    return (np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY)
 
 
 def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
@@ -180,7 +186,7 @@ def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
+def _encode_codebook(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.uint8], F32]:
     """Groups x [G, g] to indices [G, g] and scales [G]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
@@ -206,6 +212,7 @@ def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
             better = error < best
             best, chosen = np.where(better, error, best), np.where(better, s, chosen)
         chosen = np.where(np.abs(m) < TINY, np.float32(0), chosen).astype(np.float32)
+        chosen = np.where(_usable(given), given, chosen)
         inv = np.float32(1) / chosen
         indices = nearest(np.where(chosen[:, None] == 0, np.float32(0), x * inv[:, None]))
     return indices.astype(np.uint8), chosen

@@ -167,7 +167,12 @@ typedef struct kt_weight {
 /* Bytes of one packed matrix; 0 if the format or the shape is not valid. */
 KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
-enum kt_dtype { KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2 };
+/* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
+enum kt_dtype {
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2,
+    KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
+    KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
+};
 
 /* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
 KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
@@ -193,9 +198,9 @@ typedef struct kt_pack_error {
 /* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
  * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
  * else it is added to. The bytes do not depend on the row, the threads or the machine.
- * scales [n][groups] f32, for 8 bits with f32 scales: used instead of those that the encoder would choose,
+ * scales [n][groups] f32, for 4 and 8 bits with f32 scales: used instead of those that the encoder would choose,
  * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
- * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h. */
+ * that E4M3 values or integers were decoded with, these come back bit for bit: see kernels/formats.h. */
 KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
                    const float *scales, int64_t panel_step, void *dst, kt_pack_error *error);
 

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "kernels/formats.h"
 #include "pool.h"
 
@@ -26,22 +27,13 @@ size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k)
 typedef struct decode_task {
     kt_pool *pool;
     int32_t dtype;
-    const kt_codes *codes;          /* NULL: plain values of `dtype` */
+    const block_format *blocks;     /* GGUF's blocks; NULL: others */
+    const kt_codes *codes;          /* codes with scales; NULL: others */
     const uint8_t *src;
     int64_t n, k;
     float *dst;
     atomic_int_fast64_t bad;        /* least index of a NaN or Inf, n * k if there is none */
 } decode_task;
-
-static float float_of_f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
-    if (exponent == 0)
-        return float_of_bits(sign | bits_of_float((float)mantissa * 0x1p-24f));
-    if (exponent == 31)
-        return float_of_bits(sign | 0x7f800000u | mantissa << 13);
-    return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-}
 
 static void decode_plain(const decode_task *t, const kt_kernels *kernels, int64_t row)
 {
@@ -54,6 +46,14 @@ static void decode_plain(const decode_task *t, const kt_kernels *kernels, int64_
     else
         for (int64_t c = 0; c < t->k; c++)
             dst[c] = float_of_f16(half[c]);
+}
+
+static void decode_blocks(const decode_task *t, int64_t row)
+{
+    const block_format *b = t->blocks;
+    const int64_t count = t->k / b->elements;
+    for (int64_t i = 0; i < count; i++)
+        b->decode(t->src + (row * count + i) * b->bytes, t->dst + row * t->k + i * b->elements);
 }
 
 static void decode_codes(const decode_task *t, int64_t row)
@@ -98,6 +98,8 @@ static void decode_rows(void *arg, int thread, int threads)
         for (int64_t end = row + 16 < t->n ? row + 16 : t->n; row < end; row++) {
             if (t->codes)
                 decode_codes(t, row);
+            else if (t->blocks)
+                decode_blocks(t, row);
             else
                 decode_plain(t, kernels, row);
             int64_t c = first_bad(t->dst + row * t->k, t->k);
@@ -120,11 +122,12 @@ static int decode_all(decode_task *t)
 
 int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst)
 {
-    if (n <= 0 || k <= 0 || dtype < KT_F32 || dtype > KT_F16) {
+    const block_format *blocks = block_format_of(dtype);
+    if (n <= 0 || k <= 0 || (blocks ? k % blocks->elements != 0 : dtype < KT_F32 || dtype > KT_F16)) {
         pool_set_error(pool, "cannot decode a [%" PRId64 ", %" PRId64 "] tensor of dtype %d", n, k, (int)dtype);
         return KT_ERR_SHAPE;
     }
-    decode_task t = {pool, dtype, NULL, src, n, k, dst, n * k};
+    decode_task t = {pool, dtype, blocks, NULL, src, n, k, dst, n * k};
     return decode_all(&t);
 }
 
@@ -136,7 +139,7 @@ int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64
                        " x %" PRId64, n, k, (int)codes->bits, codes->block_rows, codes->block_columns);
         return KT_ERR_SHAPE;
     }
-    decode_task t = {pool, 0, codes, src, n, k, dst, n * k};
+    decode_task t = {pool, 0, NULL, codes, src, n, k, dst, n * k};
     return decode_all(&t);
 }
 
@@ -174,8 +177,8 @@ int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const 
                        n, k, (int)format->bits, (int)format->group, panel_step);
         return KT_ERR_SHAPE;
     }
-    if (scales && (format->bits != 8 || format->scale != KT_SCALE_F32)) {
-        pool_set_error(pool, "scales can be given for 8 bits and f32 scales, not for %d bits and scale type %d",
+    if (scales && (format->bits > 8 || format->scale != KT_SCALE_F32)) {
+        pool_set_error(pool, "scales can be given for 4 and 8 bits and f32 scales, not for %d bits and scale type %d",
                        (int)format->bits, (int)format->scale);
         return KT_ERR_SHAPE;
     }

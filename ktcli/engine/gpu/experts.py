@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ktcli.engine.gpu.stream import Stream
-from ktcli.layers.gpu.packed import PLAIN, Extras
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras
 from ktcli.native import Offload, Pool, Program, Span, View, Weight
 
 WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
@@ -49,7 +49,7 @@ class LayerWeights:
 
     gate_up: Sequence[Weight]
     down: Sequence[Weight]
-    extras: Extras = PLAIN
+    extras: Extras = NO_EXTRAS
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ktcli.layers.backend import GroupScore, Routing, Score
 from ktcli.layers.gpu.packed import (
-    PLAIN,
+    NO_EXTRAS,
     Extras,
     Matrix,
     Packed,
@@ -184,7 +184,7 @@ def experts(
     slots: Tensor,
     gate_up: Packed,
     down: Packed,
-    extras: Extras = PLAIN,
+    extras: Extras = NO_EXTRAS,
     *,
     exact: bool = False,
 ) -> Tensor:

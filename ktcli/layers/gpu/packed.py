@@ -121,7 +121,7 @@ class Extras:
         return Extras(self.glu, rows, self.down_bias if first == 0 else None)
 
 
-PLAIN = Extras()
+NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Stack:
     slots: Tensor
     gate_up: Packed
     down: Packed
-    extras: Extras = PLAIN
+    extras: Extras = NO_EXTRAS
 
 
 def rows_of(w: Packed, first: int, last: int) -> Packed:

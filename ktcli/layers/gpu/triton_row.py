@@ -13,7 +13,7 @@ from torch import Tensor
 from ktcli.layers.backend import GqaShape, MlaShape
 from ktcli.layers.gpu import attention, functions, triton_small
 from ktcli.layers.gpu.functions import KvPages, Rows
-from ktcli.layers.gpu.packed import PLAIN, Extras, Matrix, Packed, Plain
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Matrix, Packed, Plain
 from ktcli.layers.gpu.triton_attention import append, gqa_one, mla_one
 from ktcli.layers.gpu.triton_panels import unpack_all
 from ktcli.layers.gpu.triton_product import vector_experts, vector_product, vector_products
@@ -62,10 +62,10 @@ def experts(
     slots: Tensor,
     gate_up: Packed,
     down: Packed,
-    extras: Extras = PLAIN,
+    extras: Extras = NO_EXTRAS,
 ) -> Tensor:
     """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
-    if extras != PLAIN:
+    if extras != NO_EXTRAS:
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)

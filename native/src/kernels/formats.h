@@ -40,12 +40,14 @@
  *      total: q[c] += q[c+8] for c < 8, then q[c] += q[c+4] for c < 4, q[c] += q[c+2] for c < 2,
  *      q[0] + q[1].  The candidate with the least error wins, the first of equals. A NaN or infinite
  *      error never wins; if nothing wins, the group is encoded as in step 1.
+ *   A given scale is s, in place of 1 to 4; i[j] as in 2.
  *
  * E4M3 weights c * s, decoded with one rounding to x, give back each c when s is given: as 2^-60 <= |s| <=
  * 2^60 and |c| >= 2^-9 or c = 0, nothing underflows or overflows, so x, inv and x * inv are each within a
  * factor 1 +- 2^-24 of what they would be without rounding, and v = x * inv within c (1 +- 2^-22). The codes
  * beside c are at least |c| / 16 away from it, so c is nearest to v. A zero has the sign of c * s and again
- * that of s, so c's. (s = amax / 448 would not do: the largest code of a group need not be 448.)
+ * that of s, so c's. (s = amax / 448 would not do: the largest code of a group need not be 448.) The same holds for
+ * integers c, which are further apart.
  *
  * Integer values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
  * under 2^-60, or it is cut by column k and the codebook has no 0 for the padding): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has
@@ -144,6 +146,16 @@ static inline uint16_t bf16_of_float(float x)
     if ((u & 0x7fffffffu) > 0x7f800000u)
         return (uint16_t)((u >> 16 & 0x8000u) | 0x7fc0u);
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+static inline float float_of_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 0)
+        return float_of_bits(sign | bits_of_float((float)mantissa * 0x1p-24f));
+    if (exponent == 31)
+        return float_of_bits(sign | 0x7f800000u | mantissa << 13);
+    return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
 /* Exponent and mantissa of an E4M3 byte lie in a float's place, 120 too low in exponent, subnormals too. */
