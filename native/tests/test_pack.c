@@ -155,6 +155,31 @@ static void test_pack(kt_pool *pool, const char *isa)
     law(isa, "kt_pack and kt_unpack, alternating panels, same error twice", N_FORMATS, broken);
 }
 
+/* Integers of 4 bits times f32 scales, packed with those scales: the same values, though no division finds them. */
+static void test_given_scales_of_integers(kt_pool *pool, const char *isa)
+{
+    static const kt_format f = {4, 32, KT_SCALE_F32, {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}, 0};
+    enum { N = 37, K = 290, GROUPS = 10 };     /* 320 columns with padding */
+    int64_t broken = 0;
+    uint64_t state = 5;
+    float *x = allocate(N * K * sizeof *x), *back = allocate(N * K * sizeof *x), scales[N * GROUPS];
+    uint8_t *got = allocate(kt_packed_bytes(&f, N, K));
+    for (int i = 0; i < N * GROUPS; i++)
+        scales[i] = ldexpf(next_float(&state), (int)(next_u32(&state) % 80) - 40);
+    for (int i = 0; i < N * K; i++)
+        x[i] = (float)((int)(next_u32(&state) % 16) - 8) * scales[i / K * GROUPS + i % K / 32];
+    kt_pack_error error = {0, 0};
+    broken += kt_pack(pool, &f, N, K, x, scales, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
+    kt_weight w = {f, N, K, 1, got};
+    broken += kt_unpack(pool, &w, 0, back) != KT_OK;
+    for (int i = 0; i < N * K; i++)
+        broken += x[i] != back[i];
+    free(x);
+    free(back);
+    free(got);
+    law(isa, "kt_pack with given scales: integers of 4 bits come back", N * K, broken);
+}
+
 /* E4M3 weights decoded by scales of blocks, packed with those scales: every code again, -0 too. */
 static void test_given_scales(kt_pool *pool, const char *isa)
 {
@@ -195,7 +220,7 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
     for (int i = 0; i < N_FORMATS; i++) {
         const kt_format *f = &all_formats[i].format;
-        int fits = f->bits == 8 && f->scale == KT_SCALE_F32;
+        int fits = f->bits <= 8 && f->scale == KT_SCALE_F32;
         broken += !fits && kt_pack(pool, f, 16, 64, x, scales, 1, want, NULL) != KT_ERR_SHAPE;
     }
     free(codes);
@@ -288,6 +313,7 @@ int main(void)
             test_decode_codes(pool, rows[i].name);
             test_pack(pool, rows[i].name);
             test_given_scales(pool, rows[i].name);
+            test_given_scales_of_integers(pool, rows[i].name);
             test_random(pool, rows[i].name);
             test_ceiling(pool, rows[i].name);
             kt_pool_free(pool);

@@ -102,6 +102,7 @@ V3 = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
     "moe_intermediate_size": 2048,
+    "n_group": 2,
     "n_routed_experts": 4,
 }
 
