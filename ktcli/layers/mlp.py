@@ -45,6 +45,7 @@ class SparseNames:
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate.weight"
 
 
 USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
@@ -95,6 +96,8 @@ class SparseMlp:
     Attributes:
         correction: the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
+        shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
+            router's: they read the same input.
         glu: the experts' activation.
         biases: router and experts have them (gpt-oss).
         layer, name, source: as above.
@@ -105,6 +108,7 @@ class SparseMlp:
     routing: Routing
     correction: bool = False
     shared_width: int = 0
+    shared_gate: bool = False
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
     biases: bool = False
@@ -114,12 +118,16 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        shape = (self.routing.experts, self.hidden)
+        """[experts, hidden], with a shared gate one row more."""
+        pieces = [(self.names.router, (self.routing.experts, self.hidden))]
+        if self.shared_gate:
+            pieces.append((self.names.shared_gate, (1, self.hidden)))
         return Tensor(
             f"{self.name}.router",
-            *shape,
+            self.routing.experts + self.shared_gate,
+            self.hidden,
             Role.KEPT,
-            whole((f"{self.source}.{self.names.router}", shape)),
+            whole(*((f"{self.source}.{name}", shape) for name, shape in pieces)),
             layer=self.layer,
             cut=Cut.ROWS,
         )
@@ -211,12 +219,17 @@ class SparseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)  # [T, experts]
+        # [T, experts], and a column for the gate
+        logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
+        if self.shared_gate:
+            logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_correction)
         started = b.experts(
             x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
         )
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
+        if shared is not None and self.shared_gate:
+            shared = b.gate(shared, gate)
         mixed = b.collect(started)
         return mixed if shared is None else b.add(mixed, shared)
 

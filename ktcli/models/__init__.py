@@ -7,7 +7,16 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models import deepseek, gpt_oss, qwen3_moe
+from ktcli.models import (
+    deepseek,
+    deepseek_v32,
+    dense,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+)
 from ktcli.models.model import Model, Spec
 
 Config = Mapping[str, Any]
@@ -25,7 +34,16 @@ class Family(Protocol):
         """The config with only its first layers, see `cut` below."""
 
 
-_FAMILIES: tuple[Family, ...] = (deepseek, gpt_oss, qwen3_moe)
+_FAMILIES: tuple[Family, ...] = (
+    deepseek,
+    deepseek_v32,
+    dense,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+)
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
 __all__ = ["Model", "Spec", "build", "cut", "model_types"]

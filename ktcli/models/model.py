@@ -6,7 +6,6 @@ the tensors, so that nothing is counted twice.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -58,14 +57,6 @@ class Spec:
         return sum(state.sequence_elements for state in self.states)
 
 
-# Layers that predict several tokens at once (those numbered beyond the last are left, too), towers for pictures and
-# sound, and what older checkpoints saved although it follows from their config.
-_LEFT = re.compile(
-    r"mtp\..*|(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector|audio_tower)\..*|"
-    r"(.*\.)?(rotary_emb\.inv_freq|masked_bias)"
-)
-
-
 class Model(Protocol):
     """A built model: no weights, no memory."""
 
@@ -76,8 +67,9 @@ class Model(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """Every stored tensor: embedding, layers in order, final norm, head."""
 
-    def leaves(self, name: str) -> bool:
-        """Whether a checkpoint's tensor is one that the model does without, on purpose."""
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
@@ -89,11 +81,13 @@ class DecoderModel:
 
     Attributes:
         context: positions the model was made for.
+        ignored: see `Model`.
     """
 
     family: str
     decoder: Decoder
     context: int
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> Spec:
@@ -116,16 +110,6 @@ class DecoderModel:
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.decoder.tensors
-
-    def leaves(self, name: str) -> bool:
-        decoder = self.decoder
-        if decoder.tied and name == f"{decoder.head_source}.weight":
-            return True
-        numbered = re.match(rf"{re.escape(decoder.body)}\.layers\.([0-9]{{1,5}})\.", name)
-        if numbered:
-            name = name[numbered.end() :]
-        further = numbered is not None and int(numbered[1]) >= len(decoder.layers)
-        return further or _LEFT.fullmatch(name) is not None
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)

@@ -45,15 +45,20 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
+        ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
     """
 
     body: str = "model"
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    ignored: tuple[str, ...] = ()
 
 
 USUAL_PREFIXES = Prefixes()
+# Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
+_MTP_LAYERS = 8
+_LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 
 
 def assemble(
@@ -87,12 +92,16 @@ def assemble(
         body=prefixes.body,
         head_source=prefixes.head,
     )
-    return DecoderModel(family, decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
+    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
+    beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
+    head = (f"{prefixes.head}.weight",) if decoder.tied else ()
+    ignored = (*_LEFT_OUT, *beyond, *head, *prefixes.ignored)
+    return DecoderModel(family, decoder, context, ignored)
 
 
 def read_eps(f: Fields) -> float:
     """What every RMSNorm adds to the mean square."""
-    return f.number("rms_norm_eps", high=1.0, default=1e-6)
+    return f.number("rms_norm_eps", high=1.0)
 
 
 def read_gqa(
@@ -171,7 +180,7 @@ def read_sparse(
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", "num_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
-    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names)
+    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
 
 def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
@@ -237,6 +246,41 @@ def cut_first_dense(config: Mapping[str, Any], layers: int, default: int) -> dic
     """The config with only its first layers; fewer dense ones, so that one has experts."""
     dense = min(read_first_dense(Fields(config), default), layers - 1)
     return {**cut_layers(config, layers), "first_k_dense_replace": dense}
+
+
+def read_typed_dense(f: Fields, default: int) -> Callable[[int], bool]:
+    """Whether a layer has no experts: by a list of types, or the first so many."""
+    types = _mlp_types(f)
+    if types is not None:
+        return lambda i: types[i] == "dense"
+    first = read_first_dense(f, default)
+    return lambda i: i < first
+
+
+def cut_typed_dense(config: Mapping[str, Any], layers: int, default: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    types = _mlp_types(Fields(config))
+    if types is None:
+        return cut_first_dense(config, layers, default)
+    kept = types[:layers]
+    if "sparse" not in kept:
+        kept = [*kept[:-1], "sparse"]
+    return {**cut_layers(config, layers), "mlp_layer_types": kept}
+
+
+def _mlp_types(f: Fields) -> list[str] | None:
+    """Of each layer "dense" or "sparse"; None: the config does not list them."""
+    types = f.values.get("mlp_layer_types")
+    if types is None:
+        return None
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if isinstance(types, list) and len(types) >= n_layers:
+        found = [each for each in types if each in ("dense", "sparse")]
+        if len(found) == len(types):
+            return found
+    raise BadCheckpoint(
+        f"{f.where}: mlp_layer_types does not say of {n_layers} layers whether they are dense or sparse"
+    )
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:

@@ -186,10 +186,9 @@ def _attention_work(model: Model, step: Step) -> Work:
     """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions at most."""
     read = ops = 0
     for state in model.spec.states:
-        positions = state.positions_read(step.start, step.n_tokens)
-        read += positions * state.position_elements * KV_ELEMENT_BYTES
+        read += state.elements_read(step.start, step.n_tokens) * KV_ELEMENT_BYTES
         read += 2 * state.sequence_elements * F32_BYTES  # and written
-        ops += state.pairs(step.start, step.n_tokens) * state.ops_per_position
+        ops += state.ops(step.start, step.n_tokens)
     return Work(KV_CACHE, Unit.ATTENTION, read, ops)
 
 

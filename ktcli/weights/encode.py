@@ -9,10 +9,12 @@ sums do not depend on the machine.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import translate
 from math import prod
 
 import numpy as np
@@ -285,11 +287,28 @@ def check(model: Model, checkpoint: Reader) -> int:
     if missing:
         what = f"the checkpoint in {checkpoint.path} has no tensor"
         raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
-    over = [name for name in checkpoint.unused(sizes.keys()) if not model.leaves(name)]
-    if over:
+    if over := _left_over(model, checkpoint.unused(sizes.keys())):
         what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
+
+
+_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
+
+
+def _left_over(model: Model, unused: list[str]) -> list[str]:
+    """Those of the names that the model does not leave out on purpose.
+
+    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
+    otherwise config.json says too few.
+    """
+    patterns = [
+        re.compile(translate(pattern))
+        for pattern in model.ignored
+        if not _LAYER.fullmatch(pattern)
+        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in unused)
+    ]
+    return [name for name in unused if not any(pattern.match(name) for pattern in patterns)]
 
 
 def lossless_format(model: Model, checkpoint: Reader) -> Format | None:

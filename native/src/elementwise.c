@@ -1,4 +1,4 @@
-/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, add, select.
+/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
@@ -15,7 +15,7 @@ typedef struct rowwise {
     int32_t interleaved, table;
     kt_glu glu;
     float eps;
-    const float *gain;
+    const float *gain, *bias;
     const uint16_t *rows;       /* the embedding table */
 } rowwise;
 
@@ -93,6 +93,42 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, 
                             (long long)head_width, gain ? "" : ", without a gain");
     return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
                   OWN_ROWS);
+}
+
+/* An RMSNorm of what is left without the mean, in double: a row is short. */
+static void layer_norm_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last, n = o->out.width;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float *y = view_row(w, o->out, t);
+        double sum = 0;
+        for (int64_t c = 0; c < n; c++)
+            sum += (double)x[c];
+        for (int64_t c = 0; c < n; c++)
+            y[c] = (float)((double)x[c] - sum / (double)n);
+        w->kernels->norm(y, o->gain, n, o->eps, y);
+        for (int64_t c = 0; c < n; c++)
+            y[c] += o->bias[c];
+    }
+}
+
+int kt_program_layer_norm(kt_program *p, kt_view out, kt_view in, const float *gain, const float *bias, float eps)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "layer_norm in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "layer_norm out", out, program_domain(p, in));
+    if (!failed)
+        failed = program_check_overlap(p, "layer_norm", out, in, 1);
+    if (failed)
+        return failed;
+    if (!gain || !bias || in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "layer_norm: %d columns to %d%s", in.width, out.width,
+                            gain && bias ? "" : ", without a gain or a bias");
+    return record(p, layer_norm_run, &(rowwise){.out = out, .a = in, .gain = gain, .bias = bias, .eps = eps}, OWN_ROWS);
 }
 
 /* ---- rope --------------------------------------------------------------------------------------- */
@@ -174,7 +210,7 @@ int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width,
     return KT_OK;
 }
 
-/* ---- swiglu, add, select ------------------------------------------------------------------------ */
+/* ---- swiglu, gate, add, select ------------------------------------------------------------------ */
 
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
@@ -212,6 +248,35 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *give
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
                             "needed", out.width, in.width);
     return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
+}
+
+static void gate_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++)
+        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, o->b.width == 1,
+                         view_row(w, o->out, t));
+}
+
+int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "gate x", x, -1);
+    if (!failed)
+        failed = program_check_view(p, "gate by", by, program_domain(p, x));
+    if (!failed)
+        failed = program_check_view(p, "gate out", out, program_domain(p, x));
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, x, 1);
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, by, by.width == x.width);
+    if (failed)
+        return failed;
+    if (x.width != out.width || (by.width != x.width && by.width != 1))
+        return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
+    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by}, OWN_ROWS);
 }
 
 static void add_run(const void *arg, worker *w)

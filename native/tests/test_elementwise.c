@@ -1,4 +1,4 @@
-/* test_elementwise.c - embed, norm, rope, swiglu, add and select against plain loops, on every ISA row,
+/* test_elementwise.c - embed, norm, rope, swiglu, gate, add and select against plain loops, on every ISA row,
  * for one token and for many, with views inside wider buffers. */
 #include "check.h"
 
@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, normed, heads, all, rotated[2], gated, act, sum, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[2], sum, picked;
     uint16_t *rows;
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
@@ -26,6 +26,7 @@ static void record(fixture *f, kt_pool *pool)
     f->table = (kt_view){wide.buffer, 5, WIDE};
     f->normed = (kt_view){wide.buffer, WIDE + 6, WIDE};
     f->heads = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->centred = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
@@ -34,6 +35,7 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_norm(p, f->normed, f->table, WIDE, f->full_gain, 1e-6f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->table, HEAD, f->gain, 1e-5f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->heads, HEAD, f->gain, 1e-5f), kt_program_error(p));
+    OK(kt_program_layer_norm(p, f->centred, f->table, f->full_gain, f->full_gain, 1e-6f), kt_program_error(p));
     int32_t table = kt_program_rope_table(p, ROPE, f->inv_freq, 1.25f);
     OK(table, kt_program_error(p));
     for (int i = 0; i < 2; i++) {
@@ -42,6 +44,11 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
     OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
+    for (int i = 0; i < 2; i++) {   /* each column by another, and all by one */
+        f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
+        kt_view by = {f->gated.buffer, 50, i ? 1 : GATED};
+        OK(kt_program_gate(p, f->open[i], f->act, by), kt_program_error(p));
+    }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
@@ -55,6 +62,17 @@ static void expect_norm(const float *x, const float *gain, int n, double eps, do
         sum += (double)x[i] * (double)x[i];
     for (int i = 0; i < n; i++)
         out[i] = (double)x[i] / sqrt(sum / n + eps) * (double)gain[i];
+}
+
+static void expect_layer_norm(const float *x, const float *gain, int n, double eps, double *out)
+{
+    double mean = 0, square = 0;
+    for (int i = 0; i < n; i++)
+        mean += (double)x[i] / n;
+    for (int i = 0; i < n; i++)
+        square += ((double)x[i] - mean) * ((double)x[i] - mean) / n;
+    for (int i = 0; i < n; i++)
+        out[i] = ((double)x[i] - mean) / sqrt(square + eps) * (double)gain[i] + (double)gain[i];
 }
 
 static void expect_rope(const fixture *f, const float *x, int64_t position, int interleaved, double *out)
@@ -86,6 +104,9 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     close_to("norm", row_of(f->p, f->normed, t), want, WIDE);
     for (int i = 0; i < WIDE; i++)
         want[i] = want[i] + 2 * (double)x[i];
+    double centred[WIDE];
+    expect_layer_norm(x, f->full_gain, WIDE, 1e-6, centred);
+    close_to("layer_norm", row_of(f->p, f->centred, t), centred, WIDE);
     close_to("add", row_of(f->p, f->sum, t), want, WIDE);
     for (int h = 0; h < HEADS; h++) {
         float once[HEAD];
@@ -105,6 +126,11 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
         want[i] = g / (1 + exp(-g)) * u;
     }
     close_to("swiglu", row_of(f->p, f->act, t), want, GATED);
+    for (int one = 0; one < 2; one++) {
+        for (int i = 0; i < GATED; i++)
+            want[i] = (double)row_of(f->p, f->act, t)[i] / (1 + exp(-(double)gated[one ? 50 : 50 + i]));
+        close_to("gate", row_of(f->p, f->open[one], t), want, GATED);
+    }
 }
 
 static void step(const fixture *f, int64_t n, int64_t start, int64_t first_output)

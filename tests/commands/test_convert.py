@@ -211,6 +211,7 @@ REFUSED = {
     ),
     "fewer experts": (lambda s: None, {"num_experts": 5}, r"has the shape \[6, 80\], config.json asks for \[5"),
     "more layers": (lambda s: None, {"num_hidden_layers": 4}, "has no tensor 'model.layers.3.mlp"),
+    "fewer layers": (lambda s: None, {"num_hidden_layers": 2}, "speak of: 'model.layers.2.input_layernorm.weight'"),
     "another width": (lambda s: None, {"hidden_size": 96}, r"shape \[99, 80\], config.json asks for \[99, 96\]"),
     "quantized otherwise": (lambda s: None, {"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
     "unknown": (lambda s: None, {"model_type": "qwen3_mo"}, "model_type is 'qwen3_mo'"),
@@ -233,10 +234,10 @@ def test_refused_before_anything_is_written(what: str, tmp_path: Path, capsys):
 
 
 def test_what_is_known_to_be_unneeded_is_left(tmp_path: Path):
-    """Further layers, pictures, and biases of zeros beside quantized matrices."""
+    """Further layers, rotations, and biases of zeros beside quantized matrices."""
     stored = sources(QWEN3)
     names = (
-        "model.layers.3.eh_proj.weight", "mtp.fc.weight", "model.visual.blocks.0.attn.qkv.weight",
+        "model.layers.3.eh_proj.weight", "model.layers.3.mlp.up_proj.weight", "mtp.fc.weight",
         "model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.k_scale",
     )  # fmt: skip
     name = "model.layers.0.self_attn.o_proj"

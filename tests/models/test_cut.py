@@ -5,7 +5,7 @@ from shapes import config
 
 from ktcli.models import build, cut
 
-NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b"]
+NAMES = ["deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-5", "kimi-k2", "qwen3-30b-a3b"]
 
 
 @pytest.mark.parametrize("name", NAMES)

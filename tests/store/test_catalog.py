@@ -16,6 +16,8 @@ PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
 COUNTED = {
     "deepseek-v2-lite": (15.7e9, 14.4e9),
     "deepseek-v3": (671.0e9, 653.9e9),
+    "deepseek-v3.2": (671.9e9, 653.9e9),
+    "glm-5": (743.9e9, 724.8e9),
     "kimi-k2": (1026.4e9, 1014.7e9),
     "qwen3-30b-a3b": (30.5e9, 29.0e9),
     "qwen3-235b-a22b": (235.1e9, 227.1e9),

@@ -69,6 +69,20 @@ typedef struct page_attention {
     int64_t acc_stride;
 } page_attention;
 
+/* Scores of one token's index heads for the keys of a page, whose layout is that of attend_*; dim is even.
+ *   weight      out[j] = sum over heads, ascending, of weight[h] * max(0, q[h] . key[j])      [64]
+ *   NULL        out[h][j] = q[h] . key[j]                                                     [n_heads][64]
+ * What is written for keys from n_keys on means nothing. The same bits for any order of calls. */
+typedef struct page_index {
+    int64_t n_heads, dim, n_keys;
+    const void *q;              /* [n_heads][q_stride]: f32 rows for index_f32, bf16 for index_bf16 */
+    int64_t q_stride;
+    const void *k;
+    int64_t k_stride;           /* index_f32: elements from one key to the next */
+    const float *weight;
+    float *out;
+} page_index;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -92,11 +106,15 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     /* runs of 16 alternate; the limit may be infinite */
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
+    /* x times the sigmoid of by[0..n), or of by[0] alone */
+    void (*gate)(const float *x, const float *by, int64_t n, int32_t one, float *out);
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
+    void (*index_f32)(const page_index *a);
+    void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
