@@ -312,4 +312,6 @@ def _sparse_step(f: Fields) -> int:
 
 def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, where all have experts or none."""
-    return {**config, "num_hidden_layers": layers}
+    each = ("layer_types", "mlp_layer_types")
+    lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
+    return {**config, "num_hidden_layers": layers, **lists}
