@@ -87,7 +87,7 @@ class Coded:
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)
         same = fmt.scale is Scale.F32 and fmt.bits == self.bits and fmt.codes is self.kind
         linear = fmt.bits == 8 or fmt.codebook == self.table
-        if not (same and linear and covered) or len(span.source.parts) > 2:
+        if not (same and linear and covered) or fmt.rotation or len(span.source.parts) > 2:
             return None
         inside = self._row(span) % high
         rows = np.arange(inside, inside + span.rows) // high

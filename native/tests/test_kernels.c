@@ -185,11 +185,12 @@ static int64_t check_encode(const kt_kernels *kernels, const kt_format *f, int64
     layout l = layout_of(f, k);
     size_t bytes = (size_t)((n + 15) / 16) * l.panel_bytes;
     uint8_t *want = allocate(bytes), *got = allocate(bytes);
-    double error[2] = {0, 0}, wrong = 0, square = 0;
+    kt_pack_error error = {0};
+    double wrong = 0, square = 0;
     memset(got, 0xa5, bytes);
     oracle_encode(f, n, k, x, want);
     for (int64_t i = 0; i < (n + 15) / 16; i++)
-        kernels->encode_panel(f, n, k, x, NULL, 16 * i, got + (size_t)i * l.panel_bytes, error);
+        kernels->encode_panel(f, n, k, x, NULL, NULL, 16 * i, got + (size_t)i * l.panel_bytes, &error);
     for (int64_t r = 0; r < n; r++)
         for (int64_t c = 0; c < k; c++) {
             double e = (double)x[r * k + c] - (double)oracle_value(f, want, k, r, c);
@@ -197,8 +198,8 @@ static int64_t check_encode(const kt_kernels *kernels, const kt_format *f, int64
             square += (double)x[r * k + c] * (double)x[r * k + c];
         }
     int64_t broken = memcmp(want, got, bytes) != 0;
-    broken += !(fabs(error[0] - wrong) <= 1e-4 * wrong + 1e-12 * square);
-    broken += !(fabs(error[1] - square) <= 1e-4 * square);
+    broken += !(fabs(error.sum_sq_error - wrong) <= 1e-4 * wrong + 1e-12 * square);
+    broken += !(fabs(error.sum_sq - square) <= 1e-4 * square);
     free(want);
     free(got);
     return broken;
@@ -232,11 +233,11 @@ static void test_encode(const kt_kernels *kernels)
             layout l = layout_of(f, k);
             if (f->bits == 4 && f->scale != KT_SCALE_F32 && (oracle_has_zero(f) || k == l.k_padded)) {
                 uint8_t *w = allocate((size_t)((n + 15) / 16) * l.panel_bytes);
-                double error[2] = {0, 0};
+                kt_pack_error error = {0};
                 decode_matrix(f, n, k, x);
                 for (int64_t p = 0; p < (n + 15) / 16; p++)
-                    kernels->encode_panel(f, n, k, x, NULL, 16 * p, w + (size_t)p * l.panel_bytes, error);
-                lossy += error[0] != 0.0;
+                    kernels->encode_panel(f, n, k, x, NULL, NULL, 16 * p, w + (size_t)p * l.panel_bytes, &error);
+                lossy += error.sum_sq_error != 0.0;
                 repeats++;
                 free(w);
             }

@@ -34,7 +34,7 @@ UNPACKED_ELEMENTS = 1 << 26
 
 def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
     """x [T, K] W^T + bias -> [T, N] f32."""
-    if isinstance(w, Plain):
+    if isinstance(w, Plain) or w.format.rotation:
         return functions.linear(x, w, bias)
     if x.shape[0] == 1:
         return vector_product(x, w, bias)
@@ -61,6 +61,10 @@ def experts(
     """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
+    if (
+        gate_up.format.rotation or down.format.rotation
+    ):  # a row of torch, which un-packs and turns back
+        return functions.experts(x, ids, gate, slots, gate_up, down)
     few = x.shape[0] <= FEW_ROWS
     return (vector_experts if few else tile_experts)(x, ids, gate, slots, gate_up, down, extras)
 
