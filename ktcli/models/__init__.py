@@ -14,6 +14,7 @@ from ktcli.models import (
     glm4_moe,
     gpt_oss,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )
@@ -41,6 +42,7 @@ _FAMILIES: tuple[Family, ...] = (
     glm4_moe,
     gpt_oss,
     mixtral,
+    olmoe,
     qwen2_moe,
     qwen3_moe,
 )

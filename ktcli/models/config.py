@@ -100,6 +100,14 @@ class Fields:
                 f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
             )
 
+    def require_no_windows(self) -> None:
+        """Refuse a list of layer types in which one attends through a window."""
+        types = self.values.get("layer_types") or []
+        if not isinstance(types, list) or any(each != "full_attention" for each in types):
+            raise BadCheckpoint(
+                f"{self.where}: layer_types has other than full_attention, which is not supported here"
+            )
+
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
         for name in names:

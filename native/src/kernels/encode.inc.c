@@ -373,7 +373,7 @@ static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *
         int64_t c = g * l.group, valid = k < c ? 0 : k - c < l.group ? k - c : l.group;
         const float *at = valid ? x + c : x, *weight = importance && valid ? importance + c : NULL;
         row_groups groups = {at, weight, k, l.group, valid, rows};
-        float found[LANES], given[LANES];
+        float found[LANES] = {0}, given[LANES];
         int missing = 0;
         for (int r = 0; r < LANES; r++) {
             int has = scales && valid && r < rows;
@@ -389,7 +389,7 @@ static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *
             if (s == 0.0f && f->bits == 8)
                 s = amax_scale(f, from, columns);
             else if (s == 0.0f)
-                s = missing ? found[r] : 0.0f;
+                s = found[r];
             encode_group(f, &l, &b, from, weight, columns, c, r, s, dst, &sums[r]);
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }
