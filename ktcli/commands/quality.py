@@ -103,7 +103,7 @@ def _row(result: Result, reading: Reading) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": way.label,
         "model": way.ready.name,
-        "experts": way.recipe.experts.name,
+        "experts": way.recipe.experts_name,
         "dense": way.recipe.dense.name,
         "defer": way.defer,
         "kv": way.cache,

@@ -28,7 +28,7 @@ from ktcli.store import catalog
 from ktcli.store.reference import parse
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import CALIBRATED, MIXED, Recipe
 
 CACHES = ("bf16", "f32")
 
@@ -97,7 +97,7 @@ class Way:
     @property
     def conversion(self) -> str:
         """Its name for people."""
-        return f"{self.ready.name}@{self.recipe.experts.name}-{self.recipe.dense.name}"
+        return f"{self.ready.name}@{self.recipe.experts_name}-{self.recipe.dense.name}"
 
     @property
     def label(self) -> str:
@@ -166,10 +166,11 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     profile = catalog.find(parse(name).name)
     made = []
     for word in (word.strip() for word in said.split(",")):
-        experts, _, dense = (word, "", "") if word in FORMATS else word.rpartition("-")
+        alone = word.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
+        experts, _, dense = (word, "", "") if alone else word.rpartition("-")
         default = profile.dense if profile is not None else None
         recipe = Recipe.named(experts or word, dense or default)
-        made.append(f"{recipe.experts.name}-{recipe.dense.name}")
+        made.append(f"{recipe.experts_name}-{recipe.dense.name}")
     if len(set(made)) != len(made):
         raise UsageError(f"--formats {said[:80]} names a conversion twice")
     return tuple(made)

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
-from ktcli.layers.indexer import Indexer
+from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
@@ -33,6 +33,9 @@ class GroupedQueryAttention:
         qkv_bias, o_bias: on q, k and v; on o.
         has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
+        norm_plus: added to their weights.
+        indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
+            all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -46,8 +49,14 @@ class GroupedQueryAttention:
     o_bias: bool = False
     has_sinks: bool = False
     norms: tuple[str, str] = ("q_norm", "k_norm")
+    norm_plus: float = 0.0
+    indexer: BlockIndexer | None = None
     layer: int = 0
     source: str = ""
+
+    def within(self, window: int) -> GroupedQueryAttention:
+        """The same, whose tokens see so many positions; 0: all."""
+        return replace(self, shape=replace(self.shape, window=window))
 
     @property
     def _widths(self) -> tuple[int, int, int]:
@@ -57,7 +66,13 @@ class GroupedQueryAttention:
     @cached_property
     def qkv(self) -> Tensor:
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
-        return _matrix(self, "qkv", pieces, self.hidden)
+        index = self.indexer.projections if self.indexer else ()
+        return _matrix(self, "qkv", (*pieces, *index), self.hidden)
+
+    @cached_property
+    def _indexer(self) -> BlockIndexer | None:
+        """The indexer in its place."""
+        return self.indexer and replace(self.indexer, layer=self.layer, source=self.source)
 
     @cached_property
     def o(self) -> Tensor:
@@ -78,7 +93,10 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         widths = (d, d) if self.qk_norm is QkNorm.HEADS else self._widths[:2]
         names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
-        return tuple(_vector(self, name, ((f"{of}.weight", width),)) for name, of, width in names)
+        return tuple(
+            _vector(self, name, ((f"{of}.weight", width),), self.norm_plus)
+            for name, of, width in names
+        )
 
     @cached_property
     def sinks(self) -> Tensor | None:
@@ -87,26 +105,39 @@ class GroupedQueryAttention:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
-        return (self.qkv, self.o, *self.qk_norms, *optional)
+        index = self._indexer.norms if self._indexer else ()
+        return (self.qkv, self.o, *self.qk_norms, *optional, *index)
 
     @property
     def state(self) -> LayerState:
-        """Keys and values; scores and weighted values of every head."""
-        s = self.shape
-        kept, ops = 2 * s.kv_heads * s.head_dim, 4 * s.heads * s.head_dim
-        return LayerState(position_elements=kept, ops_per_position=ops, window=s.window)
+        """Keys and values, and the index key behind them; scores and weighted values of every head."""
+        s, index = self.shape, self.indexer.shape if self.indexer else None
+        return LayerState(
+            position_elements=2 * s.kv_heads * s.head_dim + s.beside,
+            ops_per_position=4 * s.heads * s.head_dim,
+            window=s.window,
+            chosen=index.positions if index else 0,
+            index_elements=s.beside,
+            index_ops=2 * index.heads * index.dim if index else 0,
+        )
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
-        q, k, v = b.split(b.linear(x, self.qkv, bias=qkv_bias), *self._widths)
+        index_widths = (width for _, width in self._indexer.projections) if self._indexer else ()
+        made = b.linear(x, self.qkv, bias=qkv_bias)
+        q, k, v, *index = b.split(made, *self._widths, *index_widths)
         if self.qk_norms:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
+        if self._indexer:
+            self._indexer.forward(b, *index)
+        chosen = self._indexer is not None
+        # [T, heads * d]
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
         return b.linear(mixed, self.o, bias=o_bias)
 
 
@@ -283,12 +314,14 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
     )
 
 
-def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> Tensor:
+def _vector(
+    part: Attention, name: str, pieces: tuple[tuple[str, int], ...], plus: float = 0.0
+) -> Tensor:
     return Tensor(
         f"layers.{part.layer}.attn.{name}",
         1,
         sum(length for _, length in pieces),
         Role.VECTOR,
-        whole(*((f"{part.source}.{source}", (length,)) for source, length in pieces)),
+        (tuple(Stored(f"{part.source}.{of}", (n,), plus=plus) for of, n in pieces),),
         layer=part.layer,
     )

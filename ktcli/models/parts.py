@@ -45,6 +45,7 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
+        norm_plus: added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
     """
 
@@ -52,6 +53,7 @@ class Prefixes:
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    norm_plus: float = 0.0
     ignored: tuple[str, ...] = ()
 
 
@@ -70,7 +72,8 @@ def assemble(
     """The model of a config.
 
     Args:
-        parts: attention and MLP of a layer; this puts them in their place.
+        parts: attention and MLP of a layer; this puts them in their place. One that names a source lies there
+            below its layer, and not where the others do.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
@@ -78,9 +81,11 @@ def assemble(
     def layer(i: int) -> DecoderLayer:
         source = f"{prefixes.body}.layers.{i}"
         attention, mlp = parts(i)
-        attention = replace(attention, layer=i, source=f"{source}.{prefixes.attention}")
-        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{prefixes.mlp}")
-        return DecoderLayer(i, source, hidden, eps, attention, mlp)
+        below = attention.source or prefixes.attention
+        attention = replace(attention, layer=i, source=f"{source}.{below}")
+        below = mlp.source or prefixes.mlp
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{below}")
+        return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     decoder = Decoder(
@@ -91,6 +96,7 @@ def assemble(
         tied=f.flag("tie_word_embeddings", False),
         body=prefixes.body,
         head_source=prefixes.head,
+        norm_plus=prefixes.norm_plus,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))

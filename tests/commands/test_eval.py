@@ -45,7 +45,16 @@ def document(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
     found = document(
-        capsys, MINI, "--formats", "int8,int4", "--defer", "0,6", "--kv", "bf16,f32", "-n", "3000"
+        capsys,
+        MINI,
+        "--formats",
+        "int8,int4-mixed",
+        "--defer",
+        "0,6",
+        "--kv",
+        "bf16,f32",
+        "-n",
+        "3000",
     )
     first, *others = found["results"]
     assert [row["name"] for row in found["results"][:4]] == [
