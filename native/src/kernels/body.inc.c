@@ -15,6 +15,7 @@
 #include "product_float.inc.c"
 #include "attend_f32.inc.c"
 #include "attend_bf16.inc.c"
+#include "recurrent.inc.c"
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
@@ -240,6 +241,8 @@ const kt_kernels NAME(KT_ISA) = {
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,
     .pack_keys = pack_keys,
+    .conv = conv,
+    .delta_rule = delta_rule,
     .encode_panel = encode_panel,
     .read_bytes = read_bytes,
     .int8_ops = int8_ops,

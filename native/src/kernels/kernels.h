@@ -68,6 +68,22 @@ typedef struct page_attention {
     int64_t acc_stride;
 } page_attention;
 
+/* The gated delta rule for some columns of one head's values, over the tokens of a step (kt_program_delta).
+ * Row t of each operand begins t strides after the pointer. The state is [dk][width] with width = columns rounded
+ * up to 16; what is beyond `columns` is zero and stays so. */
+typedef struct delta_block {
+    int64_t n_tokens, dk, columns, width;
+    const float *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;
+    const float *decay, *beta;      /* decay of key j at decay[j * decay_step]; decay_step 0: one for all keys, or 1 */
+    int64_t decay_stride, decay_step, beta_stride;
+    const float *state;             /* of before the step; NULL: zeros */
+    float *next;                    /* after it; elsewhere */
+    float *out;
+    int64_t out_stride;
+    float *scratch;                 /* [2 * dk] */
+} delta_block;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -95,6 +111,9 @@ typedef struct kt_kernels {
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
+    /* out[c] = silu(sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */
+    void (*conv)(const float *const *rows, const float *weight, int64_t width, int64_t n, float *out);
+    void (*delta_rule)(const delta_block *d);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
