@@ -17,6 +17,7 @@ from families import deepseek, qwen3_moe
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from stored import chosen, view
 
 from ktcli.layers.tensors import Role
 from ktcli.models import build
@@ -45,9 +46,11 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
                 scale = 0.5 if name.endswith(("o_proj.weight", "down_proj")) else 1.0
                 value.normal_(0, scale * value.shape[-1] ** -0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
-    if case.model_type == "kimi_k2":
-        text = (folder / "config.json").read_text()
-        (folder / "config.json").write_text(text.replace('"deepseek_v3"', '"kimi_k2"'))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "model_type": case.model_type}))
+    if case.publish:
+        case.publish(folder)
     return folder
 
 
@@ -74,25 +77,26 @@ def judge(case: Case, folder: Path, ids: list[int]) -> Judged:
         folder, config=case.config(), dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
-    seen: list[tuple[Any, Any]] = []
+    margins: list[F32Array] = []
+    chosen: list[NDArray[np.int64]] = []
+
+    def see(router: Any, inputs: tuple[Any, ...], out: tuple[torch.Tensor, ...]) -> None:
+        logits = out[0].reshape(len(ids), -1).float()
+        best = out[2].reshape(len(ids), -1)
+        margins.append(_margin(router, case.choice(router, inputs, logits), best))
+        chosen.append(np.sort(best.numpy(), axis=1))
+
     for name, module in model.named_modules():
-        if name.endswith("mlp.gate"):
-            module.register_forward_hook(lambda m, _, out: seen.append((m, out)))
+        if name.endswith(case.router) and not isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(see)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]
-    margins = [_margin(module, out) for module, out in seen]
-    chosen = [np.sort(out[2].numpy().reshape(len(ids), -1), axis=1) for _, out in seen]
-    return Judged(logits.numpy(), chosen, np.min(margins, axis=0))
+    margin = np.min(margins, axis=0) if margins else np.full(len(ids), np.inf)
+    return Judged(logits.numpy(), chosen, margin)
 
 
-def _margin(module: Any, out: Any) -> F32Array:
+def _margin(module: Any, scores: torch.Tensor, chosen: torch.Tensor) -> F32Array:
     """[T] gap of choice scores between chosen and refused experts, and between groups."""
-    logits, _, chosen = out
-    logits = logits.reshape(-1, logits.shape[-1]).float()
-    if hasattr(module, "e_score_correction_bias"):
-        scores = logits.sigmoid() + module.e_score_correction_bias
-    else:
-        scores = logits.softmax(-1)
     sigmoid = hasattr(module, "e_score_correction_bias")
     n_group = getattr(module, "num_group", None) or 1
     group_gap = torch.full((scores.shape[0],), float("inf"))
@@ -106,7 +110,6 @@ def _margin(module: Any, out: Any) -> F32Array:
             1, ranked.indices[:, : module.topk_group], True
         )
         allowed = best.unsqueeze(-1).expand_as(grouped).reshape(scores.shape)
-    chosen = chosen.reshape(scores.shape[0], -1)
     lowest = scores.gather(1, chosen).min(1).values
     refused = scores.masked_fill(~allowed, float("-inf")).scatter(1, chosen, float("-inf"))
     gap = torch.minimum(lowest - refused.max(1).values, group_gap)
@@ -122,9 +125,12 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
         for index in (
             range(tensor.count) if fmt and tensor.role in (Role.EXPERTS, Role.DENSE) else ()
         ):
-            for name in tensor.source_names(index):
-                matrix = tensors[name].float().numpy()
-                tensors[name] = torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape))
+            for piece in chosen(tensor, tensors):
+                name = piece.at(index)
+                tensors[name] = tensors[name].float()
+                rows = view(tensors[name], piece, index)
+                matrix = rows.contiguous().numpy()
+                rows.copy_(torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape)))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

@@ -38,7 +38,8 @@ def convert(
     """Convert a checkpoint into the files that kt runs.
 
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
-    when the same command runs again. Formats: int4, int4-g32, int4-g128, int8, fp8, bf16, f32.
+    when the same command runs again. Formats: int4, int4-g32, int4-g128,
+    nl4, nl4-g32, mxfp4, int8, fp8, bf16, f32.
 
     Examples:
 

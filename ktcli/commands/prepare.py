@@ -24,7 +24,7 @@ from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import Reference, parse
-from ktcli.weights.manifest import extra_limit
+from ktcli.weights.extras import extra_limit
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -6,15 +6,21 @@ barrier instead of three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-
-import numpy as np
+from enum import Enum
+from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, F32Array, Role, Tensor
+from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
+
+
+class QkNorm(Enum):
+    """Where q and k are normalised (RMSNorm)."""
+
+    NONE = "none"
+    HEADS = "heads"  # each head, before the rotation (Qwen3)
+    ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
 
 
 @dataclass(frozen=True)
@@ -22,20 +28,23 @@ class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
 
     Attributes:
+        rope: may rotate only the first columns of each head.
+        qkv_bias, o_bias: on q, k and v; on o.
+        norms: checkpoint names of the norms of q and k.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
-        qk_norm: RMSNorm over each head of q and k before the rotation (Qwen3).
-        bias: on q, k, v and o.
     """
 
-    layer: int
-    source: str
     hidden: int
     shape: GqaShape
     rope: Rope
     eps: float
-    qk_norm: bool
-    bias: bool
+    qk_norm: QkNorm = QkNorm.NONE
+    qkv_bias: bool = False
+    o_bias: bool = False
+    norms: tuple[str, str] = ("q_norm", "k_norm")
+    layer: int = 0
+    source: str = ""
 
     @property
     def _widths(self) -> tuple[int, int, int]:
@@ -52,24 +61,26 @@ class GroupedQueryAttention:
         return _matrix(self, "o", (("o_proj.weight", self.hidden),), self._widths[0])
 
     @cached_property
-    def qkv_bias(self) -> Tensor | None:
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of q, k, v, and of o."""
         pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
-        return _vector(self, "qkv_bias", pieces) if self.bias else None
+        qkv = _vector(self, "qkv_bias", pieces) if self.qkv_bias else None
+        o = _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.o_bias else None
+        return qkv, o
 
     @cached_property
-    def o_bias(self) -> Tensor | None:
-        return _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.bias else None
-
-    @cached_property
-    def head_norms(self) -> tuple[Tensor, ...]:
+    def qk_norms(self) -> tuple[Tensor, ...]:
+        if self.qk_norm is QkNorm.NONE:
+            return ()
         d = self.shape.head_dim
-        names = ("q_norm", "k_norm") if self.qk_norm else ()
-        return tuple(_vector(self, name, ((f"{name}.weight", d),)) for name in names)
+        widths = (d, d) if self.qk_norm is QkNorm.HEADS else self._widths[:2]
+        names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
+        return tuple(_vector(self, name, ((f"{of}.weight", width),)) for name, of, width in names)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        optional = (self.qkv_bias, self.o_bias)
-        return (self.qkv, self.o, *self.head_norms, *(t for t in optional if t is not None))
+        biases = (bias for bias in self.biases if bias is not None)
+        return (self.qkv, self.o, *self.qk_norms, *biases)
 
     @property
     def state(self) -> LayerState:
@@ -81,13 +92,15 @@ class GroupedQueryAttention:
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         d = self.shape.head_dim
-        q, k, v = b.split(b.linear(x, self.qkv, bias=self.qkv_bias), *self._widths)
-        if self.head_norms:
-            q = b.norm(q, self.head_norms[0], self.eps, head_width=d)
-            k = b.norm(k, self.head_norms[1], self.eps, head_width=d)
+        qkv_bias, o_bias = self.biases
+        q, k, v = b.split(b.linear(x, self.qkv, bias=qkv_bias), *self._widths)
+        if self.qk_norms:
+            run = d if self.qk_norm is QkNorm.HEADS else None
+            q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
+            k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer)  # [T, heads * d]
-        return b.linear(mixed, self.o, bias=self.o_bias)
+        return b.linear(mixed, self.o, bias=o_bias)
 
 
 @dataclass(frozen=True)
@@ -99,15 +112,16 @@ class LatentAttention:
 
     Attributes:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
+        layer, source: as above.
     """
 
-    layer: int
-    source: str
     hidden: int
     q_lora: int
     shape: MlaShape
     rope: Rope
     bias: bool
+    layer: int = 0
+    source: str = ""
 
     # The two inner norms take this epsilon whatever the config says, as the reference does.
     INNER_EPS = 1e-6
@@ -154,35 +168,20 @@ class LatentAttention:
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
         """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
-        s = self.shape
-        cut = {
-            "uk_in": (
-                s.lora,
-                s.nope,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=True),
-            ),
-            "uk_out": (
-                s.nope,
-                s.lora,
-                partial(_head_rows, s, first=0, count=s.nope, transpose=False),
-            ),
-            "uv": (s.v, s.lora, partial(_head_rows, s, first=s.nope, count=s.v, transpose=False)),
-        }
-        made = tuple(
-            Tensor(
-                f"layers.{self.layer}.attn.{name}",
-                n,
-                k,
-                Role.KEPT,
-                (f"{self.source}.kv_b_proj.weight",),
-                count=s.heads,
-                join=join,
-                source_shapes=((s.heads * (s.nope + s.v), s.lora),),
-                layer=self.layer,
-            )
-            for name, (n, k, join) in cut.items()
+        s, each = self.shape, self.shape.nope + self.shape.v
+        shape = (s.heads * each, s.lora)
+
+        def part(name: str, n: int, k: int, band: Band, transposed: bool = False) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
+            where = f"layers.{self.layer}.attn.{name}"
+            return Tensor(where, n, k, Role.KEPT, ((piece,),), count=s.heads, layer=self.layer)
+
+        keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
+        return (
+            part("uk_in", s.lora, s.nope, keys, transposed=True),
+            part("uk_out", s.nope, s.lora, keys),
+            part("uv", s.v, s.lora, values),
         )
-        return made[0], made[1], made[2]
 
     @cached_property
     def o(self) -> Tensor:
@@ -237,8 +236,7 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
         sum(rows for _, rows in pieces),
         k,
         Role.DENSE,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((rows, k) for _, rows in pieces),
+        whole(*((f"{part.source}.{source}", (rows, k)) for source, rows in pieces)),
         layer=part.layer,
         cut=Cut.ROWS,
     )
@@ -250,22 +248,6 @@ def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> 
         1,
         sum(length for _, length in pieces),
         Role.VECTOR,
-        tuple(f"{part.source}.{source}" for source, _ in pieces),
-        source_shapes=tuple((length,) for _, length in pieces),
+        whole(*((f"{part.source}.{source}", (length,)) for source, length in pieces)),
         layer=part.layer,
     )
-
-
-def _head_rows(
-    shape: MlaShape,
-    arrays: Sequence[F32Array],
-    head: int,
-    *,
-    first: int,
-    count: int,
-    transpose: bool,
-) -> F32Array:
-    """Rows [first, first + count) of one head of kv_b [heads * (nope + v), lora]."""
-    start = head * (shape.nope + shape.v) + first
-    rows = arrays[0][start : start + count]
-    return np.ascontiguousarray(rows.T if transpose else rows)

@@ -8,7 +8,7 @@ from functools import cached_property
 from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
 from ktcli.layers.mlp import Mlp
-from ktcli.layers.tensors import Cut, Role, Tensor
+from ktcli.layers.tensors import Cut, Role, Tensor, whole
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class DecoderLayer:
             1,
             self.hidden,
             Role.VECTOR,
-            (f"{self.source}.{source}.weight",),
-            source_shapes=((self.hidden,),),
+            whole((f"{self.source}.{source}.weight", (self.hidden,))),
             layer=self.layer,
         )
 
@@ -59,6 +58,8 @@ class Decoder:
 
     Attributes:
         tied: the head is the embedding.
+        body: checkpoint prefix of embedding and norm, e.g. "model".
+        head_source: checkpoint prefix of the head.
     """
 
     hidden: int
@@ -66,26 +67,26 @@ class Decoder:
     eps: float
     layers: tuple[DecoderLayer, ...]
     tied: bool = False
+    body: str = "model"
+    head_source: str = "lm_head"
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._outer("embed", Role.TABLE, Cut.NONE, "model.embed_tokens.weight")
+        return self._outer("embed", Role.TABLE, Cut.NONE, f"{self.body}.embed_tokens")
 
     @cached_property
     def head(self) -> Tensor:
-        source = "model.embed_tokens.weight" if self.tied else "lm_head.weight"
+        source = f"{self.body}.embed_tokens" if self.tied else self.head_source
         return self._outer("lm_head", Role.DENSE, Cut.ROWS, source)
 
     @cached_property
     def norm(self) -> Tensor:
-        shape = ((self.hidden,),)
-        return Tensor(
-            "norm", 1, self.hidden, Role.VECTOR, ("model.norm.weight",), source_shapes=shape
-        )
+        source = whole((f"{self.body}.norm.weight", (self.hidden,)))
+        return Tensor("norm", 1, self.hidden, Role.VECTOR, source)
 
     def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
         shape = (self.vocab, self.hidden)
-        return Tensor(name, *shape, role, (source,), source_shapes=(shape,), cut=cut)
+        return Tensor(name, *shape, role, whole((f"{source}.weight", shape)), cut=cut)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -6,12 +6,41 @@ is one range and the activation finds both halves in one cache line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, Reads, Routing, Value
-from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
 from ktcli.native import PANEL_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Checkpoint names below the prefix of a dense MLP."""
+
+    gate: str = "gate_proj.weight"
+    up: str = "up_proj.weight"
+    down: str = "down_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseNames:
+    """Checkpoint names below the prefix of an MLP with experts; "{e}" is the expert's number.
+
+    The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others.
+    """
+
+    gate: str = "experts.{e}.gate_proj.weight"
+    up: str = "experts.{e}.up_proj.weight"
+    down: str = "experts.{e}.down_proj.weight"
+    fused_gate_up: str = "experts.gate_up_proj"
+    fused_down: str = "experts.down_proj"
+    router: str = "gate.weight"
+    correction: str = "gate.e_score_correction_bias"
+    shared: str = "shared_experts"
+
+
+USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
 
 
 @dataclass(frozen=True)
@@ -19,24 +48,26 @@ class DenseMlp:
     """down(silu(gate x) * up x).
 
     Attributes:
+        layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
     """
 
-    layer: int
-    name: str
-    source: str
     hidden: int
     width: int
+    names: MlpNames = USUAL_MLP
+    layer: int = 0
+    name: str = ""
+    source: str = ""
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(f"{self.source}.{part}_proj.weight" for part in ("gate", "up"))
-        return _gate_up(self, Role.DENSE, sources, 1)
+        names = self.names.gate, self.names.up
+        return _gate_up(self, Role.DENSE, names, 1)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(self, Role.DENSE, f"{self.source}.down_proj.weight", 1)
+        return _down(self, Role.DENSE, self.names.down, 1)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -54,27 +85,27 @@ class SparseMlp:
     Attributes:
         correction: the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
+        layer, name, source: as above.
     """
 
-    layer: int
-    name: str
-    source: str
     hidden: int
     width: int
     routing: Routing
     correction: bool = False
     shared_width: int = 0
+    names: SparseNames = USUAL_SPARSE
+    layer: int = 0
+    name: str = ""
+    source: str = ""
 
     @cached_property
     def router(self) -> Tensor:
         shape = (self.routing.experts, self.hidden)
-        names = (f"{self.source}.gate.weight",)
         return Tensor(
             f"{self.name}.router",
             *shape,
             Role.KEPT,
-            names,
-            source_shapes=(shape,),
+            whole((f"{self.source}.{self.names.router}", shape)),
             layer=self.layer,
             cut=Cut.ROWS,
         )
@@ -83,40 +114,37 @@ class SparseMlp:
     def router_bias(self) -> Tensor | None:
         if not self.correction:
             return None
-        names = (f"{self.source}.gate.e_score_correction_bias",)
         n = self.routing.experts
         return Tensor(
             f"{self.name}.router_bias",
             1,
             n,
             Role.VECTOR,
-            names,
-            source_shapes=((n,),),
+            whole((f"{self.source}.{self.names.correction}", (n,))),
             layer=self.layer,
         )
 
     @cached_property
     def gate_up(self) -> Tensor:
-        sources = tuple(
-            f"{self.source}.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")
-        )
-        return _gate_up(self, Role.EXPERTS, sources, self.routing.experts)
+        shape = (self.routing.experts, 2 * self.width, self.hidden)
+        name = f"{self.source}.{self.names.fused_gate_up}"
+        fused = Stored(name, shape, matrix=True, count=self.width)
+        halves = (fused, replace(fused, first=self.width))
+        names = self.names.gate, self.names.up
+        return _gate_up(self, Role.EXPERTS, names, self.routing.experts, halves)
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(
-            self,
-            Role.EXPERTS,
-            f"{self.source}.experts.{{e}}.down_proj.weight",
-            self.routing.experts,
-        )
+        shape = (self.routing.experts, self.hidden, self.width)
+        fused = Stored(f"{self.source}.{self.names.fused_down}", shape, matrix=True)
+        return _down(self, Role.EXPERTS, self.names.down, self.routing.experts, (fused,))
 
     @cached_property
     def shared(self) -> DenseMlp | None:
         if not self.shared_width:
             return None
-        name, source = f"{self.name}.shared", f"{self.source}.shared_experts"
-        return DenseMlp(self.layer, name, source, self.hidden, self.shared_width)
+        name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
+        return DenseMlp(self.hidden, self.shared_width, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -137,30 +165,35 @@ class SparseMlp:
 Mlp = DenseMlp | SparseMlp
 
 
-def _gate_up(part: Mlp, role: Role, sources: tuple[str, ...], count: int) -> Tensor:
+def _gate_up(
+    part: Mlp, role: Role, names: tuple[str, str], count: int, *alternatives: tuple[Stored, ...]
+) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}gate_up",
         2 * ceil_to(part.width, PANEL_ROWS),
         part.hidden,
         role,
-        sources,
+        (
+            *whole(*((f"{part.source}.{name}", (part.width, part.hidden)) for name in names)),
+            *alternatives,
+        ),
         count=count,
         alternate=True,
-        source_shapes=((part.width, part.hidden),) * 2,
         layer=part.layer,
         cut=Cut.ROWS,
     )
 
 
-def _down(part: Mlp, role: Role, source: str, count: int) -> Tensor:
+def _down(
+    part: Mlp, role: Role, name: str, count: int, *alternatives: tuple[Stored, ...]
+) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}down",
         part.hidden,
         part.width,
         role,
-        (source,),
+        (*whole((f"{part.source}.{name}", (part.hidden, part.width))), *alternatives),
         count=count,
-        source_shapes=((part.hidden, part.width),),
         layer=part.layer,
         cut=Cut.COLUMNS if role is Role.EXPERTS else Cut.ROWS,
     )

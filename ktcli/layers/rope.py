@@ -10,9 +10,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.layers.backend import Rope
-from ktcli.layers.tensors import F32Array
+
+F32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

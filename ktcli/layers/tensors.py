@@ -8,14 +8,10 @@ is no second list.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-
-import numpy as np
-from numpy.typing import NDArray
-
-F32Array = NDArray[np.float32]
+from math import prod
+from typing import NamedTuple
 
 
 class Role(Enum):
@@ -36,13 +32,67 @@ class Cut(Enum):
     COLUMNS = "columns"  # each node has some inputs; what they give is added up
 
 
-# join(arrays, index) -> matrix [n, k]: makes matrix `index` of a tensor from its checkpoint arrays.
-Join = Callable[[Sequence[F32Array], int], F32Array]
+class Band(NamedTuple):
+    """Where a matrix lies in a two-dimensional tensor that holds many: rows of matrix e are
+    e * stride + first and `rows` more."""
+
+    stride: int
+    first: int
+    rows: int
 
 
-def stack_rows(arrays: Sequence[F32Array], index: int) -> F32Array:
-    """The arrays' rows, one array behind the other; one array passes through."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=0)
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Rows of a checkpoint tensor: a matrix, or the part of one that this tensor gives.
+
+    Attributes:
+        name: "{e}" stands for the matrix index.
+        shape: of the whole checkpoint tensor, checked before conversion starts.
+        matrix: the first dimension counts the matrices: [E, n, k] of fused experts, [E, n] of their biases.
+        band: the matrices lie one below the other in [rows, k], as the heads of MLA's kv_b do.
+        transposed: each lies as [k, n].
+        first, step, count: rows first, first + step, … of the matrix, `count` of them (0: as many as there
+            are): halves, or gate and up that interleave. Of a vector: its elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    matrix: bool = False
+    band: Band | None = None
+    transposed: bool = False
+    first: int = 0
+    step: int = 1
+    count: int = 0
+
+    def at(self, index: int) -> str:
+        """The checkpoint name for matrix `index`."""
+        return self.name.replace("{e}", str(index))
+
+    @property
+    def one(self) -> tuple[int, ...]:
+        """The shape of one matrix as it lies there, before it is transposed and rows are chosen."""
+        if self.band:
+            return (self.band.rows, *self.shape[1:])
+        return self.shape[1:] if self.matrix else self.shape
+
+    @property
+    def rows(self) -> int:
+        """How many rows it gives; of a vector, elements."""
+        one = self.one
+        height = prod(one[:-1]) if len(one) > 1 and not self.transposed else prod(one[-1:])
+        return self.count or -(-(height - self.first) // self.step)
+
+    @property
+    def columns(self) -> int:
+        """Of each row; 1 for a vector."""
+        if len(self.one) < 2:
+            return 1
+        return prod(self.one[:-1]) if self.transposed else self.one[-1]
+
+
+def whole(*pieces: tuple[str, tuple[int, ...]]) -> tuple[tuple[Stored, ...]]:
+    """The common case of `Tensor.sources`: these whole tensors (name, shape), one below the other."""
+    return (tuple(Stored(name, shape) for name, shape in pieces),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +103,12 @@ class Tensor:
         name: unique in the model, e.g. "layers.3.attn.qkv"; the pack uses it too.
         n, k: outputs and inputs of each matrix.
         role: decides the number format.
-        sources: checkpoint names; "{e}" is replaced by the matrix index.
+        sources: what of a checkpoint gives it: pieces whose rows lie one below the other. Where publishers
+            name or lay out the same weights differently there are alternatives: the first whose names the
+            checkpoint has is taken.
         count: number of matrices: experts, or heads for MLA's split kv_b.
-        alternate: two sources [n/2', k] whose 16-row panels alternate (gate and up); n = 2 * ceil16(I),
-            each source padded with zero rows to a multiple of 16.
-        join: how the sources become matrix `index`; unused when `alternate`.
-        source_shapes: the shape each source must have in the checkpoint, checked before conversion starts.
+        alternate: each alternative has two pieces, [I, k] each, whose 16-row panels alternate (gate and up);
+            n = 2 * ceil16(I), each padded with zero rows to a multiple of 16.
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
     """
@@ -67,21 +117,15 @@ class Tensor:
     n: int
     k: int
     role: Role
-    sources: tuple[str, ...]
+    sources: tuple[tuple[Stored, ...], ...]
     count: int = 1
     alternate: bool = False
-    join: Join = field(default=stack_rows, compare=False)
-    source_shapes: tuple[tuple[int, ...], ...] = ()
     layer: int | None = None
     cut: Cut = Cut.NONE
 
     @property
     def elements(self) -> int:
         return self.n * self.k * self.count
-
-    def source_names(self, index: int) -> tuple[str, ...]:
-        """Checkpoint names that make up matrix `index`."""
-        return tuple(name.replace("{e}", str(index)) for name in self.sources)
 
 
 def ceil_to(value: int, multiple: int) -> int:

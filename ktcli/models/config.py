@@ -18,6 +18,7 @@ from ktcli.layers.rope import Yarn, rotary
 MAX_WIDTH = 1 << 18
 MAX_LAYERS = 1024
 MAX_EXPERTS = 8192
+MAX_TOP_K = 64
 MAX_HEADS = 4096
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 27
@@ -43,35 +44,33 @@ class Fields:
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
         """The first of `names` that is there, as an integer in low..high."""
-        value = self._first(names, default)
+        name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a whole number")
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a whole number")
         if not low <= value <= high:
-            raise BadCheckpoint(
-                f"{self.where}: {names[0]} is {_show(value)}, outside {low}..{high}"
-            )
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, outside {low}..{high}")
         return value
 
     def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
-        value = self._first(names, default)
+        name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadCheckpoint(f"{self.where}: {names[0]} is {_show(value)}, not a number")
+            raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a number")
         if not (low <= value <= high and math.isfinite(value)):
             raise BadCheckpoint(
-                f"{self.where}: {names[0]} is {_show(value)}, outside {low:g}..{high:g}"
+                f"{self.where}: {name} is {_show(value)}, outside {low:g}..{high:g}"
             )
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._first((name,), default)
+        _, value = self._first((name,), default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        value = self._first((name,), default)
+        _, value = self._first((name,), default)
         if not isinstance(value, str):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
         return value
@@ -94,13 +93,14 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
-    def _first(self, names: tuple[str, ...], default: Any) -> Any:
+    def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
+        """(name, value) of the first that is there."""
         for name in names:
             if self.values.get(name) is not None:
-                return self.values[name]
+                return name, self.values[name]
         if default is None:
             raise BadCheckpoint(f"{self.where}: {names[0]} is missing")
-        return default
+        return names[0], default
 
 
 def _show(value: Any) -> str:
@@ -108,16 +108,20 @@ def _show(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
+def read_rope(
+    fields: Fields, dim: int, *, interleaved: bool, theta: float = 10_000.0
+) -> tuple[Rope, float]:
     """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
 
     Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
     called `rope_type` or `type`.
+
+    Args:
+        theta: base of the wavelengths, unless the config says.
     """
-    nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
-    rope = Fields(nested, f"{fields.where}: rope")
+    rope = _rope_fields(fields)
     source = rope if rope.has("rope_theta") else fields
-    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
+    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=theta)
     kind = rope.text("rope_type", rope.text("type", "default"))
     rope.require("type", kind, "default", "linear", "yarn")
     if kind == "yarn":
@@ -125,6 +129,25 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
         return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
     linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
+
+
+def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
+    """How many columns of a head are rotated: a part of them, or a number given outright.
+
+    Args:
+        default: the part, unless the config says.
+    """
+    rope = _rope_fields(fields)
+    source = rope if rope.has("partial_rotary_factor") else fields
+    part = source.number("partial_rotary_factor", high=1.0, default=default)
+    dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
+    fields.require_multiple("rotary_dim", dim, 2)
+    return dim
+
+
+def _rope_fields(fields: Fields) -> Fields:
+    nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    return Fields(nested, f"{fields.where}: rope")
 
 
 def _read_yarn(rope: Fields, fields: Fields) -> Yarn:

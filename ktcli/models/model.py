@@ -15,7 +15,6 @@ from ktcli.layers.decoder import Decoder
 from ktcli.layers.mlp import SparseMlp
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Tensor
-from ktcli.models.config import MAX_VOCAB, Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +103,3 @@ class DecoderModel:
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)
-
-
-def read_decoder(f: Fields) -> Decoder:
-    """The parts of a config that every decoder has; layers still empty."""
-    return Decoder(
-        hidden=f.whole("hidden_size"),
-        vocab=f.whole("vocab_size", high=MAX_VOCAB),
-        eps=f.number("rms_norm_eps", high=1.0, default=1e-6),
-        layers=(),
-        tied=f.flag("tie_word_embeddings", False),
-    )

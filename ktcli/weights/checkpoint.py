@@ -2,8 +2,7 @@
 
 Opening reads `config.json`, the index and the headers; tensor data is read when it is asked for, some
 rows at a time (not mapped: a failing disk is then an error and not a signal). Files are looked for only
-inside the folder. Formats: F32, BF16, F16, and F8_E4M3 with one f32 factor per block of 128 x 128, which
-*multiplies* although it is called `weight_scale_inv`.
+inside the folder. How numbers may be stored is in `storage`.
 """
 
 from __future__ import annotations
@@ -11,18 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
-from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint, hinted
-from ktcli.native import DType, Pool
+from ktcli.native import Pool
+from ktcli.weights.extras import extra_limit
 from ktcli.weights.header import (
     MAX_NESTING,
     MAX_TENSORS,
@@ -32,74 +29,31 @@ from ktcli.weights.header import (
     read_bounded,
     read_header,
 )
+from ktcli.weights.storage import (
+    FP8_BLOCK,
+    FP8_BLOCKS,
+    PLAIN,
+    Matrix,
+    Part,
+    Raw,
+    Read,
+    Source,
+    Span,
+)
 
-FP8_BLOCK = 128  # rows and columns that share one factor
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
 MAX_INDEX_BYTES = 100_000_000  # one line per tensor; the largest published one has 20 MB
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
 
-_DTYPES = {"F32": DType.F32, "BF16": DType.BF16, "F16": DType.F16, "F8_E4M3": DType.F8_E4M3}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One tensor of a checkpoint and the file that holds it."""
-
-    name: str
-    file: str
-    entry: Entry
-
-    @property
-    def rows(self) -> int:
-        """First dimension; 1 for vectors and scalars."""
-        return self.entry.shape[0] if len(self.entry.shape) > 1 else 1
-
-    @property
-    def columns(self) -> int:
-        """All other dimensions multiplied."""
-        shape = self.entry.shape
-        return prod(shape[1:]) if len(shape) > 1 else prod(shape)
-
-    @property
-    def row_bytes(self) -> int:
-        return self.entry.size_bytes // max(self.rows, 1)
-
-    @property
-    def dtype(self) -> DType:
-        return _DTYPES[self.entry.dtype]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows [start, stop) of a tensor; all of it unless said otherwise."""
-
-    source: Source
-    start: int = 0
-    end: int | None = None
-
-    @property
-    def stop(self) -> int:
-        return self.source.rows if self.end is None else self.end
-
-    @property
-    def first(self) -> int:
-        """The first row to read: FP8 factors belong to whole blocks."""
-        aligned = self.source.dtype is DType.F8_E4M3
-        return self.start // FP8_BLOCK * FP8_BLOCK if aligned else self.start
-
-    @property
-    def size_bytes(self) -> int:
-        return (self.stop - self.first) * self.source.row_bytes
-
 
 class Checkpoint:
-    """An open model folder. Close it, or use it in a `with` statement.
+    """An open model folder, a `Reader`. Close it, or use it in a `with` statement.
 
     Attributes:
         config: what `config.json` says, an object; its values are not checked here.
-        sources: all tensors by name.
+        parts: all tensors of the files by name.
         digest: tells checkpoints apart; SHA-256 over all headers.
     """
 
@@ -109,12 +63,12 @@ class Checkpoint:
         Raises:
             BadCheckpoint: a file is missing, damaged, hostile or of a kind that cannot be read.
         """
-        self.folder = folder
+        self.path = folder
         self._descriptors: dict[str, int] = {}
         with hinted(HINT):
             self.config = read_config(folder)
             _check_quantization(self.config)
-            self.sources, files, self.digest = _open_shards(folder)
+            self.parts, files, self.digest = _open_shards(folder)
         for file in files:
             self._descriptors[file] = os.open(inside(folder, file), os.O_RDONLY | os.O_CLOEXEC)
 
@@ -130,41 +84,53 @@ class Checkpoint:
             os.close(descriptor)
         self._descriptors.clear()
 
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self.parts.keys()
+
+    @property
+    def small_files(self) -> tuple[str, ...]:
+        """Names of the small files that a pack takes over, sorted."""
+        names = sorted(path.name for path in self.path.iterdir())
+        return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
+
+    def small_file(self, name: str) -> bytes:
+        """The whole of a small file."""
+        return read_bounded(inside(self.path, name), extra_limit(name))
+
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
         """The tensor called `name`.
 
         Raises:
             BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
         """
-        source = self.sources.get(name)
-        if source is None:
+        part = self.parts.get(name)
+        if part is None:
+            raise BadCheckpoint(f"the checkpoint in {self.path} has no tensor {name!r}", hint=HINT)
+        source = self._source(part)
+        if shape is not None and source.shape != shape:
             raise BadCheckpoint(
-                f"the checkpoint in {self.folder} has no tensor {name!r}", hint=HINT
-            )
-        if source.entry.dtype not in _DTYPES:
-            raise BadCheckpoint(
-                f"{name} in {source.file} is stored as {source.entry.dtype}, which kt cannot convert",
-                hint=f"kt reads {', '.join(_DTYPES)}",
-            )
-        if shape is not None and source.entry.shape != shape:
-            raise BadCheckpoint(
-                f"{name} in {source.file} has the shape {list(source.entry.shape)}, "
+                f"{name} in {source.file} has the shape {list(source.shape)}, "
                 f"config.json asks for {list(shape)}",
                 hint=HINT,
             )
-        if source.entry.dtype == "F8_E4M3":
-            self._block_scale(source)
         return source
 
-    def read(self, span: Span, into: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """The raw bytes of a span, in the given memory or new one. Several threads may call it at once.
+    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
+        """The bytes, in the given memory or new one. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
         """
-        raw = np.empty(span.size_bytes, dtype=np.uint8) if into is None else into
-        view, file = raw.data, span.source.file
-        offset, done = span.source.entry.offset + span.first * span.source.row_bytes, 0
+        raw = np.empty(wanted.total_bytes, dtype=np.uint8) if into is None else into
+        for i in range(wanted.count):
+            part = raw[i * wanted.size_bytes : (i + 1) * wanted.size_bytes]
+            self._fill(wanted.file, wanted.offset + i * wanted.stride, part)
+        return raw
+
+    def _fill(self, file: str, offset: int, raw: Raw) -> None:
+        view, done = raw.data, 0
         while done < raw.size:
             try:
                 got = os.preadv(self._descriptors[file], [view[done:]], offset + done)
@@ -173,46 +139,49 @@ class Checkpoint:
             if got == 0:
                 raise BadCheckpoint(f"{file} became shorter while it was read", hint=HINT)
             done += got
-        return raw
 
-    def decode(self, pool: Pool, span: Span, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Rows [start, stop) as f32 [stop - start, columns], from the bytes that `read` gave.
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        """The rows of a span as f32, from the bytes that its storage wanted.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
-        source, scale = span.source, None
-        if source.dtype is DType.F8_E4M3:
-            factors = self._factors(pool, source)
-            scale = factors[span.first // FP8_BLOCK : -(-span.stop // FP8_BLOCK)]
+        source = span.source
         try:
-            values = pool.decode(source.dtype, raw, span.stop - span.first, source.columns, scale)
+            return source.storage.decode(pool, span, raws)
         except BadCheckpoint:
             raise BadCheckpoint(
                 f"{source.name} in {source.file} holds NaN or Inf", hint=HINT
             ) from None
-        return values[span.start - span.first :]
 
-    def row_scales(self, pool: Pool, span: Span) -> NDArray[np.float32] | None:
-        """Of an FP8 tensor the factor of each row and 128 columns, [stop - start, ceil(columns / 128)]:
-        those that `decode` multiplied with; None: it is of another type."""
-        if span.source.dtype is not DType.F8_E4M3:
-            return None
-        rows = np.arange(span.start, span.stop) // FP8_BLOCK
-        return self._factors(pool, span.source)[rows]
+    def _source(self, part: Part) -> Source:
+        entry = part.entry
+        if entry.dtype in PLAIN:
+            return Source(part.name, entry.shape, PLAIN[entry.dtype], (part,))
+        if entry.dtype == "F8_E4M3" and len(entry.shape) > 1:
+            return Source(part.name, entry.shape, FP8_BLOCKS, (part, self._factors(part)))
+        known = ", ".join((*PLAIN, "F8_E4M3"))
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
+            hint=f"kt reads {known}",
+        )
 
-    def _factors(self, pool: Pool, source: Source) -> NDArray[np.float32]:
-        whole = Span(self._block_scale(source))
-        return self.decode(pool, whole, self.read(whole))
-
-    def _block_scale(self, source: Source) -> Source:
-        """The factors of an FP8 tensor, [ceil(rows / 128), ceil(columns / 128)]."""
-        companion = f"{source.name}_scale_inv"
-        if companion not in self.sources or self.sources[companion].entry.dtype == "F8_E4M3":
+    def _factors(self, part: Part) -> Part:
+        """The factors of an FP8 tensor."""
+        factors = self.parts.get(f"{part.name}_scale_inv")
+        if factors is None or factors.entry.dtype not in PLAIN:
             raise BadCheckpoint(
-                f"{source.name} in {source.file} is FP8 without its {companion}", hint=HINT
+                f"{part.name} in {part.file} is FP8 without its {part.name}_scale_inv", hint=HINT
             )
-        return self.find(companion, (-(-source.rows // FP8_BLOCK), -(-source.columns // FP8_BLOCK)))
+        *outer, n, k = part.entry.shape
+        wanted = (*outer, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
+        if factors.entry.shape != wanted:
+            raise BadCheckpoint(
+                f"{factors.name} in {factors.file} has the shape {list(factors.entry.shape)}, "
+                f"{part.name} asks for {list(wanted)}",
+                hint=HINT,
+            )
+        return factors
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -301,7 +270,7 @@ def _check_quantization(config: Mapping[str, Any]) -> None:
         )
 
 
-def _open_shards(folder: Path) -> tuple[dict[str, Source], list[str], str]:
+def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
     """All tensors by name, the files, and SHA-256 over the files' names and headers."""
     weight_map = _read_index(folder)
     files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
@@ -317,26 +286,26 @@ def _open_shards(folder: Path) -> tuple[dict[str, Source], list[str], str]:
         n_tensors += len(header.entries)
         if n_tensors > MAX_TENSORS:
             raise BadCheckpoint(f"the shards in {folder} list more than {MAX_TENSORS} tensors")
-    return _sources(entries, weight_map), files, digest.hexdigest()
+    return _parts(entries, weight_map), files, digest.hexdigest()
 
 
-def _sources(
+def _parts(
     entries: Mapping[str, Mapping[str, Entry]], weight_map: Mapping[str, str] | None
-) -> dict[str, Source]:
+) -> dict[str, Part]:
     """All tensors by name, from the entries of each file."""
-    sources: dict[str, Source] = {}
+    parts: dict[str, Part] = {}
     if weight_map is None:
         for file, its in entries.items():
             for name, entry in its.items():
-                if name in sources:
-                    raise BadCheckpoint(f"{name} lies in both {sources[name].file} and {file}")
-                sources[name] = Source(name, file, entry)
-        return sources
+                if name in parts:
+                    raise BadCheckpoint(f"{name} lies in both {parts[name].file} and {file}")
+                parts[name] = Part(name, file, entry)
+        return parts
     for name, file in weight_map.items():
         if name not in entries[file]:
             raise BadCheckpoint(f"the index says that {name} lies in {file}, but it does not")
-        sources[name] = Source(name, file, entries[file][name])
-    return sources
+        parts[name] = Part(name, file, entries[file][name])
+    return parts
 
 
 _OF = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")

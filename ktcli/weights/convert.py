@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,19 +20,20 @@ from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hint
 from ktcli.layers.tensors import Role
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.weights.checkpoint import Checkpoint, inside, parse_object
+from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.encode import Encoder, check
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import (
     FileRecord,
     Manifest,
     encode_record,
-    extra_limit,
     parse_manifest,
     parse_record,
 )
 from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
+from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
+from ktcli.weights.storage import Reader
 from ktcli.weights.writer import (
     SUFFIX,
     FileWriter,
@@ -110,7 +111,7 @@ def convert(
         Busy: another process is converting into `out`.
         NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
     """
-    with Checkpoint(source) as checkpoint:
+    with closing(open_checkpoint(source)) as checkpoint:
         plan = _plan(checkpoint, recipe, provenance)
         _refuse_foreign(out)
         if not _leftovers(out) and (done := _complete(out, plan)) is not None:
@@ -123,7 +124,7 @@ def convert(
         return done
 
 
-def _plan(checkpoint: Checkpoint, recipe: Recipe, provenance: Provenance) -> Plan:
+def _plan(checkpoint: Reader, recipe: Recipe, provenance: Provenance) -> Plan:
     model = build(checkpoint.config)
     source_bytes = check(model.tensors, checkpoint)
     manifest = Manifest(
@@ -133,18 +134,16 @@ def _plan(checkpoint: Checkpoint, recipe: Recipe, provenance: Provenance) -> Pla
         revision=provenance.revision,
         digest=checkpoint.digest,
         recipe=recipe,
-        extras=tuple(_extras(checkpoint.folder)),
+        extras=tuple(_extras(checkpoint)),
     )
     return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
 
 
-def _extras(folder: Path) -> Iterator[FileRecord]:
+def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
     """The small files the pack takes over, by name."""
-    for name in sorted(path.name for path in folder.iterdir()):
-        limit = extra_limit(name)
-        if limit and is_regular(inside(folder, name)):
-            data = read_bounded(inside(folder, name), limit)
-            yield FileRecord(name, len(data), sha256(data).hexdigest())
+    for name in checkpoint.small_files:
+        data = checkpoint.small_file(name)
+        yield FileRecord(name, len(data), sha256(data).hexdigest())
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -222,14 +221,14 @@ def _remaining_bytes(out: Path, plan: Plan) -> int:
 
 
 def _convert(
-    checkpoint: Checkpoint, plan: Plan, out: Path, pool: Pool, progress: Progress | None
+    checkpoint: Reader, plan: Plan, out: Path, pool: Pool, progress: Progress | None
 ) -> Report:
     records = _resume(out, plan)
     kept = len(records)
     written = sum(record.size_bytes for record in records)
     encoder = Encoder(checkpoint, plan.manifest.recipe, pool)
     for file in plan.files[kept:]:
-        hint = f"{file.name} was not written; {checkpoint.folder} is unchanged"
+        hint = f"{file.name} was not written; {checkpoint.path} is unchanged"
         with hinted(hint), FileWriter(out / file.name) as target:
             target.write(file.header)
             for part in encoder.encode(file.tensors):
@@ -247,7 +246,7 @@ def _convert(
         records.append(FileRecord(file.name, file.size_bytes, digest, error))
         append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
-    _finish(checkpoint.folder, out, manifest)
+    _finish(checkpoint, out, manifest)
     return _report(out, plan, manifest, kept)
 
 
@@ -291,10 +290,10 @@ def _is_there(out: Path, record: FileRecord, file: WeightFile) -> bool:
     return is_regular(path) and path.stat().st_size == record.size_bytes == file.size_bytes
 
 
-def _finish(source: Path, out: Path, manifest: Manifest) -> None:
+def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:
     """Take over the small files, then name the pack complete."""
     for record in manifest.extras:
-        data = read_bounded(inside(source, record.name), extra_limit(record.name))
+        data = checkpoint.small_file(record.name)
         if write_file(out / record.name, data) != record.sha256:
             raise BadCheckpoint(
                 f"{record.name} changed while it was converted", hint="run the command again"

@@ -13,38 +13,52 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Role, Tensor, ceil_to, stack_rows
-from ktcli.native import PANEL_ROWS, Codes, Format, Pool, packed_bytes
-from ktcli.weights.checkpoint import FP8_BLOCK, Checkpoint, Source, Span
+from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
+from ktcli.native import PANEL_ROWS, Format, Pool, packed_bytes
+from ktcli.weights.checkpoint import HINT
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, format_of
+from ktcli.weights.storage import FP8_BLOCK, Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
+LISTED = 5  # names in an error
 READ_AHEAD = 2  # pieces, each read by its own thread
 
-Raw = NDArray[np.uint8]
-Matrix = NDArray[np.float32]
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a checkpoint tensor that a piece uses.
+
+    Attributes:
+        stored: what the model says of the tensor.
+        span: which of the piece's spans holds them.
+        chosen: which rows of the span, or of its transpose; which elements of a vector.
+    """
+
+    stored: Stored
+    span: int
+    chosen: slice
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Spans to read together, and the matrices of the tensor they give.
+    """Some rows of one matrix of a tensor.
 
     Attributes:
-        spans: rows of one matrix (stacked; or of gate and of up, which alternate), or whole sources
-            from which the tensor's `join` makes matrices.
-        indices: the matrices made from them; more than one only with `join`.
+        spans: to read and decode, each once.
+        rows: what is taken from them: stacked, or of gate and of up, which alternate.
     """
 
     tensor: Tensor
     spans: tuple[Span, ...]
-    indices: range
+    rows: tuple[Rows, ...]
 
 
 class Slots:
@@ -73,7 +87,7 @@ class Encoder:
             caller last cleared it.
     """
 
-    def __init__(self, checkpoint: Checkpoint, recipe: Recipe, pool: Pool) -> None:
+    def __init__(self, checkpoint: Reader, recipe: Recipe, pool: Pool) -> None:
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
         self._raw = Slots(READ_AHEAD + 1)  # being read, and being decoded
         self._part = Slots(2)  # being written, and being packed
@@ -89,18 +103,19 @@ class Encoder:
         """
         pieces = (piece for tensor in tensors for piece in cut(tensor, self._checkpoint))
         for piece, raws in self._read_ahead(pieces):
-            spans = zip(piece.spans, raws, strict=True)
-            values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in spans]
-            yield from self._stored(piece, values)
+            pairs = list(zip(piece.spans, raws, strict=True))
+            values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
+            yield self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
             del values  # before the next ones are made
 
-    def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[Raw]]]:
+    def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[list[Raw]]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
-        waiting: deque[tuple[Piece, Future[list[Raw]]]] = deque()
+        waiting: deque[tuple[Piece, Future[list[list[Raw]]]]] = deque()
         try:
             for piece in pieces:
-                memory = self._raw.take(sum(_aligned(span) for span in piece.spans))
-                waiting.append((piece, readers.submit(self._read, piece, memory)))
+                wanted = [span.source.storage.reads(span) for span in piece.spans]
+                memory = self._raw.take(sum(_aligned(read) for reads in wanted for read in reads))
+                waiting.append((piece, readers.submit(self._read, wanted, memory)))
                 if len(waiting) > READ_AHEAD:
                     first, future = waiting.popleft()
                     yield first, future.result()
@@ -110,47 +125,36 @@ class Encoder:
         finally:
             readers.shutdown(cancel_futures=True)
 
-    def _read(self, piece: Piece, memory: Raw) -> list[Raw]:
-        raws = []
-        for span in piece.spans:
-            raws.append(self._checkpoint.read(span, memory[: span.size_bytes]))
-            memory = memory[_aligned(span) :]
+    def _read(self, wanted: list[Sequence[Read]], memory: Raw) -> list[list[Raw]]:
+        """What each span wants, in one block of memory."""
+        raws: list[list[Raw]] = [[] for _ in wanted]
+        for reads, into in zip(wanted, raws, strict=True):
+            for read in reads:
+                into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
+                memory = memory[_aligned(read) :]
         return raws
 
-    def _stored(self, piece: Piece, values: list[Matrix]) -> Iterator[NDArray[np.uint8]]:
+    def _stored(self, piece: Piece, values: list[Matrix], raws: list[list[Raw]]) -> Raw:
         tensor = piece.tensor
         fmt = format_of(tensor, self._recipe)
-        if tensor.alternate and fmt is not None:
-            scales = [self._scales(fmt, (span,)) for span in piece.spans]
-            yield self._pack_alternate(tensor, fmt, values, scales)
-            return
-        for index in piece.indices:
-            matrix = _matrix(piece, values, index)
-            if fmt is None:
-                yield self._plain(tensor, matrix)
-                continue
-            kept = self._scales(fmt, piece.spans) if tensor.join is stack_rows else None
-            yield self._pack(tensor, fmt, matrix, kept)
+        if fmt is None:
+            return self._plain(tensor, _stacked(values))
+        kept = [self._kept(fmt, piece, rows, raws) for rows in piece.rows]
+        if tensor.alternate:
+            return self._pack_alternate(tensor, fmt, values, kept)
+        return self._pack(tensor, fmt, _stacked(values), _stacked_scales(values, kept))
 
-    def _scales(self, fmt: Format, spans: Sequence[Span]) -> Matrix | None:
-        """The factors of FP8 sources, for a format that keeps them: [rows of all spans, groups]; 0 for rows of
-        other sources. None: there is nothing to keep.
-
-        Each row has scales of its own, so sources may meet, and pieces may end, within a block.
-        """
-        if fmt.codes is not Codes.E4M3 or fmt.group != FP8_BLOCK:
+    def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
+        """Scales of these rows that make `fmt` hold them exactly; None: it chooses its own."""
+        if rows.stored.transposed:
             return None
-        found = [self._checkpoint.row_scales(self._pool, span) for span in spans]
-        groups = -(-spans[0].source.columns // FP8_BLOCK)
-        if all(each is None for each in found):
-            return None
-        chosen = [np.zeros((span.stop - span.start, groups), dtype=np.float32) for span in spans]
-        pairs = zip(found, chosen, strict=True)
-        return np.concatenate([zeros if each is None else each for each, zeros in pairs])
+        span = piece.spans[rows.span]
+        kept = span.source.storage.kept(self._pool, span, raws[rows.span], fmt)
+        return None if kept is None else kept[rows.chosen]
 
     def _plain(self, tensor: Tensor, matrix: Matrix) -> NDArray[np.uint8]:
         if tensor.role is Role.VECTOR:
-            return matrix.reshape(-1).view(np.uint8)
+            return np.ascontiguousarray(matrix).reshape(-1).view(np.uint8)
         rounded = self._part.take(2 * matrix.size).view(np.uint16)
         flat = matrix.reshape(-1)
         for start in range(0, matrix.size, ROUND_ELEMENTS):
@@ -187,100 +191,132 @@ class Encoder:
         self.sums[tensor.role] = (before[0] + sums[0], before[1] + sums[1])
 
 
-def _aligned(span: Span) -> int:
+def _aligned(read: Read) -> int:
     """Bytes that keep what follows on a 64-byte boundary."""
-    return ceil_to(span.size_bytes, 64)
+    return ceil_to(read.total_bytes, 64)
 
 
-def _matrix(piece: Piece, values: list[Matrix], index: int) -> Matrix:
-    """Matrix `index` of the piece's tensor, or some rows of it."""
-    tensor = piece.tensor
-    if tensor.join is not stack_rows:
-        pairs = zip(values, piece.spans, strict=True)
-        shaped = [value.reshape(span.source.entry.shape) for value, span in pairs]
-        matrix = np.ascontiguousarray(tensor.join(shaped, index), dtype=np.float32)
-        return matrix.reshape(tensor.n, tensor.k)
-    if tensor.role is Role.VECTOR:
-        return np.concatenate([value.reshape(-1) for value in values]).reshape(tensor.n, tensor.k)
+def _take(values: Matrix, rows: Rows) -> Matrix:
+    if len(rows.stored.one) < 2:
+        values = values.reshape(-1, 1)
+    return (values.T if rows.stored.transposed else values)[rows.chosen]
+
+
+def _stacked(values: list[Matrix]) -> Matrix:
     return values[0] if len(values) == 1 else np.concatenate(values)
 
 
-def cut(tensor: Tensor, checkpoint: Checkpoint) -> Iterator[Piece]:
+def _stacked_scales(values: list[Matrix], kept: list[Matrix | None]) -> Matrix | None:
+    """Of all rows of a piece; 0, which lets the format choose, for those that have none."""
+    groups = next((scales.shape[1] for scales in kept if scales is not None), None)
+    if groups is None:
+        return None
+    pairs = zip(values, kept, strict=True)
+    return _stacked([np.zeros((len(v), groups), np.float32) if s is None else s for v, s in pairs])
+
+
+def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
+    """The alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are
+    there, else the first whose names are, else the first."""
+    named = [
+        pieces
+        for pieces in tensor.sources
+        if all(piece.at(0) in checkpoint.names for piece in pieces)
+    ]
+    for pieces in named if len(named) > 1 else ():
+        if all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
+            return pieces
+    return (named or tensor.sources)[0]
+
+
+def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
     """The pieces of a tensor in the order of their bytes.
 
     Raises:
         BadCheckpoint: a source is missing or has another shape than the model says.
     """
-    joined = not tensor.alternate and tensor.join is not stack_rows
-    if joined and tensor.source_names(0) == tensor.source_names(1):
-        # All matrices come from the same sources (kv_b): read them once.
-        yield Piece(tensor, tuple(map(Span, _sources(tensor, checkpoint, 0))), range(tensor.count))
-        return
+    pieces = pieces_of(tensor, checkpoint)
+    rows = pieces[0].rows if tensor.alternate else sum(piece.rows for piece in pieces)
+    step = _step(tensor, pieces) or rows
     for index in range(tensor.count):
-        sources = _sources(tensor, checkpoint, index)
-        one = range(index, index + 1)
-        if joined or tensor.role is Role.VECTOR:
-            yield Piece(tensor, tuple(map(Span, sources)), one)
-            continue
-        width = tensor.k * (2 if tensor.alternate else 1)
-        step = max(PIECE_ELEMENTS // width // PANEL_ROWS, 1) * PANEL_ROWS
-        rows = sources[0].rows if tensor.alternate else sum(source.rows for source in sources)
+        sources = [checkpoint.find(piece.at(index), piece.shape) for piece in pieces]
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            if tensor.alternate:
-                spans = tuple(Span(source, start, stop) for source in sources)
-            else:
-                spans = tuple(_overlap(sources, start, stop))
-            yield Piece(tensor, spans, one)
+            spans: dict[Span, int] = {}
+            chosen = [
+                _rows(stored, source, index, first, last, spans)
+                for stored, source, first, last in _shares(tensor, pieces, sources, start, stop)
+            ]
+            yield Piece(tensor, tuple(spans), tuple(chosen))
 
 
-def check(tensors: Iterable[Tensor], checkpoint: Checkpoint) -> int:
-    """That a checkpoint has all sources of `tensors`, in shapes that give them; their size in bytes.
+def check(tensors: Iterable[Tensor], checkpoint: Reader) -> int:
+    """That a checkpoint has all sources of `tensors`, in the shapes they must have; their size in bytes.
 
     Raises:
-        BadCheckpoint: it has not.
+        BadCheckpoint: it has not; up to five missing names are listed.
     """
     sizes: dict[str, int] = {}
+    missing: dict[str, None] = {}
     for tensor in tensors:
-        for index in range(tensor.count):
-            sources = _sources(tensor, checkpoint, index)
-            if not _fits(tensor, sources):
-                name = tensor.source_names(index)[0]
-                raise BadCheckpoint(f"{name} does not have the shape that gives {tensor.name}")
-            sizes.update((source.name, source.entry.size_bytes) for source in sources)
-            if tensor.source_names(index) == tensor.source_names(index + 1):
-                break  # all matrices come from the same sources
+        for piece in pieces_of(tensor, checkpoint):
+            for index in range(tensor.count if "{e}" in piece.name else 1):
+                name = piece.at(index)
+                if name in checkpoint.names:
+                    sizes[name] = checkpoint.find(name, piece.shape).size_bytes
+                else:
+                    missing[name] = None
+    if missing:
+        first, *others = missing
+        what = f"no tensor {first!r}" if not others else f"no {_listed(list(missing))}"
+        raise BadCheckpoint(f"the checkpoint in {checkpoint.path} has {what}", hint=HINT)
     return sum(sizes.values())
 
 
-def _fits(tensor: Tensor, sources: Sequence[Source]) -> bool:
-    if tensor.role is Role.VECTOR:
-        return sum(source.entry.elements for source in sources) == tensor.n * tensor.k
-    if tensor.alternate:
-        rows = {source.rows for source in sources}
-        padded = ceil_to(sources[0].rows, PANEL_ROWS)
-        good = len(sources) == 2 and len(rows) == 1 and 2 * padded == tensor.n
-    elif tensor.join is stack_rows:
-        good = sum(source.rows for source in sources) == tensor.n
-    else:
-        return True  # what a join makes is checked when it is made
-    return good and all(source.columns == tensor.k for source in sources)
+def _listed(names: list[str]) -> str:
+    """The first five of many names."""
+    more = f" and {len(names) - LISTED} more tensors" if len(names) > LISTED else ""
+    return ", ".join(repr(name) for name in names[:LISTED]) + more
 
 
-def _sources(tensor: Tensor, checkpoint: Checkpoint, index: int) -> list[Source]:
-    names = tensor.source_names(index)
-    shapes: Sequence[tuple[int, ...] | None] = tensor.source_shapes or (None,) * len(names)
-    return [checkpoint.find(name, shape) for name, shape in zip(names, shapes, strict=True)]
+def _step(tensor: Tensor, pieces: Sequence[Stored]) -> int:
+    """Rows of one piece; 0: all. Whole blocks of FP8 where possible, so that no factor is read twice."""
+    if tensor.role is Role.VECTOR or any(piece.transposed for piece in pieces):
+        return 0
+    at_once = PIECE_ELEMENTS // (tensor.k * (2 if tensor.alternate else pieces[0].step))
+    return at_once // FP8_BLOCK * FP8_BLOCK or max(at_once // PANEL_ROWS, 1) * PANEL_ROWS
 
 
-def _overlap(sources: Sequence[Source], start: int, stop: int) -> Iterator[Span]:
-    """The parts of the sources that are rows [start, stop) of their stack."""
+def _shares(
+    tensor: Tensor, pieces: Sequence[Stored], sources: Sequence[Source], start: int, stop: int
+) -> Iterator[tuple[Stored, Source, int, int]]:
+    """Which rows [first, last) of each piece make rows [start, stop) of the tensor's matrix; of both pieces
+    of gate and up the same."""
     above = 0
-    for source in sources:
-        low, high = max(start - above, 0), min(stop - above, source.rows)
+    for piece, source in zip(pieces, sources, strict=True):
+        low, high = max(start - above, 0), min(stop - above, piece.rows)
         if low < high:
-            yield Span(source, low, high)
-        above += source.rows
+            yield piece, source, low, high
+        above += 0 if tensor.alternate else piece.rows
+
+
+def _rows(
+    stored: Stored, source: Source, index: int, low: int, high: int, spans: dict[Span, int]
+) -> Rows:
+    """Rows [low, high) of what `stored` gives, from a span that is added to `spans` if it is not there."""
+    height = prod(stored.one[:-1])  # 1 for a vector, whose elements are chosen afterwards
+    base = index * height if stored.matrix else 0
+    if stored.band:
+        base = index * stored.band.stride + stored.band.first
+    first, step = stored.first + low * stored.step, stored.step
+    if stored.transposed or len(stored.one) < 2:
+        span, inside = Span(source, base, base + height), first
+    else:
+        skipped = first // step * step
+        last = min(skipped + (high - low) * step, height)
+        span, inside = Span(source, base + skipped, base + last), first - skipped
+    chosen = slice(inside, inside + (high - low - 1) * step + 1, step)
+    return Rows(stored, spans.setdefault(span, len(spans)), chosen)
 
 
 def _too_large(tensor: Tensor) -> BadCheckpoint:

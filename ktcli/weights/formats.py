@@ -12,11 +12,20 @@ from ktcli.errors import UsageError
 from ktcli.native import Codes, Format, Scale
 
 LINEAR = tuple(range(-8, 8))
+# Closer together where weights are many: Lloyd's algorithm on groups scaled by the encoder's search, see
+# benchmarks/codebook.py.
+NON_LINEAR = (-127, -91, -69, -52, -39, -27, -17, -8, 0, 8, 17, 28, 40, 55, 73, 98)
+# Twice the values of E2M1, which are 0, 1/2, 1, 3/2, 2, 3, 4, 6 of either sign (OCP microscaling formats 1.0).
+E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
 
 _ROWS = (
     Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR),  # 4.25 bits per weight
     Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR),  # 4.5
     Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR),  # 4.125
+    Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.25
+    Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.5
+    # 4.25 bits. Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
+    Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1),
     Format("int8", bits=8, group=0, scale=Scale.F32),
     # 8.25 bits. Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one
     # scale per row and 128 columns.

@@ -16,26 +16,12 @@ from typing import Any
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.native import Codes, Format
 from ktcli.weights.checkpoint import parse_object
+from ktcli.weights.extras import extra_limit
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
 
 VERSION = 1
 
-# Files that a pack takes over from the checkpoint as they are, with the most bytes believed of each.
-EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
-    (re.compile(pattern), limit)
-    for pattern, limit in (
-        (r"config\.json", 1_000_000),
-        (r"generation_config\.json", 1_000_000),
-        (r"tokenizer\.json", 100_000_000),
-        (r"tokenizer_config\.json", 20_000_000),
-        (r"special_tokens_map\.json", 1_000_000),
-        (r"chat_template\.jinja", 1_000_000),
-        (r"[A-Za-z0-9_.-]{1,60}\.tiktoken", 100_000_000),
-        (r"tiktoken\.model", 100_000_000),
-        (r"LICENSE[A-Za-z0-9_.-]{0,40}", 1_000_000),
-    )
-)
 _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -171,11 +157,6 @@ def parse_record(row: object, what: str) -> FileRecord:
     ):
         raise BadPack(f"{what} gives {name[:60]!r} an error that is no number")
     return FileRecord(name, size, digest, {str(kind): float(each) for kind, each in error.items()})
-
-
-def extra_limit(name: str) -> int:
-    """The most bytes believed of a file that a pack takes over; 0: it takes over none of that name."""
-    return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)
 
 
 def _format_row(row: Format) -> dict[str, Any]:

@@ -6,9 +6,12 @@ panel (16) or a step (64).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 
 COMMON = {"vocab_size": 99, "hidden_size": 80, "intermediate_size": 72, "num_attention_heads": 4}
@@ -22,6 +25,16 @@ YARN = {
 }
 
 
+# (router module, its inputs, router logits [T, E]) -> the scores that experts are chosen by, [T, E].
+Choice = Callable[[Any, tuple[Any, ...], torch.Tensor], torch.Tensor]
+
+
+def usual_choice(router: Any, _: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
+    """Sigmoid and a correction where the router has one (DeepSeek-V3), else softmax."""
+    correction = getattr(router, "e_score_correction_bias", None)
+    return logits.softmax(-1) if correction is None else logits.sigmoid() + correction
+
+
 @dataclass(frozen=True)
 class Case:
     """One configuration of one family.
@@ -29,8 +42,14 @@ class Case:
     Attributes:
         model_type: what the checkpoint's config says.
         cls: transformers' name of the family, "Qwen3Moe" → Qwen3MoeConfig, Qwen3MoeForCausalLM.
+        values: of transformers' config.
         seed: of the random weights. One router that changes its mind by rounding moves all later
             positions through the attention; these seeds are ones where few are so near a tie.
+        hub: what the hub's config has besides transformers' own; None: the hub lacks the field.
+        renamed: transformers' name of a field → the hub's.
+        router: end of the name of the routers' modules, whose output is (logits, weights, ids).
+        choice: how they choose.
+        publish: turns the folder that transformers wrote into what the hub has, where they differ.
     """
 
     name: str
@@ -38,6 +57,31 @@ class Case:
     cls: str
     values: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    hub: dict[str, Any] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    router: str = "mlp.gate"
+    choice: Choice = usual_choice
+    publish: Callable[[Path], None] | None = None
 
     def config(self) -> Any:
         return getattr(transformers, f"{self.cls}Config")(**self.values)
+
+    def own_spelling(self) -> dict[str, Any]:
+        """The config.json that transformers writes."""
+        return {**self.config().to_dict(), "model_type": self.model_type}
+
+    def hub_spelling(self) -> dict[str, Any]:
+        """As the hub's repositories write it: rope_theta, rope_scaling with `type`, torch_dtype."""
+        config = self.own_spelling()
+        rope = dict(config.pop("rope_parameters"))
+        config["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        kind = rope.pop("rope_type")
+        config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+        config["torch_dtype"] = str(config.pop("dtype", "bfloat16"))
+        config["eos_token_id"] = [1, 2]
+        for own, hub in self.renamed.items():
+            config[hub] = config.pop(own)
+        config |= self.hub
+        return {name: value for name, value in config.items() if value is not None}

@@ -1,5 +1,7 @@
 """DeepSeek-V2, V2-Lite, V3 and Kimi-K2."""
 
+from functools import partial
+
 from families.case import COMMON, YARN, Case
 
 _BASE = {
@@ -18,15 +20,18 @@ _BASE = {
     "max_position_embeddings": 512,
 }
 
+_PUBLISHED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}
+_v3 = partial(Case, hub={**_PUBLISHED, "rope_interleave": None})
+
 CASES = (
-    Case(
+    _v3(
         "deepseek-v3",
         "deepseek_v3",
         "DeepseekV3",
         {**_BASE, "n_group": 4, "topk_group": 2},
         seed=4,
     ),
-    Case(
+    _v3(
         "deepseek-v3-yarn-unnormalised",
         "deepseek_v3",
         "DeepseekV3",
@@ -40,7 +45,7 @@ CASES = (
         },
         seed=3,
     ),
-    Case(
+    _v3(
         "kimi-k2",
         "kimi_k2",
         "DeepseekV3",

@@ -1,5 +1,7 @@
 """Qwen3-MoE."""
 
+from functools import partial
+
 from families.case import COMMON, YARN, Case
 
 _BASE = {
@@ -14,15 +16,17 @@ _BASE = {
     "max_position_embeddings": 512,
 }
 
+_case = partial(Case, renamed={"num_local_experts": "num_experts"})
+
 CASES = (
-    Case("qwen3", "qwen3_moe", "Qwen3Moe", _BASE, seed=2),
-    Case(
+    _case("qwen3", "qwen3_moe", "Qwen3Moe", _BASE, seed=2),
+    _case(
         "qwen3-yarn-bias-unnormalised",
         "qwen3_moe",
         "Qwen3Moe",
         {**_BASE, "rope_parameters": YARN, "attention_bias": True, "norm_topk_prob": False},
     ),
-    Case(
+    _case(
         "qwen3-tied-dense-layer",
         "qwen3_moe",
         "Qwen3Moe",

@@ -11,38 +11,16 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models import build, model_types
 
 
-def own_spelling(case: Case) -> dict[str, Any]:
-    return {**case.config().to_dict(), "model_type": case.model_type}
-
-
-def hub_spelling(case: Case) -> dict[str, Any]:
-    """As the hub's repositories write it: rope_theta, rope_scaling with `type`, torch_dtype."""
-    config = own_spelling(case)
-    rope = dict(config.pop("rope_parameters"))
-    config["rope_theta"] = rope.pop("rope_theta")
-    kind = rope.pop("rope_type")
-    config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
-    config["torch_dtype"] = str(config.pop("dtype", "bfloat16"))
-    config["eos_token_id"] = [1, 2]
-    if "num_local_experts" in config:
-        name = "num_experts" if case.model_type == "qwen3_moe" else "n_routed_experts"
-        config[name] = config.pop("num_local_experts")
-    if case.model_type in ("deepseek_v3", "kimi_k2"):
-        config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}
-        config.pop("rope_interleave")
-    return config
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_both_spellings_give_the_same_model(case: Case) -> None:
-    ours, hub = build(own_spelling(case)), build(hub_spelling(case))
+    ours, hub = build(case.own_spelling()), build(case.hub_spelling())
     assert ours == hub
     assert ours.spec == hub.spec and ours.tensors == hub.tensors
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
-    model = build(own_spelling(case))
+    model = build(case.own_spelling())
     names = [tensor.name for tensor in model.tensors]
     assert len(set(names)) == len(names)
     assert {t.layer for t in model.tensors} == {None, *range(model.spec.layers)}
@@ -90,7 +68,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("case", "change", "said"), HOSTILE, ids=lambda value: str(value)[:40])
 def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadCheckpoint, match=said) as caught:
-        build({**own_spelling(case), **change})
+        build({**case.own_spelling(), **change})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 

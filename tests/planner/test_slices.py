@@ -78,5 +78,6 @@ def test_nothing_to_cut_by(case: tuple[int, int, tuple[int, ...]]):
 def test_where_the_formats_can_be_cut():
     units = {name: cut_columns(fmt) for name, fmt in FORMATS.items()}
     assert units == {
-        "int4": 64, "int4-g32": 64, "int4-g128": 128, "int8": 64, "fp8": 128, "bf16": 32, "f32": 16,
+        "int4": 64, "int4-g32": 64, "int4-g128": 128, "nl4": 64, "nl4-g32": 64,
+        "mxfp4": 64, "int8": 64, "fp8": 128, "bf16": 32, "f32": 16,
     }  # fmt: skip

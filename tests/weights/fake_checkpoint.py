@@ -69,9 +69,9 @@ def sources(config: Mapping[str, Any], dtype: str = "BF16", seed: int = 0) -> St
     made: Stored = {}
     for tensor in build(config).tensors:
         for index in range(tensor.count):
-            for name, shape in zip(tensor.source_names(index), tensor.source_shapes, strict=True):
-                if name not in made:
-                    made.update(_random(name, shape, dtype, rng))
+            for piece in tensor.sources[0]:
+                if piece.at(index) not in made:
+                    made.update(_random(piece.at(index), piece.shape, dtype, rng))
     return made
 
 

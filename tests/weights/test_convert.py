@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import view
 from weights.fake_checkpoint import (
     DEEPSEEK3,
     FP8,
@@ -24,14 +25,15 @@ from weights.fake_checkpoint import (
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.models import build
-from ktcli.native import DType, Pool
+from ktcli.native import Pool
 from ktcli.weights import convert as module
 from ktcli.weights import encode, oracle, writer
-from ktcli.weights.checkpoint import Checkpoint, Source, Span
+from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.convert import Provenance, convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of
+from ktcli.weights.storage import FP8_BLOCKS, Span
 
 POOL = Pool(2, spin_us=0)
 FAST = Recipe.named("int8", "bf16")
@@ -42,36 +44,42 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def joined(tensor: Tensor, arrays: list[np.ndarray], index: int) -> np.ndarray:
-    """Rows of all sources as the tensor orders them."""
+def joined(tensor: Tensor, arrays: list[np.ndarray]) -> np.ndarray:
+    """Rows of all pieces as the tensor orders them."""
     if not tensor.alternate:
-        return tensor.join(arrays, index)
+        return np.concatenate(arrays)
     padded = [np.pad(a, ((0, ceil_to(len(a), 16) - len(a)), (0, 0))) for a in arrays]
     gate, up = (a.reshape(-1, 16, a.shape[1]) for a in padded)
     return np.stack([gate, up], axis=1).reshape(-1, gate.shape[2])
 
 
-def row_factors(checkpoint: Checkpoint, source: Source) -> np.ndarray:
-    """The factors of an FP8 tensor, each row of blocks 128 times."""
-    factors = checkpoint.find(f"{source.name}_scale_inv")
-    values = checkpoint.read(Span(factors)).view("<f4").reshape(factors.entry.shape)
-    return np.repeat(values, 128, axis=0)[: source.rows]
+def values(reader: Checkpoint, name: str) -> np.ndarray:
+    """All numbers of a tensor, in its shape."""
+    span = Span(reader.find(name))
+    raws = [reader.read(read) for read in span.source.storage.reads(span)]
+    return reader.decode(POOL, span, raws).reshape(span.source.shape)
 
 
-def expected(tensor: Tensor, checkpoint: Checkpoint, recipe: Recipe) -> bytes:
+def factors(reader: Checkpoint, name: str) -> np.ndarray | None:
+    """The factors of an FP8 tensor, each row of blocks 128 times; None: it is of another kind."""
+    source = reader.find(name)
+    if source.storage is not FP8_BLOCKS:
+        return None
+    return np.repeat(values(reader, f"{name}_scale_inv"), 128, axis=0)[: source.rows]
+
+
+def expected(tensor: Tensor, reader: Checkpoint, recipe: Recipe) -> bytes:
     """The stored bytes of a tensor, made from whole arrays by the oracle."""
     fmt = format_of(tensor, recipe)
     parts = []
     for index in range(tensor.count):
-        spans = [Span(checkpoint.find(name)) for name in tensor.source_names(index)]
-        arrays = [
-            checkpoint.decode(POOL, s, checkpoint.read(s)).reshape(s.source.entry.shape)
-            for s in spans
-        ]
+        pieces = tensor.sources[0]
+        arrays = [view(values(reader, p.at(index)), p, index) for p in pieces]
         scales = None
-        if fmt is FORMATS["fp8"] and all(s.source.dtype is DType.F8_E4M3 for s in spans):
-            scales = joined(tensor, [row_factors(checkpoint, s.source) for s in spans], index)
-        matrix = joined(tensor, arrays, index)
+        if fmt is FORMATS["fp8"] and not any(p.band for p in pieces):
+            found = [factors(reader, p.at(index)) for p in pieces]
+            scales = None if found[0] is None else joined(tensor, found)
+        matrix = joined(tensor, arrays)
         assert matrix.size == tensor.n * tensor.k
         if fmt is not None:
             parts.append(oracle.pack(fmt, np.ascontiguousarray(matrix), scales).tobytes())
@@ -110,7 +118,7 @@ def test_bytes_are_the_oracles(
     assert damaged(pack.path) == []
     assert report.size_bytes == pack.size_bytes and report.kept_files == 0
     with Checkpoint(folder) as checkpoint:
-        assert report.source_bytes <= sum(s.entry.size_bytes for s in checkpoint.sources.values())
+        assert report.source_bytes <= sum(p.entry.size_bytes for p in checkpoint.parts.values())
         for tensor in build(config).tensors:
             wanted = expected(tensor, checkpoint, recipe)
             assert stored(pack, tensor) == wanted, tensor.name
@@ -126,16 +134,17 @@ def test_fp8_is_kept_as_it_is(tmp_path: Path):
     assert report.error["experts"] == 0
     with Checkpoint(folder) as checkpoint:
         for tensor in build(config).tensors:
-            names = tensor.source_names(0)
-            found = [checkpoint.find(name) for name in names]
-            if format_of(tensor, pack.recipe) is not fmt or found[0].dtype is not DType.F8_E4M3:
+            pieces = tensor.sources[0]
+            if (
+                format_of(tensor, pack.recipe) is not fmt
+                or checkpoint.find(pieces[0].at(0)).storage is not FP8_BLOCKS
+            ):
                 continue
             data = np.frombuffer(stored(pack, tensor), np.uint8).reshape(tensor.count, -1)
             for index in range(tensor.count):
-                spans = [Span(checkpoint.find(name)) for name in tensor.source_names(index)]
-                arrays = [checkpoint.decode(POOL, s, checkpoint.read(s)) for s in spans]
-                values = oracle.unpack(fmt, data[index], tensor.n, tensor.k)
-                assert np.array_equal(values, joined(tensor, arrays, index)), tensor.name
+                arrays = [view(values(checkpoint, p.at(index)), p, index) for p in pieces]
+                found = oracle.unpack(fmt, data[index], tensor.n, tensor.k)
+                assert np.array_equal(found, joined(tensor, arrays)), tensor.name
 
 
 def stored(pack: Pack, tensor: Tensor) -> bytes:

@@ -56,10 +56,10 @@ def checkpoint(folder: Path, layers: int) -> int:
     shards: dict[int | None, dict[str, tuple]] = {}
     for tensor in build(config).tensors:
         for index in range(tensor.count):
-            for name, shape in zip(tensor.source_names(index), tensor.source_shapes, strict=True):
-                size = 2 * int(np.prod(shape))
+            for piece in tensor.sources[0]:
+                size = 2 * int(np.prod(piece.shape))
                 data = (noise * (size // len(noise) + 1))[:size]
-                shards.setdefault(tensor.layer, {})[name] = ("BF16", shape, data)
+                shards.setdefault(tensor.layer, {})[piece.at(index)] = ("BF16", piece.shape, data)
     weight_map = {}
     for i, stored in enumerate(shards.values()):
         write_file(folder / f"shard-{i}.safetensors", stored)

@@ -11,12 +11,8 @@ from ktcli.native import Format, Pool, Scale, Weight, packed_bytes
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
-# Beyond the table: every scale type, and codebooks that are not a line.
-NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
+# Beyond the table: what a new row may need.
 OTHERS = (
-    Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
-    Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1),
     Format("int4-row", bits=4, group=0, scale=Scale.F32, codebook=LINEAR),
     Format("int8-g64", bits=8, group=64, scale=Scale.BF16),
     Format("mxint8", bits=8, group=32, scale=Scale.E8M0),

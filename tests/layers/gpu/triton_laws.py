@@ -28,12 +28,8 @@ from ktcli.native import Format, Scale
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
-CURVED = (-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 72, 92, 127)
-E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 10, 12)
 EVERY = (
     *FORMATS.values(),
-    Format("curved", 4, 64, Scale.F32, CURVED),
-    Format("e2m1", 4, 32, Scale.E8M0, E2M1),
     Format("int4-row", 4, 0, Scale.F32, LINEAR),
     Format("int8-g64", 8, 64, Scale.BF16),
 )

@@ -1,0 +1,248 @@
+"""What families have in common: parts read from a config, and the decoder made of them.
+
+A family file picks parts and says where its checkpoint and config differ from the usual; the reading, with
+its bounds, is here. Names are those of transformers 5.23 and of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
+from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.layers.decoder import Decoder, DecoderLayer
+from ktcli.layers.mlp import (
+    USUAL_MLP,
+    USUAL_SPARSE,
+    DenseMlp,
+    Mlp,
+    MlpNames,
+    SparseMlp,
+    SparseNames,
+)
+from ktcli.models.config import (
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_TOP_K,
+    MAX_VOCAB,
+    Fields,
+    read_rope,
+    rotated_columns,
+)
+from ktcli.models.model import DecoderModel
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Where a checkpoint keeps the parts.
+
+    Attributes:
+        body: before "embed_tokens", "layers" and "norm".
+        head: of the output projection.
+        attention, mlp: below a layer.
+    """
+
+    body: str = "model"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+
+
+USUAL_PREFIXES = Prefixes()
+
+
+def assemble(
+    f: Fields,
+    family: str,
+    parts: Callable[[int], tuple[Attention, Mlp]],
+    prefixes: Prefixes = USUAL_PREFIXES,
+) -> DecoderModel:
+    """The model of a config.
+
+    Args:
+        parts: attention and MLP of a layer; this puts them in their place.
+    """
+    f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
+    hidden, eps = f.whole("hidden_size"), read_eps(f)
+
+    def layer(i: int) -> DecoderLayer:
+        source = f"{prefixes.body}.layers.{i}"
+        attention, mlp = parts(i)
+        attention = replace(attention, layer=i, source=f"{source}.{prefixes.attention}")
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{prefixes.mlp}")
+        return DecoderLayer(i, source, hidden, eps, attention, mlp)
+
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    decoder = Decoder(
+        hidden=hidden,
+        vocab=f.whole("vocab_size", high=MAX_VOCAB),
+        eps=eps,
+        layers=tuple(layer(i) for i in range(n_layers)),
+        tied=f.flag("tie_word_embeddings", False),
+        body=prefixes.body,
+        head_source=prefixes.head,
+    )
+    return DecoderModel(family, decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
+
+
+def read_eps(f: Fields) -> float:
+    """What every RMSNorm adds to the mean square."""
+    return f.number("rms_norm_eps", high=1.0, default=1e-6)
+
+
+def read_gqa(
+    f: Fields,
+    *,
+    qk_norm: QkNorm = QkNorm.NONE,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    rotated: float = 1.0,
+    theta: float = 10_000.0,
+) -> GroupedQueryAttention:
+    """Grouped-query attention.
+
+    Args:
+        rotated: part of each head that is rotated, unless the config says.
+        theta: base of the rotation's wavelengths, unless the config says.
+    """
+    hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
+    kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
+    f.require_multiple("num_attention_heads", heads, kv_heads)
+    head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
+    f.require_multiple("head_dim", head_dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * head_dim)
+    rope, _ = read_rope(f, rotated_columns(f, head_dim, rotated), interleaved=False, theta=theta)
+    shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
+    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+
+
+def read_mla(f: Fields) -> LatentAttention:
+    """Multi-head latent attention."""
+    heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
+    rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
+    f.require_multiple("qk_rope_head_dim", rope_dim, 2)
+    f.require_width("num_attention_heads x head width", heads * (nope + max(rope_dim, v)))
+    # The published code of the family rotates interleaved pairs; transformers has a switch for it.
+    rope, score_scale = read_rope(f, rope_dim, interleaved=f.flag("rope_interleave", True))
+    scale = (nope + rope_dim) ** -0.5 * score_scale
+    shape = MlaShape(heads, nope, rope_dim, v, f.whole("kv_lora_rank"), scale)
+    q_lora = f.whole("q_lora_rank") if f.has("q_lora_rank") else 0
+    bias = f.flag("attention_bias", False)
+    return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)
+
+
+def read_dense(f: Fields, names: MlpNames = USUAL_MLP) -> DenseMlp:
+    """An MLP without experts."""
+    return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), names)
+
+
+def read_sparse(
+    f: Fields, routing: Routing, *, correction: bool = False, names: SparseNames = USUAL_SPARSE
+) -> SparseMlp:
+    """Experts, with so many shared ones as the config says, which lie in one MLP."""
+    width = f.whole("moe_intermediate_size")
+    shared = f.whole("n_shared_experts", "num_shared_experts", low=0, high=64, default=0) * width
+    f.require_width("n_shared_experts x moe_intermediate_size", shared)
+    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names)
+
+
+def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
+    """The best of all experts by softmax.
+
+    Args:
+        scaled: the weights have a factor in the config.
+    """
+    experts, top_k = _experts(f)
+    scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
+    return Routing(experts, top_k, normalize=normalize, scale=scale)
+
+
+def read_corrected_routing(f: Fields, *, scale: float = 1.0) -> Routing:
+    """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best.
+
+    Args:
+        scale: of the weights, unless the config says.
+    """
+    experts, top_k = _experts(f)
+    routing = Routing(
+        experts,
+        top_k,
+        Score.SIGMOID,
+        group_score=GroupScore.TOP2,
+        normalize=f.flag("norm_topk_prob", True),
+        scale=f.number("routed_scaling_factor", high=1e4, default=scale),
+    )
+    n_group, topk_group = read_groups(f, routing)
+    return replace(routing, n_group=n_group, topk_group=topk_group)
+
+
+def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may use."""
+    experts, top_k = routing.experts, routing.top_k
+    n_group = f.whole("n_group", high=experts, default=1)
+    topk_group = f.whole("topk_group", high=n_group, default=n_group)
+    f.require_multiple("n_routed_experts", experts, n_group)
+    available = experts // n_group * topk_group
+    if top_k > available:
+        raise BadCheckpoint(
+            f"{f.where}: num_experts_per_tok is {top_k}, of only {available} experts in"
+            f" {topk_group} of {n_group} groups"
+        )
+    return n_group, topk_group
+
+
+def _experts(f: Fields) -> tuple[int, int]:
+    """(experts, experts per token)"""
+    experts = f.whole("n_routed_experts", "num_experts", "num_local_experts", high=MAX_EXPERTS)
+    top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
+    if top_k > experts:
+        raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
+    return experts, top_k
+
+
+def read_first_dense(f: Fields, default: int) -> int:
+    """How many layers come before the first with experts."""
+    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS, default=default)
+
+
+def cut_first_dense(config: Mapping[str, Any], layers: int, default: int) -> dict[str, Any]:
+    """The config with only its first layers; fewer dense ones, so that one has experts."""
+    dense = min(read_first_dense(Fields(config), default), layers - 1)
+    return {**cut_layers(config, layers), "first_k_dense_replace": dense}
+
+
+def read_listed_dense(f: Fields) -> Callable[[int], bool]:
+    """Whether a layer has no experts: those of a list, and all but every so many-th."""
+    listed, step = _listed_dense(f), _sparse_step(f)
+    return lambda i: i in listed or bool((i + 1) % step)
+
+
+def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, the last of them with experts."""
+    f = Fields(config)
+    return {
+        **cut_layers(config, layers),
+        "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],
+        "decoder_sparse_step": min(_sparse_step(f), layers),
+    }
+
+
+def _listed_dense(f: Fields) -> list[Any]:
+    listed = f.values.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+        raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
+    return listed
+
+
+def _sparse_step(f: Fields) -> int:
+    return f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
+
+
+def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, where all have experts or none."""
+    return {**config, "num_hidden_layers": layers}

@@ -1,0 +1,26 @@
+"""The small files beside the weights that a pack takes over: configuration, tokenizer, template, licence."""
+
+from __future__ import annotations
+
+import re
+
+# Files that a pack takes over from the checkpoint as they are, with the most bytes believed of each.
+EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
+    (re.compile(pattern), limit)
+    for pattern, limit in (
+        (r"config\.json", 1_000_000),
+        (r"generation_config\.json", 1_000_000),
+        (r"tokenizer\.json", 100_000_000),
+        (r"tokenizer_config\.json", 20_000_000),
+        (r"special_tokens_map\.json", 1_000_000),
+        (r"chat_template\.jinja", 1_000_000),
+        (r"[A-Za-z0-9_.-]{1,60}\.tiktoken", 100_000_000),
+        (r"tiktoken\.model", 100_000_000),
+        (r"LICENSE[A-Za-z0-9_.-]{0,40}", 1_000_000),
+    )
+)
+
+
+def extra_limit(name: str) -> int:
+    """The most bytes believed of a file that a pack takes over; 0: it takes over none of that name."""
+    return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)

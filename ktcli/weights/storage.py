@@ -1,0 +1,271 @@
+"""How the numbers of a checkpoint's tensors lie in its files, and what a conversion asks of a checkpoint.
+
+A *source* is one tensor as a model means it: a name, a shape, numbers. Its bytes may be several tensors of
+the files (*parts*: codes, scales, zero points …) under names of their own; which, and what they mean, is
+its *storage*. A source is read as rows: [a, b, c, k] is a * b * c rows of k numbers, a vector one row. A
+*span* is some of these rows; it lies within one matrix where the last two dimensions are matrices.
+
+`Reader` is a checkpoint of any kind: a folder of safetensors files (`checkpoint.Checkpoint`) or one GGUF
+file. Both find sources, read bytes and decode spans, so that all that follows (`encode`) knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.native import Codes, DType, Format, Pool
+from ktcli.weights.header import Entry
+
+Raw = NDArray[np.uint8]
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a file."""
+
+    name: str
+    file: str
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bytes of a file that are wanted together: `count` runs of `size_bytes` each, `stride` bytes from the
+    beginning of one to that of the next."""
+
+    file: str
+    offset: int
+    size_bytes: int
+    count: int = 1
+    stride: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.size_bytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One tensor of a checkpoint as its model means it.
+
+    Attributes:
+        shape: of its numbers, which need not be that of a part.
+        parts: what of the files it is made of; the storage says in which order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    storage: Storage
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """All dimensions but the last multiplied."""
+        return prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        """The last dimension; 1 for a scalar."""
+        return self.shape[-1] if self.shape else 1
+
+    @property
+    def file(self) -> str:
+        """Where its first part lies."""
+        return self.parts[0].file
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its parts."""
+        return sum(part.entry.size_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows [start, stop) of a source; all of it unless said otherwise."""
+
+    source: Source
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.source.rows if self.end is None else self.end
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class Storage(Protocol):
+    """One way to store numbers. Hashable and without state: what differs by tensor is in the source.
+
+    The three functions get the same span: `reads` says which bytes they want, and the others are given
+    these, one array for each `Read`, in order.
+    """
+
+    @property
+    def label(self) -> str:
+        """For people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
+
+    @property
+    def lossless(self) -> str | None:
+        """Name of the smallest format that holds all its numbers exactly; None: there is none but f32."""
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        """The bytes of a span. Spans that together are a source want each of its bytes once; what many rows
+        share (the scales of a block) may be wanted by each of them."""
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        """f32 [span.rows, columns].
+
+        Raises:
+            BadCheckpoint: a number is NaN or Inf.
+        """
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        """Scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: it chooses well
+        enough by itself, or there is nothing to keep."""
+
+
+class Reader(Protocol):
+    """An open checkpoint. Its values are not believed: whoever reads them checks them."""
+
+    @property
+    def path(self) -> Path:
+        """The folder or file, for messages."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """As in a `config.json` of the hub."""
+
+    @property
+    def digest(self) -> str:
+        """Tells checkpoints apart: SHA-256 over what describes the tensors."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all sources; others may be among them, which `find` refuses."""
+
+    @property
+    def small_files(self) -> tuple[str, ...]:
+        """Names of the small files that a pack takes over, sorted; "config.json" is one."""
+
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
+        """The source called `name`.
+
+        Raises:
+            BadCheckpoint: it is missing, stored in a way that cannot be read, or not of the expected shape.
+        """
+
+    def small_file(self, name: str) -> bytes:
+        """The whole of a small file."""
+
+    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
+        """The bytes, in the given memory or new one. Several threads may call it at once.
+
+        Raises:
+            BadCheckpoint: the file ended early or the disk failed.
+        """
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        """`Storage.decode`, with errors that name source and file."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
+    """Rows [start, stop) of a part whose rows have `row_bytes`."""
+    return Read(part.file, part.entry.offset + start * row_bytes, (stop - start) * row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The numbers themselves; one part."""
+
+    dtype: DType
+    lossless: str | None
+
+    @property
+    def label(self) -> str:
+        return self.dtype.name.lower()
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        part = span.source.parts[0]
+        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
+        return (rows_of(part, row_bytes, span.start, span.stop),)
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        return pool.decode(self.dtype, raws[0], span.rows, span.source.columns)
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        return None
+
+
+PLAIN: dict[str, Plain] = {
+    "F32": Plain(DType.F32, None),
+    "BF16": Plain(DType.BF16, "bf16"),
+    "F16": Plain(DType.F16, None),
+}
+
+FP8_BLOCK = 128  # rows and columns that share one factor
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks:
+    """E4M3 codes, and one factor per 128 x 128 of a matrix, which *multiplies* although it is called
+    `weight_scale_inv`: F32 or BF16, [..., ceil(n / 128), ceil(k / 128)]."""
+
+    label = "FP8 (E4M3) in blocks of 128 x 128"
+    lossless = "fp8"
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        codes, factors = span.source.parts
+        block_rows, first = self._blocks(span)
+        row_bytes = factors.entry.size_bytes // prod(factors.entry.shape[:-1])
+        return (
+            rows_of(codes, span.source.columns, span.start, span.stop),
+            rows_of(factors, row_bytes, first, first + block_rows),
+        )
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        n, k = span.rows, span.source.columns
+        inside = self._row(span) % FP8_BLOCK  # rows of the first block that lie above the span
+        codes = raws[0]
+        if inside:
+            codes = np.concatenate([np.zeros(inside * k, np.uint8), codes])
+        factors = self._factors(pool, span, raws[1])
+        return pool.decode(DType.F8_E4M3, codes, inside + n, k, factors)[inside:]
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        if fmt.codes is not Codes.E4M3 or fmt.group != FP8_BLOCK:
+            return None
+        inside = self._row(span) % FP8_BLOCK
+        rows = np.arange(inside, inside + span.rows) // FP8_BLOCK
+        return self._factors(pool, span, raws[1])[rows]
+
+    def _factors(self, pool: Pool, span: Span, raw: Raw) -> Matrix:
+        dtype = PLAIN[span.source.parts[1].entry.dtype].dtype
+        return pool.decode(dtype, raw, self._blocks(span)[0], -(-span.source.columns // FP8_BLOCK))
+
+    def _row(self, span: Span) -> int:
+        """The span's first row within its matrix."""
+        return span.start % span.source.shape[-2]
+
+    def _blocks(self, span: Span) -> tuple[int, int]:
+        """How many rows of factors the span has, and which is the first."""
+        height, row = span.source.shape[-2], self._row(span)
+        matrix = span.start // height
+        first, stop = row // FP8_BLOCK, -(-(row + span.rows) // FP8_BLOCK)
+        return stop - first, matrix * -(-height // FP8_BLOCK) + first
+
+
+FP8_BLOCKS = Fp8Blocks()

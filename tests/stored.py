@@ -1,0 +1,31 @@
+"""What a piece of a checkpoint tensor is, said by slices of the whole array: the oracle of `encode.cut`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.layers.tensors import Stored, Tensor
+
+
+def chosen(tensor: Tensor, arrays: Mapping[str, Any]) -> tuple[Stored, ...]:
+    """The first alternative whose names and shapes are there."""
+    for pieces in tensor.sources:
+        found = [arrays.get(piece.at(0)) for piece in pieces]
+        pairs = zip(found, pieces, strict=True)
+        if all(array is not None and tuple(array.shape) == p.shape for array, p in pairs):
+            return pieces
+    raise AssertionError(f"nothing gives {tensor.name}")
+
+
+def view(array: Any, piece: Stored, index: int) -> Any:
+    """What `piece` gives to matrix `index`, [rows, k] or [elements], of the whole tensor `array` (numpy or
+    torch); a view of it."""
+    if piece.matrix:
+        array = array[index]
+    if piece.band:
+        start = index * piece.band.stride + piece.band.first
+        array = array[start : start + piece.band.rows]
+    if piece.transposed:
+        array = array.T
+    return array[piece.first :: piece.step][: piece.count or len(array)]
