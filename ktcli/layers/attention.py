@@ -6,11 +6,12 @@ barrier instead of three.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
@@ -31,6 +32,9 @@ class GroupedQueryAttention:
         rope: may rotate only the first columns of each head.
         qkv_bias, o_bias: on q, k and v; on o.
         norms: checkpoint names of the norms of q and k.
+        norm_plus: added to their weights.
+        gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
+            which what the head attends to is multiplied (Qwen3-Next).
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -43,6 +47,8 @@ class GroupedQueryAttention:
     qkv_bias: bool = False
     o_bias: bool = False
     norms: tuple[str, str] = ("q_norm", "k_norm")
+    norm_plus: float = 0.0
+    gated: bool = False
     layer: int = 0
     source: str = ""
 
@@ -53,8 +59,14 @@ class GroupedQueryAttention:
 
     @cached_property
     def qkv(self) -> Tensor:
+        """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
-        return _matrix(self, "qkv", pieces, self.hidden)
+        made = _matrix(self, "qkv", pieces, self.hidden)
+        if not self.gated:
+            return made
+        (first, *others), width = made.sources[0], self._widths[0]
+        queries, gates = _head_halves(replace(first, shape=(2 * width, self.hidden)), self.shape)
+        return replace(made, n=made.n + width, sources=((*queries, *others, *gates),))
 
     @cached_property
     def o(self) -> Tensor:
@@ -65,6 +77,7 @@ class GroupedQueryAttention:
         """Of q, k, v, and of o."""
         pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = _vector(self, "qkv_bias", pieces) if self.qkv_bias else None
+        assert not (qkv and self.gated), "no family has biases on gated attention"
         o = _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.o_bias else None
         return qkv, o
 
@@ -75,7 +88,10 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         widths = (d, d) if self.qk_norm is QkNorm.HEADS else self._widths[:2]
         names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
-        return tuple(_vector(self, name, ((f"{of}.weight", width),)) for name, of, width in names)
+        return tuple(
+            _vector(self, name, ((f"{of}.weight", width),), self.norm_plus)
+            for name, of, width in names
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -93,13 +109,16 @@ class GroupedQueryAttention:
         """x [T, hidden] -> [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
-        q, k, v = b.split(b.linear(x, self.qkv, bias=qkv_bias), *self._widths)
+        widths = (*self._widths, *self._widths[: self.gated])
+        q, k, v, *gates = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norms:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer)  # [T, heads * d]
+        for gate in gates:
+            mixed = b.gate(mixed, gate)
         return b.linear(mixed, self.o, bias=o_bias)
 
 
@@ -226,7 +245,7 @@ class LatentAttention:
         return b.linear(mixed, self.o, bias=self.o_bias)
 
 
-Attention = GroupedQueryAttention | LatentAttention
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:
@@ -242,12 +261,28 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
     )
 
 
-def _vector(part: Attention, name: str, pieces: tuple[tuple[str, int], ...]) -> Tensor:
+def _head_halves(
+    stored: Stored, shape: GqaShape
+) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+    """Of a projection with 2 * head_dim rows for each head, every head's first half, and every second."""
+    d = shape.head_dim
+    first, second = (
+        tuple(
+            replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads)
+        )
+        for half in (0, 1)
+    )
+    return first, second
+
+
+def _vector(
+    part: Attention, name: str, pieces: tuple[tuple[str, int], ...], plus: float = 0.0
+) -> Tensor:
     return Tensor(
         f"layers.{part.layer}.attn.{name}",
         1,
         sum(length for _, length in pieces),
         Role.VECTOR,
-        whole(*((f"{part.source}.{source}", (length,)) for source, length in pieces)),
+        (tuple(Stored(f"{part.source}.{of}", (n,), plus=plus) for of, n in pieces),),
         layer=part.layer,
     )

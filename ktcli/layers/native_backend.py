@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.backend import Backend, GqaShape, MlaShape, Reads, Rope, Routing, Value
+from ktcli.layers.backend import Backend, DeltaShape, GqaShape, MlaShape, Reads, Rope, Routing, Value
 from ktcli.layers.tensors import Tensor
 from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
 
@@ -41,15 +41,21 @@ class NativeBackend(Backend):
     Args:
         loaded: tensor name -> what the loader made of it.
         offsets: where each layer's part of a KV page begins, bytes.
+        states: where each layer's part of a sequence's state begins, f32 elements.
         deferring: how many layers with experts may defer some to the next one: all but the last, or none.
             Steps say how many experts (`Step.defer`).
     """
 
     def __init__(
-        self, loaded: Mapping[str, Loaded], offsets: Sequence[int], *, deferring: int = 0
+        self,
+        loaded: Mapping[str, Loaded],
+        offsets: Sequence[int],
+        states: Sequence[int] = (),
+        *,
+        deferring: int = 0,
     ) -> None:
         self._loaded = loaded
-        self._offsets = offsets
+        self._offsets, self._states = offsets, states
         self._deferring = deferring
         self._late: View | None = None  # what the last layer with experts deferred
         self._operations: list[_Operation] = []
@@ -138,6 +144,34 @@ class NativeBackend(Backend):
         facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, self._offsets[layer])
         uk_in, uk_out, uv = (self._slices(tensor)[0] for tensor in weights)
         self._note(lambda p, w: p.mla(w[0], w[1], w[2], facts, (uk_in, uk_out, uv)), out, q, latent)
+        return out
+
+    def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:
+        rows = self._array(weight).reshape(-1, x.width)
+        out, first = self._buffer(x.width, like=x), self._states[layer]
+        self._note(lambda p, v: p.conv(v[0], v[1], rows, first), out, x)
+        return out
+
+    def delta(
+        self,
+        qkv: tuple[View, View, View],
+        gates: tuple[View, View],
+        learned: tuple[Tensor, Tensor],
+        shape: DeltaShape,
+        *,
+        layer: int,
+        first: int,
+    ) -> Value:
+        s = shape
+        facts = (s.heads, s.key_heads, s.dk, s.dv)
+        arrays = self._array(learned[0]), self._array(learned[1])
+        start = self._states[layer] + first
+        out = self._buffer(s.heads * s.dv, like=qkv[2])
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            p.delta(v[0], (v[1], v[2], v[3]), (v[4], v[5]), facts, arrays, start)
+
+        self._note(emit, out, *qkv, *gates)
         return out
 
     def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:

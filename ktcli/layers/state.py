@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# States of a sequence that are held: those of two steps, one of which is written while the other is read, and
+# of four earlier positions to go back to (see `engine.states`).
+STATE_SLOTS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
@@ -16,12 +20,14 @@ class LayerState:
     Attributes:
         position_elements: cached for each position, in pages: bf16, f32 when exact.
         sequence_elements: f32 that are kept whatever the length, and rewritten by every token.
-        ops_per_position: operations (a multiply-add is two) of one token against one cached position.
+        ops_per_token: operations (a multiply-add is two) of one token with those.
+        ops_per_position: of one token against one cached position.
         window: a token reads only the last so many positions, itself included; 0: all.
     """
 
     position_elements: int = 0
     sequence_elements: int = 0
+    ops_per_token: int = 0
     ops_per_position: int = 0
     window: int = 0
 

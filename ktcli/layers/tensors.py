@@ -53,6 +53,7 @@ class Stored:
         transposed: each lies as [k, n].
         first, step, count: rows first, first + step, … of the matrix, `count` of them (0: as many as there
             are): halves, or gate and up that interleave. Of a vector: its elements.
+        plus: added to every value: norms whose gain is 1 + weight.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Stored:
     first: int = 0
     step: int = 1
     count: int = 0
+    plus: float = 0.0
 
     def at(self, index: int) -> str:
         """The checkpoint name for matrix `index`."""

@@ -41,7 +41,7 @@ class Rates:
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
-        if n_tokens == 1 or unit in (Unit.ATTENTION, Unit.F32):
+        if n_tokens == 1 or unit in (Unit.ATTENTION, Unit.F32, Unit.RECURRENT):
             return peak / TILE_GAIN * PEAK_SHARE[unit]
         return peak * TILE_SHARE[unit]
 

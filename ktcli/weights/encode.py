@@ -146,7 +146,7 @@ class Encoder:
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
         """Scales of these rows that make `fmt` hold them exactly; None: it chooses its own."""
-        if rows.stored.transposed:
+        if rows.stored.transposed or rows.stored.plus:
             return None
         span = piece.spans[rows.span]
         kept = span.source.storage.kept(self._pool, span, raws[rows.span], fmt)
@@ -199,7 +199,8 @@ def _aligned(read: Read) -> int:
 def _take(values: Matrix, rows: Rows) -> Matrix:
     if len(rows.stored.one) < 2:
         values = values.reshape(-1, 1)
-    return (values.T if rows.stored.transposed else values)[rows.chosen]
+    taken = (values.T if rows.stored.transposed else values)[rows.chosen]
+    return taken + np.float32(rows.stored.plus) if rows.stored.plus else taken
 
 
 def _stacked(values: list[Matrix]) -> Matrix:

@@ -315,14 +315,14 @@ KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const k
 /* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
  *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
  * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and
- * g = exp(-rate softplus(decay + bias)). Source: Gated Delta Networks, arXiv 2412.06464, section 3.1.
+ * g = exp(-e^log_rate softplus(decay + bias)). Source: Gated Delta Networks, arXiv 2412.06464, section 3.1.
  * Views: q and k [key_heads * dk], each head of them for heads / key_heads heads in a row; v and out [heads * dv];
  * beta [heads]; decay [heads], or [heads * dk]: one for each key. q, k, decay and beta are overwritten.
  * State: heads * dk * ceil16(dv) f32, S of each head in panels of 64 columns (the last perhaps fewer, rounded up
  * to 16 with zeros), each [dk][columns]. */
 typedef struct kt_delta {
     int32_t heads, key_heads, dk, dv;
-    const float *rate;      /* [heads], >= 0 */
+    const float *log_rate;  /* [heads], copied */
     const float *bias;      /* as many as decay has columns */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
 } kt_delta;

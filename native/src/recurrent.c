@@ -100,7 +100,8 @@ typedef struct delta {
     kt_view out, q, k, v, decay, beta;
     int64_t heads, key_heads, dk, dv;
     int64_t panels;                     /* of each head's columns */
-    const float *rate, *bias;
+    float *rate;
+    const float *bias;
     const float *q_gain, *k_gain;       /* [dk], all the same: RMSNorm with it is division by the length */
     size_t offset;
 } delta;
@@ -178,7 +179,7 @@ static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
     int64_t heads = s->heads, keys = (int64_t)s->key_heads * s->dk;
     if (heads < 1 || s->key_heads < 1 || heads % s->key_heads != 0 || s->dk < 1 || s->dk > MOST_KEYS || s->dv < 1 ||
         v[1].width != keys || v[2].width != keys || v[3].width != heads * s->dv || v[0].width != heads * s->dv ||
-        (v[4].width != heads && v[4].width != heads * s->dk) || v[5].width != heads || !s->rate || !s->bias)
+        (v[4].width != heads && v[4].width != heads * s->dk) || v[5].width != heads || !s->log_rate || !s->bias)
         return program_fail(p, KT_ERR_SHAPE, "delta: %d heads of %d columns and %d key heads of %d (at most %d), but "
                             "q has %d, k %d, v %d, decay %d, beta %d, out %d", s->heads, s->dv, s->key_heads, s->dk,
                             MOST_KEYS, v[1].width, v[2].width, v[3].width, v[4].width, v[5].width, v[0].width);
@@ -210,11 +211,13 @@ int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view d
     double dk = s->dk;
     *o = (delta){.out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .decay = decay, .beta = beta, .heads = s->heads,
                  .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
-                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = s->rate, .bias = s->bias,
-                 .q_gain = constant(p, s->dk, 1 / dk), .k_gain = constant(p, s->dk, 1 / sqrt(dk)),
+                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = constant(p, s->heads, 0),
+                 .bias = s->bias, .q_gain = constant(p, s->dk, 1 / dk), .k_gain = constant(p, s->dk, 1 / sqrt(dk)),
                  .offset = s->state_offset};
-    if (!o->q_gain || !o->k_gain)
+    if (!o->rate || !o->q_gain || !o->k_gain)
         return KT_ERR_MEMORY;
+    for (int32_t h = 0; h < s->heads; h++)
+        o->rate[h] = expf(s->log_rate[h]);
     program_reserve(p, 0, 2 * (size_t)s->dk * sizeof(float));
     program_operation(p);
     program_phase(p, prepare_run, o);

@@ -18,7 +18,7 @@ typedef struct everything {
     int32_t pages[EV_PAGES];
     void *cache;
     size_t page_bytes;
-    float conv[2 * EV_HIDDEN], rate[2];
+    float conv[2 * EV_HIDDEN], log_rate[2];
     float *states[2];           /* ev_step reads one and has the other written, in turn */
     size_t state_bytes;
     int32_t turn;
@@ -101,7 +101,7 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_view mixed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), gates = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
     kt_conv conv = {2, e->conv, 0};
-    kt_delta rule = {2, 1, 16, 16, e->rate, e->rate, EV_HIDDEN * sizeof(float)};
+    kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float)};
     const kt_view qkv[3] = {part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 32)};
     e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 16 * 16 * sizeof(float);
     OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));
@@ -122,8 +122,7 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     ev_weights(e, pool);
     for (int i = 0; i < 2 * EV_HIDDEN; i++)
         e->conv[i] = 0.5f;
-    e->rate[0] = 0.1f;
-    e->rate[1] = 1;
+    e->log_rate[0] = -2;
     kt_program *p = e->program = make_program(pool, 80, 3, exact);
     kt_view x = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), normed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view last = make_view(p, EV_HIDDEN, KT_ROWS_OUTPUTS);

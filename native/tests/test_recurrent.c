@@ -17,7 +17,7 @@ typedef struct fixture {
     kt_view in, mixed, decay, beta, out;
     int keys, values, columns, decays;
     size_t rule_at, state_bytes;            /* where the rule's state begins */
-    float weight[4 * 400], rate[4], bias[80], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
+    float weight[4 * 400], log_rate[4], bias[80], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
 } fixture;
 
 static kt_view part(kt_view v, int first, int width)
@@ -35,7 +35,7 @@ static void make_numbers(fixture *f, const shape *s)
     fill(f->weight, (size_t)(s->width * f->columns), 1);
     fill(f->bias, (size_t)f->decays, 2);
     for (int h = 0; h < s->heads; h++)
-        f->rate[h] = 0.05f * (float)(1 + h * h);
+        f->log_rate[h] = logf(0.05f * (float)(1 + h * h));
     for (int t = 0; t < TOKENS; t++) {
         fill(f->x[t], (size_t)f->columns, 10 + (uint64_t)t);
         fill(f->g[t], (size_t)f->decays, 50 + (uint64_t)t);
@@ -55,7 +55,7 @@ static void record(fixture *f, kt_pool *pool)
     f->rule_at = ((size_t)(f->columns * (s->width - 1)) * sizeof(float) + 63) / 64 * 64;
     f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
     kt_conv conv = {s->width, f->weight, 0};
-    kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->rate, f->bias, f->rule_at};
+    kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at};
     kt_view qkv[3] = {part(f->mixed, 0, f->keys), part(f->mixed, f->keys, f->keys),
                       part(f->mixed, 2 * f->keys, f->values)};
     OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
@@ -96,7 +96,7 @@ static void expect_head(const fixture *f, int t, int h, const double *mixed, dou
     unit(mixed + f->keys + from, s->dk, k);
     for (int j = 0; j < s->dk; j++) {
         int at = s->per_key ? h * s->dk + j : h;
-        double g = exp(-(double)f->rate[h] * log1p(exp((double)f->g[t][at] + (double)f->bias[at])));
+        double g = exp(-exp((double)f->log_rate[h]) * log1p(exp((double)f->g[t][at] + (double)f->bias[at])));
         for (int c = 0; c < s->dv; c++)
             state[j * s->dv + c] *= g;
     }
@@ -210,7 +210,7 @@ static void check_refused(void)
     conv = (kt_conv){4, f.weight, 32};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
     REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
-    kt_delta rule = {2, 1, 8, 16, f.rate, f.bias, 0};
+    kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0};
     const kt_view qkv[3] = {part(a, 0, 8), part(a, 8, 8), part(a, 16, 32)};
     REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 3), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "decay 3");
