@@ -192,6 +192,9 @@ class Backend(Protocol):
     def swiglu(self, x: Value, width: int) -> Value:
         """silu(gate) * up of alternating runs of 16 -> [T, width]."""
 
+    def gate(self, x: Value, by: Value) -> Value:
+        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
+
     def add(self, a: Value, b: Value) -> Value: ...
 
     def select(self, x: Value) -> Value:

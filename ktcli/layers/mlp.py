@@ -38,6 +38,7 @@ class SparseNames:
     router: str = "gate.weight"
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate.weight"
 
 
 USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
@@ -93,6 +94,7 @@ class SparseMlp:
     routing: Routing
     correction: bool = False
     shared_width: int = 0
+    shared_gate: bool = False
     names: SparseNames = USUAL_SPARSE
     layer: int = 0
     name: str = ""
@@ -100,12 +102,15 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        shape = (self.routing.experts, self.hidden)
+        pieces = [(self.names.router, self.routing.experts)]
+        if self.shared_gate:
+            pieces.append((self.names.shared_gate, 1))
         return Tensor(
             f"{self.name}.router",
-            *shape,
+            sum(rows for _, rows in pieces),
+            self.hidden,
             Role.KEPT,
-            whole((f"{self.source}.{self.names.router}", shape)),
+            whole(*((f"{self.source}.{name}", (rows, self.hidden)) for name, rows in pieces)),
             layer=self.layer,
             cut=Cut.ROWS,
         )
@@ -155,9 +160,13 @@ class SparseMlp:
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         logits = b.linear(x, self.router, reads=Reads.F32)  # [T, experts]
+        if self.shared_gate:
+            logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_bias)
         started = b.experts(x, routed, self.gate_up, self.down)
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
+        if shared is not None and self.shared_gate:
+            shared = b.gate(shared, gate)
         mixed = b.collect(started)
         return mixed if shared is None else b.add(mixed, shared)
 

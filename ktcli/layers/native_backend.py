@@ -231,6 +231,11 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.swiglu(v[0], v[1]), out, x)
         return out
 
+    def gate(self, x: View, by: View) -> Value:
+        out = self._buffer(x.width, like=x)
+        self._note(lambda p, v: p.gate(v[0], v[1], v[2]), out, x, by)
+        return out
+
     def add(self, a: View, b: View) -> Value:
         out = self._buffer(a.width, like=a)
         self._note(lambda p, v: p.add(v[0], v[1], v[2]), out, a, b)

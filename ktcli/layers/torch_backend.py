@@ -163,6 +163,9 @@ class TorchBackend(Backend):
     def swiglu(self, x: Value, width: int) -> Value:
         return self._kernels.swiglu(x, width)
 
+    def gate(self, x: Value, by: Value) -> Value:
+        return x * by.sigmoid()
+
     def add(self, a: Value, b: Value) -> Value:
         return a + b
 

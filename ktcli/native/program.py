@@ -263,6 +263,9 @@ class Program:
     def swiglu(self, out: View, x: View) -> None:
         self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x))
 
+    def gate(self, out: View, x: View, by: View) -> None:
+        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)))
+
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
 

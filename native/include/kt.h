@@ -377,6 +377,9 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in);
 
+/* out = x * sigmoid(by); by has as many columns as x, or one for all of a row's. */
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by);
+
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
 
 /* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */

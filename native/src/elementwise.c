@@ -1,4 +1,4 @@
-/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, add, select.
+/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
@@ -173,7 +173,7 @@ int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width,
     return KT_OK;
 }
 
-/* ---- swiglu, add, select ------------------------------------------------------------------------ */
+/* ---- swiglu, gate, add, select ------------------------------------------------------------------ */
 
 static void swiglu_run(const void *arg, worker *w)
 {
@@ -198,6 +198,35 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in)
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
                             "needed", out.width, in.width);
     return record(p, swiglu_run, &(rowwise){.out = out, .a = in}, OWN_ROWS);
+}
+
+static void gate_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++)
+        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, o->b.width == 1,
+                         view_row(w, o->out, t));
+}
+
+int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "gate x", x, -1);
+    if (!failed)
+        failed = program_check_view(p, "gate by", by, program_domain(p, x));
+    if (!failed)
+        failed = program_check_view(p, "gate out", out, program_domain(p, x));
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, x, 1);
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, by, by.width == x.width);
+    if (failed)
+        return failed;
+    if (x.width != out.width || (by.width != x.width && by.width != 1))
+        return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
+    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by}, OWN_ROWS);
 }
 
 static void add_run(const void *arg, worker *w)

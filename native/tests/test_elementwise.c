@@ -1,4 +1,4 @@
-/* test_elementwise.c - embed, norm, rope, swiglu, add and select against plain loops, on every ISA row,
+/* test_elementwise.c - embed, norm, rope, swiglu, gate, add and select against plain loops, on every ISA row,
  * for one token and for many, with views inside wider buffers. */
 #include "check.h"
 
@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, normed, heads, all, rotated[2], gated, act, sum, picked;
+    kt_view table, normed, heads, all, rotated[2], gated, act, open[2], sum, picked;
     uint16_t *rows;
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
@@ -42,6 +42,11 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
     OK(kt_program_swiglu(p, f->act, f->gated), kt_program_error(p));
+    for (int i = 0; i < 2; i++) {   /* each column by another, and all by one */
+        f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
+        kt_view by = {f->gated.buffer, 50, i ? 1 : GATED};
+        OK(kt_program_gate(p, f->open[i], f->act, by), kt_program_error(p));
+    }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
@@ -105,6 +110,11 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
         want[i] = g / (1 + exp(-g)) * u;
     }
     close_to("swiglu", row_of(f->p, f->act, t), want, GATED);
+    for (int one = 0; one < 2; one++) {
+        for (int i = 0; i < GATED; i++)
+            want[i] = (double)row_of(f->p, f->act, t)[i] / (1 + exp(-(double)gated[one ? 50 : 50 + i]));
+        close_to("gate", row_of(f->p, f->open[one], t), want, GATED);
+    }
 }
 
 static void step(const fixture *f, int64_t n, int64_t start, int64_t first_output)

@@ -148,22 +148,29 @@ static void test_elementwise(const kt_kernels *kernels)
     for (int a = 0; a < N_SIZES; a++) {
         int64_t n = sizes[a], runs = (n + 15) / 16;
         float *both = random_floats_of((size_t)(32 * runs), &state), *out = allocate((size_t)n * 4);
-        float *sum = allocate((size_t)n * 4);
+        float *sum = allocate((size_t)n * 4), *by = allocate((size_t)n * 8);
         for (int64_t i = 0; i < 32 * runs; i++)
             both[i] *= i % 3 ? 3.0f : 40.0f;
         kernels->swiglu(both, n, out);
         kernels->add(both, out, n, sum);
+        kernels->gate(both, both + n, n, 0, by);
+        kernels->gate(both, both + n, n, 1, by + n);
         for (int64_t c = 0; c < n; c++) {
             double gate = (double)both[c / 16 * 32 + c % 16], up = (double)both[c / 16 * 32 + 16 + c % 16];
             double want = gate / (1.0 + exp(-gate)) * up;
             broken += far((double)out[c], want, 5e-7 * fabs(want) + 1e-35);
             broken += sum[c] != both[c] + out[c];
+            double each = (double)both[c] / (1.0 + exp(-(double)both[n + c]));
+            double all = (double)both[c] / (1.0 + exp(-(double)both[n]));
+            broken += far((double)by[c], each, 5e-7 * fabs(each) + 1e-35);
+            broken += far((double)by[n + c], all, 5e-7 * fabs(all) + 1e-35);
         }
         free(both);
         free(out);
         free(sum);
+        free(by);
     }
-    law(kernels->name, "swiglu, add", N_SIZES, broken);
+    law(kernels->name, "swiglu, gate, add", N_SIZES, broken);
 }
 
 /* e^x through swiglu: gate / (1 + e^-gate) with up = 1, where e^-gate dominates. */
