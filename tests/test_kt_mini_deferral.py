@@ -62,7 +62,7 @@ def skipping(path: Path, rows: NDArray[np.int64]) -> list[NDArray[np.float64]]:
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), everything, CPU)
     cache = DeviceCache(model.spec, pages_for(LENGTH), CPU, exact=True)
-    table = torch.tensor([cache.take(pages_for(LENGTH))], dtype=torch.int32)
+    table = torch.tensor([cache.pages.take(pages_for(LENGTH))], dtype=torch.int32)
     where = Rows(torch.arange(LENGTH), table, LENGTH)
     found = []
     for row in rows:

@@ -25,7 +25,7 @@ from ktcli.engine.loader import (
     memory_bytes,
 )
 from ktcli.engine.session import Session
-from ktcli.engine.states import StateLayout
+from ktcli.engine.states import StateLayout, before_tail
 from ktcli.engine.steps import Outputs, ProgramSteps
 from ktcli.engine.trace import CPU, Trace, one_after_another
 from ktcli.errors import NotEnoughMemory, UsageError
@@ -168,7 +168,8 @@ class Engine:
 
     def chunk_tokens(self, left: int) -> int:
         """Tokens of a prompt's next chunk, when so many are left."""
-        return min(left, self.program.max_tokens)
+        size = min(left, self.program.max_tokens)
+        return before_tail(size, left) if self._states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """(operation, nanoseconds so far), in the order in which they run."""

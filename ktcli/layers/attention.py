@@ -261,15 +261,11 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
     )
 
 
-def _head_halves(
-    stored: Stored, shape: GqaShape
-) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
     """Of a projection with 2 * head_dim rows for each head, every head's first half, and every second."""
     d = shape.head_dim
     first, second = (
-        tuple(
-            replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads)
-        )
+        tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))
         for half in (0, 1)
     )
     return first, second

@@ -43,6 +43,13 @@ class Reads(IntEnum):
     WIDE = 2
 
 
+class Gate(IntEnum):
+    """What of a gate multiplies; values of `kt_gate`."""
+
+    SIGMOID = 0
+    SILU = 1
+
+
 class Score(IntEnum):
     """Router scores; values of `kt_score`."""
 
@@ -192,8 +199,8 @@ class Backend(Protocol):
     def swiglu(self, x: Value, width: int) -> Value:
         """silu(gate) * up of alternating runs of 16 -> [T, width]."""
 
-    def gate(self, x: Value, by: Value) -> Value:
-        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
+    def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
+        """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""
 
     def add(self, a: Value, b: Value) -> Value: ...
 

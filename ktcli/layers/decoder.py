@@ -107,7 +107,5 @@ class Decoder:
         return b.linear(b.norm(b.select(x), self.norm, self.eps), self.head, reads=Reads.WIDE)
 
 
-def _norm_source(
-    prefix: str, name: str, width: int, plus: float
-) -> tuple[tuple[Stored, ...], ...]:
+def _norm_source(prefix: str, name: str, width: int, plus: float) -> tuple[tuple[Stored, ...], ...]:
     return ((Stored(f"{prefix}.{name}.weight", (width,), plus=plus),),)

@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.backend import Backend, DeltaShape, GqaShape, MlaShape, Reads, Rope, Routing, Value
+from ktcli.layers.backend import (
+    Backend,
+    DeltaShape,
+    Gate,
+    GqaShape,
+    MlaShape,
+    Reads,
+    Rope,
+    Routing,
+    Value,
+)
 from ktcli.layers.tensors import Tensor
 from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
 
@@ -231,9 +241,9 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.swiglu(v[0], v[1]), out, x)
         return out
 
-    def gate(self, x: View, by: View) -> Value:
+    def gate(self, x: View, by: View, kind: Gate = Gate.SIGMOID) -> Value:
         out = self._buffer(x.width, like=x)
-        self._note(lambda p, v: p.gate(v[0], v[1], v[2]), out, x, by)
+        self._note(lambda p, v: p.gate(v[0], v[1], v[2], kind), out, x, by)
         return out
 
     def add(self, a: View, b: View) -> Value:

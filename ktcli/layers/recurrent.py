@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, DeltaShape, Reads, Value
+from ktcli.layers.backend import Backend, DeltaShape, Gate, Reads, Value
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
 
@@ -108,7 +108,7 @@ class GatedDeltaNet:
         first, learned = self._conv_elements, self.learned
         mixed = b.delta((q, k, v), (decay, beta), learned, s, layer=self.layer, first=first)
         mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)
-        return b.linear(b.gate(mixed, z, silu=True), self.o)
+        return b.linear(b.gate(mixed, z, Gate.SILU), self.o)
 
     def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
         """All heads' first part, all heads' second part … of a tensor that holds head by head."""

@@ -45,12 +45,14 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
+        norm_plus: added to the weights of the norms before attention, MLP and head.
     """
 
     body: str = "model"
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    norm_plus: float = 0.0
 
 
 USUAL_PREFIXES = Prefixes()
@@ -65,7 +67,8 @@ def assemble(
     """The model of a config.
 
     Args:
-        parts: attention and MLP of a layer; this puts them in their place.
+        parts: attention and MLP of a layer; this puts them in their place. An attention that names a source
+            lies there below its layer, and not where the others do.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
@@ -73,9 +76,10 @@ def assemble(
     def layer(i: int) -> DecoderLayer:
         source = f"{prefixes.body}.layers.{i}"
         attention, mlp = parts(i)
-        attention = replace(attention, layer=i, source=f"{source}.{prefixes.attention}")
+        below = attention.source or prefixes.attention
+        attention = replace(attention, layer=i, source=f"{source}.{below}")
         mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{prefixes.mlp}")
-        return DecoderLayer(i, source, hidden, eps, attention, mlp)
+        return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     decoder = Decoder(
@@ -86,6 +90,7 @@ def assemble(
         tied=f.flag("tie_word_embeddings", False),
         body=prefixes.body,
         head_source=prefixes.head,
+        norm_plus=prefixes.norm_plus,
     )
     return DecoderModel(family, decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
 
@@ -148,7 +153,7 @@ def read_sparse(
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", "num_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
-    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names)
+    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
 
 def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:

@@ -193,9 +193,7 @@ class Program:
         struct = self._ffi.new("kt_delta *", (*shape, *rates, _F32_BYTES * state_first))
         views = self._ffi.new("kt_view[3]", [self._view(view) for view in qkv])
         others = map(self._view, gates)
-        self._record(
-            "delta", self._lib.kt_program_delta, self._view(out), views, *others, struct
-        )
+        self._record("delta", self._lib.kt_program_delta, self._view(out), views, *others, struct)
 
     def route(
         self,
@@ -263,8 +261,9 @@ class Program:
     def swiglu(self, out: View, x: View) -> None:
         self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x))
 
-    def gate(self, out: View, x: View, by: View) -> None:
-        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)))
+    def gate(self, out: View, x: View, by: View, kind: int) -> None:
+        """`kind`: KT_GATE_*"""
+        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)), kind)
 
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))

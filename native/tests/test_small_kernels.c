@@ -153,8 +153,8 @@ static void test_elementwise(const kt_kernels *kernels)
             both[i] *= i % 3 ? 3.0f : 40.0f;
         kernels->swiglu(both, n, out);
         kernels->add(both, out, n, sum);
-        kernels->gate(both, both + n, n, 0, by);
-        kernels->gate(both, both + n, n, 1, by + n);
+        kernels->gate(both, both + n, n, &(gate_by){0, KT_GATE_SIGMOID}, by);
+        kernels->gate(both, both + n, n, &(gate_by){1, KT_GATE_SIGMOID}, by + n);
         for (int64_t c = 0; c < n; c++) {
             double gate = (double)both[c / 16 * 32 + c % 16], up = (double)both[c / 16 * 32 + 16 + c % 16];
             double want = gate / (1.0 + exp(-gate)) * up;

@@ -98,7 +98,7 @@ def test_sequences_of_different_length_step_together(pair: Pair) -> None:
         run.step([IDS[:start]], [each])
     steps = [run.step([[IDS[start + i]] for start in starts], together)[:, 0] for i in range(3)]
     for at, start in enumerate(starts):
-        run.cache.give_back(together[at].pages)
+        run.give_back(together[at])
         alone = pair.logits[start : start + 3]
         found = np.stack([step[at] for step in steps])
         assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()

@@ -84,6 +84,11 @@ typedef struct delta_block {
     float *scratch;                 /* [2 * dk] */
 } delta_block;
 
+/* By what a row is multiplied: one value for all columns, or one each; KT_GATE_*. */
+typedef struct gate_by {
+    int32_t one, kind;
+} gate_by;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -106,8 +111,7 @@ typedef struct kt_kernels {
     /* cos, sin [dim/2]; x points at the first rotated column */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
-    /* x times the sigmoid of by[0..n), or of by[0] alone */
-    void (*gate)(const float *x, const float *by, int64_t n, int32_t one, float *out);
+    void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
