@@ -25,7 +25,7 @@ from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import EXACT
 from ktcli.layers.torch_backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
 from ktcli.models import Model, build
-from ktcli.native import Pool
+from ktcli.native import Pool, Team
 from ktcli.weights.pack import Pack
 
 CONTEXT = 200
@@ -51,11 +51,13 @@ class Made:
     _references: dict[tuple[bytes, int], F32Array] = field(default_factory=dict)
 
     @classmethod
-    def convert(cls, name: str, folder: Path, device: torch.device = CPU) -> Made:
-        """The family of this name, experts int4, all else int8."""
+    def convert(
+        cls, name: str, folder: Path, device: torch.device = CPU, experts: str = "int4"
+    ) -> Made:
+        """The family of this name, all but the experts int8."""
         case = next(case for case in CASES if case.name == name)
         checkpoint = write_checkpoint(case, folder / "checkpoint")
-        path = convert_checkpoint(checkpoint, folder / "pack", experts="int4", dense="int8")
+        path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense="int8")
         pack = Pack.open(path)
         return cls(path, build(pack.config), pack, device)
 
@@ -70,8 +72,11 @@ class Made:
         share = {"none": 0.0, "some": 0.4, "all": 2.0}[name]
         return np.random.default_rng(3).random(self.shape) < share
 
-    def engine(self, placement: Placement, *, exact: bool = True) -> DeviceEngine:
-        pool = Pool(TWO, isa="portable" if exact else None)
+    def engine(
+        self, placement: Placement, *, exact: bool = True, teams: Sequence[Team] = ()
+    ) -> DeviceEngine:
+        threads = sum(team.threads for team in teams) or TWO
+        pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
         return DeviceEngine(
             self.model, recipe, source, pool, placement, self.device, max_outputs=512, exact=exact

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from families import deepseek, qwen3_moe, qwen3_next
+from families import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -21,19 +20,21 @@ from stored import chosen, view
 
 from ktcli.layers.tensors import Role
 from ktcli.models import build
-from ktcli.weights.oracle import pack, unpack
+from ktcli.native import Pool, packed_bytes
+from ktcli.weights.oracle import unpack
 from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (qwen3_moe, deepseek, qwen3_next)
+_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, gpt_oss, dense)
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
+ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:
     """A random checkpoint in the hub's on-disk names."""
     torch.manual_seed(case.seed)
-    model = getattr(transformers, f"{case.cls}ForCausalLM")(case.config())
+    model = case.model_class(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             if "inv_freq" in name:
@@ -72,8 +73,7 @@ class Judged:
 
 def judge(case: Case, folder: Path, ids: list[int]) -> Judged:
     """Run transformers in f32 on the checkpoint."""
-    cls = getattr(transformers, f"{case.cls}ForCausalLM")
-    model = cls.from_pretrained(
+    model = case.model_class.from_pretrained(
         folder, config=case.config(), dtype=torch.float32, attn_implementation="eager"
     )
     model.eval()
@@ -117,7 +117,12 @@ def _margin(module: Any, scores: torch.Tensor, chosen: torch.Tensor) -> F32Array
 
 
 def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
-    """The checkpoint with every weight replaced by what the recipe's formats make of it, as f32."""
+    """The checkpoint with every weight replaced by what the recipe's formats make of it, as f32.
+
+    The library encodes, as its bytes are the oracle's (tests/weights/test_oracle.py), which takes seconds;
+    the oracle decodes.
+    """
+    pool = Pool(1)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     for tensor in build(config).tensors:
@@ -130,7 +135,9 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
                 tensors[name] = tensors[name].float()
                 rows = view(tensors[name], piece, index)
                 matrix = rows.contiguous().numpy()
-                rows.copy_(torch.from_numpy(unpack(fmt, pack(fmt, matrix), *matrix.shape)))
+                packed = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
+                pool.pack(fmt, matrix, packed)
+                rows.copy_(torch.from_numpy(unpack(fmt, packed, *matrix.shape)))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

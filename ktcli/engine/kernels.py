@@ -268,7 +268,8 @@ class ExpertStack(Stack):
         self.routing = self.program.route(logits, (e, shape.top_k, 1, 1, 0, 0, 1, 1.0), None)
 
         def layer(x: View) -> View:
-            self.program.experts(out, x, self.routing, *self._weights())
+            gate_up, down = self._weights()
+            self.program.experts(out, x, self.routing, gate_up, down)
             return out
 
         self._record(shape.hidden, layer)

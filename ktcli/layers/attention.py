@@ -31,6 +31,7 @@ class GroupedQueryAttention:
     Attributes:
         rope: may rotate only the first columns of each head.
         qkv_bias, o_bias: on q, k and v; on o.
+        has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
@@ -46,6 +47,7 @@ class GroupedQueryAttention:
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     o_bias: bool = False
+    has_sinks: bool = False
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
@@ -93,17 +95,21 @@ class GroupedQueryAttention:
             for name, of, width in names
         )
 
+    @cached_property
+    def sinks(self) -> Tensor | None:
+        return _vector(self, "sinks", (("sinks", self.shape.heads),)) if self.has_sinks else None
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        biases = (bias for bias in self.biases if bias is not None)
-        return (self.qkv, self.o, *self.qk_norms, *biases)
+        optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
+        return (self.qkv, self.o, *self.qk_norms, *optional)
 
     @property
     def state(self) -> LayerState:
         """Keys and values; scores and weighted values of every head."""
         s = self.shape
         kept, ops = 2 * s.kv_heads * s.head_dim, 4 * s.heads * s.head_dim
-        return LayerState(position_elements=kept, ops_per_position=ops)
+        return LayerState(position_elements=kept, ops_per_position=ops, window=s.window)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
@@ -116,9 +122,7 @@ class GroupedQueryAttention:
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        mixed = b.gqa(q, k, v, self.shape, layer=self.layer)  # [T, heads * d]
-        for gate in gates:
-            mixed = b.gate(mixed, gate)
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
         return b.linear(mixed, self.o, bias=o_bias)
 
 

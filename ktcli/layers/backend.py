@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from ktcli.layers.tensors import Tensor, ceil_to
+from ktcli.layers.tensors import Tensor
+from ktcli.native import SILU, Glu
 
 Value = Any
 
@@ -80,12 +81,17 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class GqaShape:
-    """Grouped-query attention of one layer."""
+    """Grouped-query attention of one layer.
+
+    Attributes:
+        window: a token sees the last so many positions, its own included; 0: all.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     scale: float
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +154,19 @@ class Backend(Protocol):
     def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value:
         """Rotate columns [first, first + dim) of each run of `head_width`; consumes x."""
 
-    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value:
-        """Append k and v to the cache, attend causally -> [T, heads * head_dim]."""
+    def gqa(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: GqaShape,
+        *,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Value:
+        """Append k and v to the cache, attend causally -> [T, heads * head_dim].
+
+        sinks [heads]: one more score in the softmax of each head, that of no key."""
 
     def mla(
         self,
@@ -188,16 +205,30 @@ class Backend(Protocol):
     def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value:
         """Choose experts per token -> a routing, for `experts`."""
 
-    def experts(self, x: Value, routed: Value, gate_up: Tensor, down: Tensor) -> Value:
-        """Start the chosen experts -> what `collect` takes. Once per layer with experts, in their order."""
+    def experts(
+        self,
+        x: Value,
+        routed: Value,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        glu: Glu = SILU,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> Value:
+        """Start the chosen experts -> what `collect` takes. Once per layer with experts, in their order.
+
+        biases: of gate_up, one value for each of its rows, and of down."""
 
     def collect(self, started: Value) -> Value:
         """Weighted sum of the chosen experts -> [T, hidden].
 
         With deferral, of those that were not deferred here and of those the layer before deferred."""
 
-    def swiglu(self, x: Value, width: int) -> Value:
-        """silu(gate) * up of alternating runs of 16 -> [T, width]."""
+    def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
+        """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
+
+    def gate(self, x: Value, by: Value) -> Value:
+        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
         """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""

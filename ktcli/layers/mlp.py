@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ktcli.layers.backend import Backend, Reads, Routing, Value
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
-from ktcli.native import PANEL_ROWS
+from ktcli.native import PANEL_ROWS, SILU, Glu
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class MlpNames:
 class SparseNames:
     """Checkpoint names below the prefix of an MLP with experts; "{e}" is the expert's number.
 
-    The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others.
+    The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
+    are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"
@@ -35,8 +36,14 @@ class SparseNames:
     down: str = "experts.{e}.down_proj.weight"
     fused_gate_up: str = "experts.gate_up_proj"
     fused_down: str = "experts.down_proj"
+    interleaved: bool = False
+    packed_gate_up: str = "experts.gate_up_proj_blocks"
+    packed_down: str = "experts.down_proj_blocks"
     router: str = "gate.weight"
+    router_bias: str = "gate.bias"
     correction: str = "gate.e_score_correction_bias"
+    gate_up_bias: str = "experts.gate_up_proj_bias"
+    down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate.weight"
 
@@ -63,12 +70,15 @@ class DenseMlp:
 
     @cached_property
     def gate_up(self) -> Tensor:
-        names = self.names.gate, self.names.up
-        return _gate_up(self, Role.DENSE, names, 1)
+        shape = (self.width, self.hidden)
+        return _gate_up(
+            self, Role.DENSE, 1, (_each(self, (self.names.gate, self.names.up), shape),)
+        )
 
     @cached_property
     def down(self) -> Tensor:
-        return _down(self, Role.DENSE, self.names.down, 1)
+        shape = (self.hidden, self.width)
+        return _down(self, Role.DENSE, 1, (_each(self, (self.names.down,), shape),))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -86,6 +96,10 @@ class SparseMlp:
     Attributes:
         correction: the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
+        shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
+            router's: they read the same input.
+        glu: the experts' activation.
+        biases: router and experts have them (gpt-oss).
         layer, name, source: as above.
     """
 
@@ -96,53 +110,98 @@ class SparseMlp:
     shared_width: int = 0
     shared_gate: bool = False
     names: SparseNames = USUAL_SPARSE
+    glu: Glu = SILU
+    biases: bool = False
     layer: int = 0
     name: str = ""
     source: str = ""
 
     @cached_property
     def router(self) -> Tensor:
-        pieces = [(self.names.router, self.routing.experts)]
+        """[experts, hidden], with a shared gate one row more."""
+        pieces = [(self.names.router, (self.routing.experts, self.hidden))]
         if self.shared_gate:
-            pieces.append((self.names.shared_gate, 1))
+            pieces.append((self.names.shared_gate, (1, self.hidden)))
         return Tensor(
             f"{self.name}.router",
-            sum(rows for _, rows in pieces),
+            self.routing.experts + self.shared_gate,
             self.hidden,
             Role.KEPT,
-            whole(*((f"{self.source}.{name}", (rows, self.hidden)) for name, rows in pieces)),
+            whole(*((f"{self.source}.{name}", shape) for name, shape in pieces)),
             layer=self.layer,
             cut=Cut.ROWS,
         )
 
     @cached_property
+    def router_correction(self) -> Tensor | None:
+        return (
+            self._router_vector("router_bias", self.names.correction) if self.correction else None
+        )
+
+    @cached_property
     def router_bias(self) -> Tensor | None:
-        if not self.correction:
-            return None
+        return (
+            self._router_vector("router_logit_bias", self.names.router_bias)
+            if self.biases
+            else None
+        )
+
+    def _router_vector(self, name: str, source: str) -> Tensor:
         n = self.routing.experts
+        stored = whole((f"{self.source}.{source}", (n,)))
+        return Tensor(f"{self.name}.{name}", 1, n, Role.VECTOR, stored, layer=self.layer)
+
+    @cached_property
+    def expert_biases(self) -> tuple[Tensor, Tensor] | None:
+        """Of gate_up, in the order of its rows, and of down."""
+        if not self.biases:
+            return None
+        e, rows = self.routing.experts, 2 * self.width
+        gate = Stored(f"{self.source}.{self.names.gate_up_bias}", (e, rows), matrix=True, step=2)
+        down = Stored(f"{self.source}.{self.names.down_bias}", (e, self.hidden), matrix=True)
+        wide = 2 * ceil_to(self.width, PANEL_ROWS)
+        return (
+            self._expert_vector("gate_up_bias", wide, (gate, replace(gate, first=1))),
+            self._expert_vector("down_bias", self.hidden, (down,)),
+        )
+
+    def _expert_vector(self, name: str, k: int, pieces: tuple[Stored, ...]) -> Tensor:
         return Tensor(
-            f"{self.name}.router_bias",
+            f"{self.name}.experts.{name}",
             1,
-            n,
+            k,
             Role.VECTOR,
-            whole((f"{self.source}.{self.names.correction}", (n,))),
+            (pieces,),
+            count=self.routing.experts,
+            alternate=len(pieces) > 1,
             layer=self.layer,
         )
 
     @cached_property
     def gate_up(self) -> Tensor:
-        shape = (self.routing.experts, 2 * self.width, self.hidden)
+        e, rows = self.routing.experts, 2 * self.width
         name = f"{self.source}.{self.names.fused_gate_up}"
-        fused = Stored(name, shape, matrix=True, count=self.width)
-        halves = (fused, replace(fused, first=self.width))
-        names = self.names.gate, self.names.up
-        return _gate_up(self, Role.EXPERTS, names, self.routing.experts, halves)
+        if self.names.interleaved:
+            packed = f"{self.source}.{self.names.packed_gate_up}"
+            across = Stored(name, (e, self.hidden, rows), matrix=True, transposed=True, step=2)
+            along = Stored(packed, (e, rows, self.hidden), matrix=True, step=2)
+            either = tuple((piece, replace(piece, first=1)) for piece in (across, along))
+            return _gate_up(self, Role.EXPERTS, e, either)
+        fused = Stored(name, (e, rows, self.hidden), matrix=True, count=self.width)
+        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
+        return _gate_up(self, Role.EXPERTS, e, (each, (fused, replace(fused, first=self.width))))
 
     @cached_property
     def down(self) -> Tensor:
-        shape = (self.routing.experts, self.hidden, self.width)
-        fused = Stored(f"{self.source}.{self.names.fused_down}", shape, matrix=True)
-        return _down(self, Role.EXPERTS, self.names.down, self.routing.experts, (fused,))
+        e, shape = self.routing.experts, (self.hidden, self.width)
+        name = f"{self.source}.{self.names.fused_down}"
+        fused = Stored(name, (e, *shape), matrix=True)
+        if self.names.interleaved:
+            across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
+            packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
+            return _down(self, Role.EXPERTS, e, ((across,), (packed,)))
+        each = _each(self, (self.names.down,), shape)
+        return _down(self, Role.EXPERTS, e, (each, (fused,)))
 
     @cached_property
     def shared(self) -> DenseMlp | None:
@@ -153,17 +212,21 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        bias = (self.router_bias,) if self.router_bias else ()
+        vectors = (self.router_bias, self.router_correction, *(self.expert_biases or ()))
         shared = self.shared.tensors if self.shared else ()
-        return (self.gate_up, self.down, *shared, self.router, *bias)
+        kept = (vector for vector in vectors if vector is not None)
+        return (self.gate_up, self.down, *shared, self.router, *kept)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        logits = b.linear(x, self.router, reads=Reads.F32)  # [T, experts]
+        # [T, experts], and a column for the gate
+        logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
-        routed = b.route(logits, self.routing, bias=self.router_bias)
-        started = b.experts(x, routed, self.gate_up, self.down)
+        routed = b.route(logits, self.routing, bias=self.router_correction)
+        started = b.experts(
+            x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
+        )
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
         if shared is not None and self.shared_gate:
             shared = b.gate(shared, gate)
@@ -174,18 +237,21 @@ class SparseMlp:
 Mlp = DenseMlp | SparseMlp
 
 
-def _gate_up(
-    part: Mlp, role: Role, names: tuple[str, str], count: int, *alternatives: tuple[Stored, ...]
-) -> Tensor:
+Pieces = tuple[Stored, ...]
+
+
+def _each(part: Mlp, names: tuple[str, ...], shape: tuple[int, int]) -> Pieces:
+    """A checkpoint tensor of each name."""
+    return whole(*((f"{part.source}.{name}", shape) for name in names))[0]
+
+
+def _gate_up(part: Mlp, role: Role, count: int, sources: tuple[Pieces, ...]) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}gate_up",
         2 * ceil_to(part.width, PANEL_ROWS),
         part.hidden,
         role,
-        (
-            *whole(*((f"{part.source}.{name}", (part.width, part.hidden)) for name in names)),
-            *alternatives,
-        ),
+        sources,
         count=count,
         alternate=True,
         layer=part.layer,
@@ -193,15 +259,13 @@ def _gate_up(
     )
 
 
-def _down(
-    part: Mlp, role: Role, name: str, count: int, *alternatives: tuple[Stored, ...]
-) -> Tensor:
+def _down(part: Mlp, role: Role, count: int, sources: tuple[Pieces, ...]) -> Tensor:
     return Tensor(
         f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}down",
         part.hidden,
         part.width,
         role,
-        (*whole((f"{part.source}.{name}", (part.hidden, part.width))), *alternatives),
+        sources,
         count=count,
         layer=part.layer,
         cut=Cut.COLUMNS if role is Role.EXPERTS else Cut.ROWS,

@@ -26,7 +26,7 @@ from ktcli.layers.backend import (
     Value,
 )
 from ktcli.layers.tensors import Tensor
-from ktcli.native import BLOCK_COLUMNS, Program, View, Weight
+from ktcli.native import BLOCK_COLUMNS, SILU, Glu, Program, View, Weight
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
 # do not share it; bf16 rows of the embedding, f32 vectors.
@@ -128,7 +128,16 @@ class NativeBackend(Backend):
         self._note(emit, x)
         return x
 
-    def gqa(self, q: View, k: View, v: View, shape: GqaShape, *, layer: int) -> Value:
+    def gqa(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        shape: GqaShape,
+        *,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Value:
         out = self._buffer(shape.heads * shape.head_dim, like=q)
         facts = (
             shape.heads,
@@ -136,8 +145,10 @@ class NativeBackend(Backend):
             shape.head_dim,
             shape.scale,
             self._offsets[layer],
+            shape.window,
         )
-        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts), out, q, k, v)
+        values = None if sinks is None else self._array(sinks)
+        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts, values), out, q, k, v)
         return out
 
     def mla(
@@ -204,12 +215,25 @@ class NativeBackend(Backend):
         self._note(emit, logits)
         return routed
 
-    def experts(self, x: View, routed: _Routed, gate_up: Tensor, down: Tensor) -> Value:
+    def experts(
+        self,
+        x: View,
+        routed: _Routed,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        glu: Glu = SILU,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> Value:
         packed = self._slices(gate_up), self._slices(down)
+        offsets = None if biases is None else (self._array(biases[0]), self._array(biases[1]))
 
         def add(some: _Routed) -> View:
+            def emit(p: Program, v: tuple[View, ...]) -> None:
+                p.experts(v[0], v[1], self._numbers[some], *packed, glu, offsets)
+
             out = self._buffer(down.n, like=x)
-            self._note(lambda p, v: p.experts(v[0], v[1], self._numbers[some], *packed), out, x)
+            self._note(emit, out, x)
             return out
 
         before, self._late = self._late, None
@@ -236,9 +260,14 @@ class NativeBackend(Backend):
         self._note(emit)
         return now, later
 
-    def swiglu(self, x: View, width: int) -> Value:
+    def swiglu(self, x: View, width: int, glu: Glu = SILU) -> Value:
         out = self._buffer(width, like=x)
-        self._note(lambda p, v: p.swiglu(v[0], v[1]), out, x)
+        self._note(lambda p, v: p.swiglu(v[0], v[1], glu), out, x)
+        return out
+
+    def gate(self, x: View, by: View) -> Value:
+        out = self._buffer(x.width, like=x)
+        self._note(lambda p, v: p.gate(v[0], v[1], v[2]), out, x, by)
         return out
 
     def gate(self, x: View, by: View, kind: Gate = Gate.SIGMOID) -> Value:

@@ -54,6 +54,31 @@ class Yarn:
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Llama3:
+    """Llama 3.1's stretching: slow pairs by `factor`, fast ones not, between them by degrees.
+
+    Attributes:
+        original_context: positions of pre-training.
+        low, high: rotations per original context below which a pair is slow, above which it is fast.
+    """
+
+    factor: float
+    original_context: int
+    low: float
+    high: float
+
+    def stretch(self, inverse: F32Array) -> F32Array:
+        """Radians per position of each pair, stretched."""
+        turns = self.original_context / (2 * math.pi / inverse)
+        slow, fast = turns < self.low, turns > self.high
+        keep = (turns - self.low) / (self.high - self.low)
+        stretched = inverse / self.factor
+        between = (1 - keep) * stretched + keep * inverse
+        out: F32Array = np.where(slow, stretched, np.where(fast, inverse, between))
+        return out
+
+
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
@@ -63,6 +88,7 @@ def rotary(
     theta: float,
     *,
     yarn: Yarn | None = None,
+    llama3: Llama3 | None = None,
     linear: float = 1.0,
     interleaved: bool = False,
 ) -> Rope:
@@ -80,6 +106,8 @@ def rotary(
         keep = 1 - _ramp(yarn, dim, theta)
         inverse = (1.0 / (np.float32(yarn.factor) * wavelengths)) * (1 - keep) + inverse * keep
         scale = yarn.cos_sin_scale
+    if llama3 is not None:
+        inverse = llama3.stretch(inverse)
     return Rope(
         dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved
     )

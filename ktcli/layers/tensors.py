@@ -108,9 +108,10 @@ class Tensor:
         sources: what of a checkpoint gives it: pieces whose rows lie one below the other. Where publishers
             name or lay out the same weights differently there are alternatives: the first whose names the
             checkpoint has is taken.
-        count: number of matrices: experts, or heads for MLA's split kv_b.
+        count: number of matrices: experts, or heads for MLA's split kv_b; of vectors: experts.
         alternate: each alternative has two pieces, [I, k] each, whose 16-row panels alternate (gate and up);
-            n = 2 * ceil16(I), each padded with zero rows to a multiple of 16.
+            n = 2 * ceil16(I), each padded with zero rows to a multiple of 16. Of vectors: pieces [I], runs of
+            16 elements, k = 2 * ceil16(I).
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
     """
@@ -128,6 +129,11 @@ class Tensor:
     @property
     def elements(self) -> int:
         return self.n * self.k * self.count
+
+    @property
+    def is_expert_bias(self) -> bool:
+        """A vector for each routed expert."""
+        return self.role is Role.VECTOR and self.count > 1
 
 
 def ceil_to(value: int, multiple: int) -> int:

@@ -21,7 +21,7 @@ from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
 from ktcli.layers.gpu.packed import Matrix, Packed, Stack
 from ktcli.layers.tensors import Tensor
-from ktcli.native import PAGE_TOKENS
+from ktcli.native import PAGE_TOKENS, SILU, Glu
 
 Value = torch.Tensor
 Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
@@ -49,7 +49,9 @@ class ResidentRunner:
 
     def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value:
         stack = self._stacks[layer]
-        return self._kernels.experts(x, ids, gate, stack.slots, stack.gate_up, stack.down)
+        return self._kernels.experts(
+            x, ids, gate, stack.slots, stack.gate_up, stack.down, stack.extras
+        )
 
     def finish(self, pending: Value) -> Value:
         return pending
@@ -135,9 +137,19 @@ class TorchBackend(Backend):
         table = rope_table(rope, x.device)
         return self._kernels.rope(x, self._step.rows, table, head_width, first, rope.interleaved)
 
-    def gqa(self, q: Value, k: Value, v: Value, shape: GqaShape, *, layer: int) -> Value:
+    def gqa(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        shape: GqaShape,
+        *,
+        layer: int,
+        sinks: Tensor | None = None,
+    ) -> Value:
         pages = kv_pages(self._step.caches[layer], shape)
-        return self._kernels.gqa(q, k, v, pages, self._step.rows, shape)
+        scores = None if sinks is None else self._weights.vectors[sinks.name]
+        return self._kernels.gqa(q, k, v, pages, self._step.rows, shape, scores)
 
     def mla(
         self,
@@ -180,14 +192,27 @@ class TorchBackend(Backend):
         self.routings.append(routed)
         return routed
 
-    def experts(self, x: Value, routed: Routed, gate_up: Tensor, down: Tensor) -> Any:
+    def experts(
+        self,
+        x: Value,
+        routed: Routed,
+        gate_up: Tensor,
+        down: Tensor,
+        *,
+        glu: Glu = SILU,
+        biases: tuple[Tensor, Tensor] | None = None,
+    ) -> Any:
+        """What an expert is made of, the runner knows."""
         return self._runner.start(len(self.routings) - 1, x, *routed)
 
     def collect(self, started: Any) -> Value:
         return self._runner.finish(started)
 
-    def swiglu(self, x: Value, width: int) -> Value:
-        return self._kernels.swiglu(x, width)
+    def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
+        return self._kernels.swiglu(x, width, glu)
+
+    def gate(self, x: Value, by: Value) -> Value:
+        return x * by.sigmoid()
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
         return x * (torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid())

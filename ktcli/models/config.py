@@ -12,7 +12,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.backend import Rope
-from ktcli.layers.rope import Yarn, rotary
+from ktcli.layers.rope import Llama3, Yarn, rotary
 
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18
@@ -93,6 +93,13 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
+    def require_absent(self, name: str) -> None:
+        """Refuse a field that changes what a model computes, which this version does not."""
+        if self.has(name):
+            raise BadCheckpoint(
+                f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
+            )
+
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
         for name in names:
@@ -123,10 +130,12 @@ def read_rope(
     source = rope if rope.has("rope_theta") else fields
     theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=theta)
     kind = rope.text("rope_type", rope.text("type", "default"))
-    rope.require("type", kind, "default", "linear", "yarn")
+    rope.require("type", kind, "default", "linear", "yarn", "llama3")
     if kind == "yarn":
         yarn = _read_yarn(rope, fields)
         return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
+    if kind == "llama3":
+        return rotary(dim, theta, llama3=_read_llama3(rope, fields), interleaved=interleaved), 1.0
     linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
 
@@ -150,8 +159,30 @@ def _rope_fields(fields: Fields) -> Fields:
     return Fields(nested, f"{fields.where}: rope")
 
 
+def _read_llama3(rope: Fields, fields: Fields) -> Llama3:
+    low = rope.number("low_freq_factor", low=1e-3, high=1e4)
+    high = rope.number("high_freq_factor", low=1e-3, high=1e4)
+    if high <= low:
+        raise BadCheckpoint(
+            f"{rope.where}: high_freq_factor is {high:g}, low_freq_factor {low:g}; it must be larger"
+        )
+    return Llama3(
+        factor=rope.number("factor", low=1e-3, high=1e4),
+        original_context=_original_context(rope, fields),
+        low=low,
+        high=high,
+    )
+
+
+def _original_context(rope: Fields, fields: Fields) -> int:
+    """Positions of pre-training; where the config does not say, those the model was made for."""
+    name, context = "original_max_position_embeddings", "max_position_embeddings"
+    source = rope if rope.has(name) else fields
+    return source.whole(name, context, high=MAX_CONTEXT)
+
+
 def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
-    original = rope.whole("original_max_position_embeddings", high=MAX_CONTEXT)
+    original = _original_context(rope, fields)
     implied = fields.whole("max_position_embeddings", high=MAX_CONTEXT, default=original) / original
     explicit = rope.number("attention_factor", high=1e3) if rope.has("attention_factor") else None
     return Yarn(

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3, R1 and Kimi-K2: latent attention, shared expert, group-limited routing.
+"""DeepSeek-V2, V2-Lite, V3, R1 and Kimi-K2 to 2.6: latent attention, shared expert, group-limited routing.
 
 V2 scores its experts by softmax and its groups by their best; V3 and Kimi-K2 by sigmoid with a learned
 correction, groups by their two best. Sources: the DeepSeek-V2 and V3 reports; transformers 5.23.
@@ -15,6 +15,8 @@ from ktcli.layers.backend import Routing
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    USUAL_PREFIXES,
+    Prefixes,
     assemble,
     cut_first_dense,
     read_corrected_routing,
@@ -26,32 +28,56 @@ from ktcli.models.parts import (
     read_sparse,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+MODEL_TYPES: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
+
+# Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
+_TEXT = "text_config"
+_TEXT_PREFIXES = Prefixes(
+    "language_model.model", "language_model.lm_head", ignored=("vision_tower.*", "mm_projector.*")
+)
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
-    f = Fields(config)
+    f = _text(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    v2 = _is_v2(config)
+    v2 = _is_v2(f)
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)
     sparse = read_sparse(f, routing, correction=not v2)
-    n_dense = read_first_dense(f, _default_dense(config))
-    return assemble(f, "deepseek", lambda i: (attention, read_dense(f) if i < n_dense else sparse))
+    n_dense = read_first_dense(f, _default_dense(f))
+    prefixes = _TEXT_PREFIXES if _is_part(config) else USUAL_PREFIXES
+    return assemble(
+        f, "deepseek", lambda i: (attention, read_dense(f) if i < n_dense else sparse), prefixes
+    )
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_first_dense(config, layers, _default_dense(config))
+    f = _text(config)
+    text = cut_first_dense(f.values, layers, _default_dense(f))
+    return {**config, _TEXT: text} if _is_part(config) else text
 
 
-def _is_v2(config: Mapping[str, Any]) -> bool:
-    return Fields(config).text("model_type", "") == "deepseek_v2"
+def _text(config: Mapping[str, Any]) -> Fields:
+    """The config of the model of text."""
+    if not _is_part(config):
+        return Fields(config)
+    text = Fields(config.get(_TEXT, {}), f"config.json: {_TEXT}")
+    text.require("model_type", text.text("model_type", "deepseek_v3"), "deepseek_v3", "kimi_k2")
+    return text
 
 
-def _default_dense(config: Mapping[str, Any]) -> int:
-    return 0 if _is_v2(config) else 3
+def _is_part(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "kimi_k25"
+
+
+def _is_v2(f: Fields) -> bool:
+    return f.text("model_type", "") == "deepseek_v2"
+
+
+def _default_dense(f: Fields) -> int:
+    return 0 if _is_v2(f) else 3
 
 
 def _v2_routing(f: Fields) -> Routing:

@@ -15,6 +15,7 @@ from ktcli.layers.decoder import Decoder
 from ktcli.layers.mlp import SparseMlp
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Tensor
+from ktcli.native import Glu
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Spec:
         context: positions the model was made for.
         states: what each layer keeps of a sequence.
         experts, top_k, expert_width: of a MoE layer; 0 for a dense model.
+        glus: the activation of the experts of each MoE layer.
     """
 
     family: str
@@ -42,6 +44,7 @@ class Spec:
     experts: int
     top_k: int
     expert_width: int
+    glus: tuple[Glu, ...]
 
     @property
     def position_elements(self) -> int:
@@ -64,6 +67,10 @@ class Model(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """Every stored tensor: embedding, layers in order, final norm, head."""
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
+
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
 
@@ -74,11 +81,13 @@ class DecoderModel:
 
     Attributes:
         context: positions the model was made for.
+        ignored: see `Model`.
     """
 
     family: str
     decoder: Decoder
     context: int
+    ignored: tuple[str, ...] = ()
 
     @cached_property
     def spec(self) -> Spec:
@@ -95,6 +104,7 @@ class DecoderModel:
             experts=sparse[0].routing.experts if sparse else 0,
             top_k=sparse[0].routing.top_k if sparse else 0,
             expert_width=sparse[0].width if sparse else 0,
+            glus=tuple(mlp.glu for mlp in sparse),
         )
 
     @cached_property

@@ -45,17 +45,20 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
-        norm_plus: added to the weights of the norms before attention, MLP and head.
+        ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
     """
 
     body: str = "model"
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
-    norm_plus: float = 0.0
+    ignored: tuple[str, ...] = ()
 
 
 USUAL_PREFIXES = Prefixes()
+# Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
+_MTP_LAYERS = 8
+_LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 
 
 def assemble(
@@ -92,12 +95,15 @@ def assemble(
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
     )
-    return DecoderModel(family, decoder, f.whole("max_position_embeddings", high=MAX_CONTEXT))
+    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
+    beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
+    ignored = (*_LEFT_OUT, *beyond, *prefixes.ignored)
+    return DecoderModel(family, decoder, context, ignored)
 
 
 def read_eps(f: Fields) -> float:
     """What every RMSNorm adds to the mean square."""
-    return f.number("rms_norm_eps", high=1.0, default=1e-6)
+    return f.number("rms_norm_eps", high=1.0)
 
 
 def read_gqa(
@@ -124,6 +130,26 @@ def read_gqa(
     rope, _ = read_rope(f, rotated_columns(f, head_dim, rotated), interleaved=False, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+
+
+def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
+    """How many positions a token of each layer sees; 0: all.
+
+    Args:
+        default: whether a layer has a window, unless the config lists the layers' types.
+    """
+    window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
+    types = f.values.get("layer_types")
+    if types is None:
+        return lambda i: window if default(i) else 0
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if not isinstance(types, list) or len(types) < n_layers:
+        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} types")
+    for kind in types[:n_layers]:
+        f.require("layer_types", kind, "full_attention", "sliding_attention")
+    if not window and "sliding_attention" in types[:n_layers]:
+        raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
+    return lambda i: window if types[i] == "sliding_attention" else 0
 
 
 def read_mla(f: Fields) -> LatentAttention:

@@ -26,12 +26,13 @@ from ktcli.native.library import (
 )
 from ktcli.native.offload import Offload, Span
 from ktcli.native.pool import Axis, Pool, Team
-from ktcli.native.program import Program, Step, View
+from ktcli.native.program import SILU, Glu, Program, Step, View
 
 __all__ = [
     "BLOCK_COLUMNS",
     "PAGE_TOKENS",
     "PANEL_ROWS",
+    "SILU",
     "AmxInfo",
     "Arena",
     "Axis",
@@ -39,6 +40,7 @@ __all__ = [
     "Codes",
     "DType",
     "Format",
+    "Glu",
     "IsaRow",
     "Offload",
     "Pool",

@@ -9,18 +9,42 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import KtError, NativeError, NotEnoughMemory
-from ktcli.native.library import ERROR_BYTES, PAGE_TOKENS, Arena, Weight, library, require
+from ktcli.native.library import (
+    ERROR_BYTES,
+    PAGE_TOKENS,
+    PANEL_ROWS,
+    Arena,
+    Weight,
+    library,
+    require,
+)
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
 
 _F32_BYTES = 4
+
+
+class Glu(NamedTuple):
+    """The activation between gate and up, and down: with g = min(gate, limit), and up kept within
+    -limit..limit, g / (1 + e^(-alpha g)) * (up + shift).
+
+    Attributes:
+        limit: 0: none.
+    """
+
+    alpha: float = 1.0
+    limit: float = 0.0
+    shift: float = 0.0
+
+
+SILU = Glu()  # silu(gate) * up
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +168,20 @@ class Program:
         )
 
     def gqa(
-        self, out: View, q: View, k: View, v: View, shape: tuple[int, int, int, float, int]
+        self,
+        out: View,
+        q: View,
+        k: View,
+        v: View,
+        shape: tuple[int, int, int, float, int, int],
+        sinks: F32Array | None = None,
     ) -> None:
-        """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page."""
+        """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page, window."""
+        require(sinks is None or sinks.size == shape[0], f"one sink for each of {shape[0]} heads")
         views = (self._view(view) for view in (out, q, k, v))
-        self._record("gqa", self._lib.kt_program_gqa, *views, self._ffi.new("kt_gqa *", shape))
+        pointer = self._ffi.NULL if sinks is None else self._borrow("float[]", sinks)
+        struct = self._ffi.new("kt_gqa *", (*shape, pointer))
+        self._record("gqa", self._lib.kt_program_gqa, *views, struct)
 
     def mla(
         self,
@@ -245,10 +278,28 @@ class Program:
         return int(numbers[0]), int(numbers[1])
 
     def experts(
-        self, out: View, x: View, routing: int, gate_up: Sequence[Weight], down: Sequence[Weight]
+        self,
+        out: View,
+        x: View,
+        routing: int,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
+        glu: Glu = SILU,
+        biases: tuple[F32Array, F32Array] | None = None,
     ) -> None:
-        """`gate_up`, `down`: of each node of the pool its rows, and its columns."""
+        """
+        Args:
+            gate_up, down: of each node of the pool its rows, and its columns.
+            biases: of all experts, [E, 2I'] in the order of the rows of gate_up, and [E, H].
+        """
         weights = self._slices(gate_up), self._slices(down)
+        ffi, activation = self._ffi, self._ffi.new("kt_glu *", glu)
+        options = ffi.new("kt_experts *", (activation, ffi.NULL, ffi.NULL))
+        if biases is not None:
+            rows = 2 * sum(-(-weight.k // PANEL_ROWS) * PANEL_ROWS for weight in down)
+            sizes = tuple(self._experts[routing] * n for n in (rows, out.width))
+            require(tuple(b.size for b in biases) == sizes, f"biases of {sizes} values")
+            options.gate_up_bias, options.down_bias = (self._borrow("float[]", b) for b in biases)
         self._record(
             "experts",
             self._lib.kt_program_experts,
@@ -256,10 +307,15 @@ class Program:
             self._view(x),
             routing,
             *weights,
+            options,
         )
 
-    def swiglu(self, out: View, x: View) -> None:
-        self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x))
+    def swiglu(self, out: View, x: View, glu: Glu = SILU) -> None:
+        struct = self._ffi.new("kt_glu *", glu)
+        self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x), struct)
+
+    def gate(self, out: View, x: View, by: View) -> None:
+        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)))
 
     def gate(self, out: View, x: View, by: View, kind: int) -> None:
         """`kind`: KT_GATE_*"""

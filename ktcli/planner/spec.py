@@ -170,10 +170,10 @@ def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
     name = part_name(tensor)
     if tensor.role is Role.TABLE:  # one row per token
         return Work(name, unit, stored // tensor.n * step.n_tokens, 0)
+    share = experts_touched(spec, step.n_tokens) / spec.experts if spec.experts else 1.0
     if tensor.role is Role.VECTOR:
-        return Work(name, unit, stored, 0)
+        return Work(name, unit, round(stored * share) if tensor.is_expert_bias else stored, 0)
     if tensor.role is Role.EXPERTS:
-        share = experts_touched(spec, step.n_tokens) / spec.experts
         ops = 2 * tensor.n * tensor.k * spec.top_k * step.n_tokens
         return Work(name, unit, round(stored * share), ops)
     rows = _rows(tensor, step)

@@ -126,7 +126,8 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
 
 
 def split(model: Model, mask: Mask) -> tuple[Share, Share]:
-    """What main memory and what the GPU's memory hold: embedding and other experts here, all else there."""
+    """What main memory and what the GPU's memory hold: embedding and other experts here, all else there.
+    Biases of experts are few: both have all of them."""
     layers = sorted(
         {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
     )
@@ -137,6 +138,9 @@ def split(model: Model, mask: Mask) -> tuple[Share, Share]:
             there = int(resident[tensor.layer])
             host.append(replace(tensor, count=tensor.count - there))
             device.append(replace(tensor, count=there))
+        elif tensor.is_expert_bias and tensor.layer is not None:
+            device.append(tensor)
+            host += [tensor] if resident[tensor.layer] < tensor.count else []
         else:
             (host if tensor.role is Role.TABLE else device).append(tensor)
     return Share(_some(host)), Share(_some(device))

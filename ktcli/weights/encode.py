@@ -138,7 +138,7 @@ class Encoder:
         tensor = piece.tensor
         fmt = format_of(tensor, self._recipe)
         if fmt is None:
-            return self._plain(tensor, _stacked(values))
+            return self._plain(tensor, _in_turn(values) if tensor.alternate else _stacked(values))
         kept = [self._kept(fmt, piece, rows, raws) for rows in piece.rows]
         if tensor.alternate:
             return self._pack_alternate(tensor, fmt, values, kept)
@@ -205,6 +205,13 @@ def _take(values: Matrix, rows: Rows) -> Matrix:
 
 def _stacked(values: list[Matrix]) -> Matrix:
     return values[0] if len(values) == 1 else np.concatenate(values)
+
+
+def _in_turn(values: list[Matrix]) -> Matrix:
+    """Two vectors [I, 1], padded with zeros to whole runs of 16: a run of the first, one of the second …"""
+    gap = -len(values[0]) % PANEL_ROWS
+    runs = [np.pad(each, ((0, gap), (0, 0))).reshape(-1, 1, PANEL_ROWS) for each in values]
+    return np.concatenate(runs, axis=1)
 
 
 def _stacked_scales(values: list[Matrix], kept: list[Matrix | None]) -> Matrix | None:

@@ -286,6 +286,8 @@ typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
     float scale;            /* of the scores, positive; usually 1/sqrt(head_dim) */
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
+    int32_t window;         /* a token sees the last so many positions, its own included; 0: all */
+    const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);
@@ -364,18 +366,37 @@ KT_API int kt_program_split(kt_program *program, int32_t routing, const uint8_t 
  * Counted while a step runs, to be read between steps. NULL: no such routing, or one that split made. */
 KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing);
 
-/* out[t] = sum over k, by ascending id, of gate[t][k] * down[id] * swiglu(gate_up[id] * in[t]).
+/* The activation of a gated product. With g = min(gate, limit) and u = up, kept within -limit..limit:
+ * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. */
+typedef struct kt_glu {
+    float alpha;            /* 1: silu; 1.702: an approximate gelu */
+    float limit;            /* > 0; 0: none */
+    float shift;
+} kt_glu;
+
+/* What experts may have besides their matrices. The arrays must outlive the program. */
+typedef struct kt_experts {
+    const kt_glu *glu;              /* or NULL */
+    const float *gate_up_bias;      /* [experts][2I'] in the order of the rows of gate_up, or NULL */
+    const float *down_bias;         /* [experts][H], or NULL */
+} kt_experts;
+
+/* out[t] = sum over k, by ascending id, of gate[t][k] * (down[id] * glu(gate_up[id] * in[t] + bias) + bias).
  * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
  * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
  * Each node of the pool has a part of the width, cut where kt_cut_columns says for down: gate_up [nodes] its
  * rows, down [nodes] the same of its columns; n and k are 0 where a node has none. Each multiplies with the
- * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes. */
+ * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes.
+ * options: NULL: neither biases nor another activation than silu(gate) * up. */
 KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int32_t routing,
-                              const kt_weight *gate_up, const kt_weight *down);
+                              const kt_weight *gate_up, const kt_weight *down, const kt_experts *options);
 
-/* out [I] = silu(gate) * up;  in [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
+/* out [I] = glu(gate, up);  in [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
  * alternate, as the packed gate_up matrix gives them. */
-KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in);
+KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
+
+/* out = x * sigmoid(by); by has as many columns as x, or one for all of a row's. */
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by);
 
 enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
 /* out = x * sigmoid(by), or x * by * sigmoid(by); by has as many columns as x, or one for all of a row's. */

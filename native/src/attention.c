@@ -30,8 +30,14 @@ typedef struct cut {
     int64_t token_blocks, head_blocks, tokens_each, heads_each;
     int64_t blocks;         /* kv_heads * token_blocks * head_blocks */
     int64_t rows;           /* most queries of a block */
-    int64_t spans;
+    int64_t first_span, spans;
 } cut;
+
+/* The first page that a query at this position sees. */
+static int64_t first_page(const attention *a, int64_t position)
+{
+    return a->window ? max64(0, position + 1 - a->window) / KT_PAGE_TOKENS : 0;
+}
 
 static cut cut_into(const attention *a, const kt_step *s, int64_t queries)
 {
@@ -42,7 +48,8 @@ static cut cut_into(const attention *a, const kt_step *s, int64_t queries)
     c.blocks = a->kv_heads * c.token_blocks * c.head_blocks;
     c.rows = c.tokens_each * c.heads_each;
     int64_t pages = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
-    c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES;
+    c.first_span = first_page(a, s->start) / SPAN_PAGES;
+    c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES - c.first_span;
     return c;
 }
 
@@ -70,7 +77,13 @@ static block block_at(const attention *a, const cut *c, const kt_step *s, int64_
     return b;
 }
 
-static int64_t block_spans(const block *b, const kt_step *s)
+/* Where the spans of a block begin and end. */
+static int64_t block_first(const attention *a, const block *b, const kt_step *s)
+{
+    return first_page(a, s->start + b->token) / SPAN_PAGES;
+}
+
+static int64_t block_end(const block *b, const kt_step *s)
 {
     int64_t keys = s->start + b->token + b->n_tokens;
     return (keys + SPAN_PAGES * KT_PAGE_TOKENS - 1) / (SPAN_PAGES * KT_PAGE_TOKENS);
@@ -135,14 +148,20 @@ static void gather(const attention *a, const worker *w, const block *b, head_row
     }
 }
 
-/* limit[i] = how many keys of the page query i sees; returns the largest. */
-static int32_t set_limits(const block *b, int64_t position, int64_t page, int32_t *limit)
+/* Query i sees the keys [from[i], limit[i]) of the page; returns the largest limit. */
+static int32_t set_limits(const attention *a, const block *b, int64_t position, int64_t page, int32_t *from,
+                          int32_t *limit)
 {
     int64_t most = 0;
     for (int64_t t = 0; t < b->n_tokens; t++) {
-        most = max64(0, min64(KT_PAGE_TOKENS, position + t + 1 - page * KT_PAGE_TOKENS));
-        for (int64_t h = 0; h < b->n_heads; h++)
-            limit[t * b->n_heads + h] = (int32_t)most;
+        int64_t seen = position + t + 1 - page * KT_PAGE_TOKENS, last = max64(0, min64(KT_PAGE_TOKENS, seen));
+        int64_t first = a->window ? max64(0, seen - a->window) : 0;
+        last = first < last ? last : 0;
+        most = max64(most, last);
+        for (int64_t h = t * b->n_heads; h < (t + 1) * b->n_heads; h++) {
+            from[h] = (int32_t)min64(first, last);
+            limit[h] = (int32_t)last;
+        }
     }
     return (int32_t)most;
 }
@@ -176,20 +195,20 @@ typedef struct place {
 /* The gathered queries of a block against one span; `then`: the page this thread reads afterwards. */
 static void attend_span(const attention *a, const worker *w, const block *b, int64_t span, place then, partial to)
 {
-    int32_t limit[BLOCK_QUERIES];
+    int32_t limit[BLOCK_QUERIES], from[BLOCK_QUERIES];
     int64_t position = w->step->start + b->token, last = (position + b->n_tokens - 1) / KT_PAGE_TOKENS;
     page_attention k = {.n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = local_scratch(w),
                         .q_stride = paired(a->dk), .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
-                        .scale = a->scale, .max = to.max, .sum = to.sum, .acc = to.acc, .acc_stride = a->dv};
+                        .from = a->window ? from : NULL, .scale = a->scale, .max = to.max, .sum = to.sum, .acc = to.acc, .acc_stride = a->dv};
     for (int64_t i = 0; i < b->n; i++) {
         to.max[i] = -INFINITY;
         to.sum[i] = 0;
     }
     memset(to.acc, 0, (size_t)(b->n * a->dv) * sizeof(float));
     last = min64(last, (span + 1) * SPAN_PAGES - 1);
-    for (int64_t page = span * SPAN_PAGES; page <= last; page++) {
+    for (int64_t page = max64(span * SPAN_PAGES, first_page(a, position)); page <= last; page++) {
         place next = page < last ? (place){page + 1, b->kv_head} : then;
-        int32_t keys = set_limits(b, position, page, limit);
+        int32_t keys = set_limits(a, b, position, page, from, limit);
         k.k = page_part(a, w, page, a->k_offset, b->kv_head * a->k_head);
         k.v = page_part(a, w, page, a->v_offset, b->kv_head * a->v_head);
         k.next_k = next.page < 0 ? NULL : page_part(a, w, next.page, a->k_offset, next.kv_head * a->k_head);
@@ -213,10 +232,19 @@ static void merge_row(partial to, partial more, int64_t i, int64_t dv)
         x[c] = x[c] * keep + y[c] * add;
 }
 
+/* What the weighted values of a row are multiplied with: 1 / sum. A sink is one more score, of a value 0. */
+static float row_scale(const attention *a, partial from, int64_t i, int64_t head)
+{
+    if (!a->sinks)
+        return 1 / from.sum[i];
+    float sink = a->sinks[head], max = sink > from.max[i] ? sink : from.max[i], keep = expf(from.max[i] - max);
+    return keep / (from.sum[i] * keep + expf(sink - max));
+}
+
 static void write_row(const attention *a, const block *b, partial from, int64_t i, head_rows out)
 {
     int64_t token = b->token + i / b->n_heads, head = b->kv_head * a->group + b->head + i % b->n_heads;
-    float *to = out.data + token * out.token_stride + head * out.head_stride, scale = 1 / from.sum[i];
+    float *to = out.data + token * out.token_stride + head * out.head_stride, scale = row_scale(a, from, i, head);
     for (int64_t c = 0; c < a->dv; c++)
         to[c] = from.acc[i * a->dv + c] * scale;
 }
@@ -229,12 +257,12 @@ static void attend_blocks(const attention *a, const worker *w, const cut *c, hea
     partial all = local_partial(a, w, 0), one = local_partial(a, w, 1);
     for (int64_t i; (i = worker_take(w, 1)) < c->blocks;) {
         block b = block_at(a, c, w->step, i);
-        int64_t spans = block_spans(&b, w->step);
+        int64_t first = block_first(a, &b, w->step), end = block_end(&b, w->step);
         gather(a, w, &b, q);
-        for (int64_t span = 0; span < spans; span++) {
-            place then = {span + 1 < spans ? (span + 1) * SPAN_PAGES : -1, b.kv_head};
-            attend_span(a, w, &b, span, then, span ? one : all);
-            for (int64_t row = 0; row < b.n && span; row++)
+        for (int64_t span = first; span < end; span++) {
+            place then = {span + 1 < end ? (span + 1) * SPAN_PAGES : -1, b.kv_head};
+            attend_span(a, w, &b, span, then, span > first ? one : all);
+            for (int64_t row = 0; row < b.n && span > first; row++)
                 merge_row(all, one, row, a->dv);
         }
         for (int64_t row = 0; row < b.n; row++)
@@ -287,7 +315,7 @@ static void attend_spans(const attention *a, const worker *w, const cut *c, int6
     for (int64_t done = 0; done < c->spans;) {
         /* Number 0 holds the first span in the first wave, and what is merged so far from then on. */
         int64_t first = done > 0, n = min64(c->spans - done, capacity - first);
-        attend_wave(a, w, c, done, n, first, q);
+        attend_wave(a, w, c, c->first_span + done, n, first, q);
         worker_barrier(w);
         done += n;
         merge_wave(a, w, c, first + n, done == c->spans, out);

@@ -13,7 +13,7 @@ typedef struct rowwise {
     int32_t domain;
     int64_t head_width, first, dim;
     int32_t interleaved, table;
-    gate_by gate;
+    kt_glu glu;
     float eps;
     const float *gain;
     const uint16_t *rows;       /* the embedding table */
@@ -176,16 +176,27 @@ int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width,
 
 /* ---- swiglu, gate, add, select ------------------------------------------------------------------ */
 
+int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
+{
+    *glu = given ? *given : (kt_glu){.alpha = 1};
+    if (!isfinite(glu->alpha) || !isfinite(glu->shift) || !(glu->limit >= 0))
+        return program_fail(p, KT_ERR_RANGE, "%s: an activation of alpha %g, shift %g and limit %g", name,
+                            (double)glu->alpha, (double)glu->shift, (double)glu->limit);
+    glu->limit = glu->limit > 0 ? glu->limit : INFINITY;
+    return KT_OK;
+}
+
 static void swiglu_run(const void *arg, worker *w)
 {
     const rowwise *o = arg;
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++)
-        w->kernels->swiglu(view_row(w, o->a, t), o->out.width, view_row(w, o->out, t));
+        w->kernels->swiglu(view_row(w, o->a, t), o->out.width, &o->glu, view_row(w, o->out, t));
 }
 
-int kt_program_swiglu(kt_program *p, kt_view out, kt_view in)
+int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *given)
 {
+    kt_glu glu;
     int failed = program_open(p);
     if (!failed)
         failed = program_check_view(p, "swiglu in", in, -1);
@@ -193,12 +204,43 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in)
         failed = program_check_view(p, "swiglu out", out, program_domain(p, in));
     if (!failed)
         failed = program_check_overlap(p, "swiglu", out, in, 0);
+    if (!failed)
+        failed = program_glu(p, "swiglu", given, &glu);
     if (failed)
         return failed;
     if (in.width != ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2)
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
                             "needed", out.width, in.width);
-    return record(p, swiglu_run, &(rowwise){.out = out, .a = in}, OWN_ROWS);
+    return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
+}
+
+static void gate_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++)
+        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, o->b.width == 1,
+                         view_row(w, o->out, t));
+}
+
+int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "gate x", x, -1);
+    if (!failed)
+        failed = program_check_view(p, "gate by", by, program_domain(p, x));
+    if (!failed)
+        failed = program_check_view(p, "gate out", out, program_domain(p, x));
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, x, 1);
+    if (!failed)
+        failed = program_check_overlap(p, "gate", out, by, by.width == x.width);
+    if (failed)
+        return failed;
+    if (x.width != out.width || (by.width != x.width && by.width != 1))
+        return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
+    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by}, OWN_ROWS);
 }
 
 static void gate_run(const void *arg, worker *w)

@@ -76,6 +76,8 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
     if (dim % 2 != 0)
         return program_fail(p, KT_ERR_SHAPE, "gqa: head_dim %d is odd; keys are stored in pairs of columns",
                             s->head_dim);
+    if (s->window < 0)
+        return program_fail(p, KT_ERR_RANGE, "gqa: a window of %d; 0 (all keys) or more is possible", s->window);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "gqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
     return check_scale(p, "gqa", s->scale);
@@ -92,7 +94,8 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     size_t half = (size_t)k.width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dim, .dv = dim,
-                     .kv_f32 = exact, .scale = shape->scale, .k_stride = dim, .v_stride = dim,
+                     .kv_f32 = exact, .window = shape->window, .scale = shape->scale, .sinks = shape->sinks,
+                     .k_stride = dim, .v_stride = dim,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dim, .v_head = (int64_t)KT_PAGE_TOKENS * dim,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + half}};
     p->page_bytes = p->page_bytes > o->a.v_offset + half ? p->page_bytes : o->a.v_offset + half;

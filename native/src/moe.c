@@ -13,41 +13,17 @@
  * things cross between nodes: the largest hidden value of each row, since all columns of a row have one
  * activation scale, and the sums over each node's columns, which a last phase adds up in the nodes' order.
  */
-#include "groups.h"
-#include "program.h"
+#include "moe.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
 #define TASKS_PER_THREAD 8
-#define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
-#define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
 #define SUM_BYTES ((int64_t)4 << 20)    /* outputs of a task, to which all experts add: they are fetched in time, */
 #define SUM_PANELS 4                    /* or, with very many tokens, this many panels */
 #define QUANTIZE_RUN 8                  /* rows */
 #define TILE_PANELS 2                   /* tiles are two panels wide: a task of one would leave half of them unused */
 #define REDUCE_COLUMNS 512              /* of a task that adds up the nodes' sums */
-
-/* What one node has of the experts; its scratch holds, behind one another, hidden values f32, the same as down
- * reads them, and, where there are several nodes, its sums. */
-typedef struct part {
-    matrices gate_up, down;
-    int64_t width;                      /* hidden columns; 0: none */
-    int64_t h_stride;                   /* floats of a row of hidden values */
-    size_t act_offset, sum_offset;
-} part;
-
-typedef struct moe {
-    kt_view out;
-    source in;
-    int32_t routing, domain;
-    int32_t nodes, in_kind, kind;       /* what gate and up, and what down read: ACT_* */
-    int64_t top_k, experts, max_slots;
-    int64_t sum_stride;
-    part *parts;                        /* [nodes] */
-    _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
-                                         * NULL: one node, or down does not ask for it */
-} moe;
 
 static const part *own_part(const moe *o, const worker *w)
 {
@@ -57,11 +33,6 @@ static const part *own_part(const moe *o, const worker *w)
 static groups own_groups(const moe *o, const worker *w)
 {
     return groups_at(local_scratch(w), o->experts, o->max_slots);
-}
-
-static size_t groups_size(const moe *o)
-{
-    return groups_bytes(o->experts, o->max_slots);
 }
 
 static float *hidden(const worker *w)
@@ -124,9 +95,11 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     source_bind(w, &o->in, &a, &p);
     matrices_bind(w, &own->gate_up, b->expert, 2 * b->pair, 2 * b->last_pair, &p);
     p.next = b->next;
+    if (own->gate_up_bias)
+        p.bias = own->gate_up_bias + b->expert * o->bias_stride + b->pair * 2 * KT_PANEL_ROWS;
     product_run(w, own->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++) {
-        w->kernels->swiglu(y + i * columns, width, h + i * own->h_stride);
+        w->kernels->swiglu(y + i * columns, width, &o->glu, h + i * own->h_stride);
         if (o->largest)
             raise_largest(o, w, b->row + i, h + i * own->h_stride, width);
     }
@@ -169,7 +142,7 @@ static int has_whole_rows(const moe *o, const worker *w, const groups *g)
     return o->kind != ACT_F32 && !o->largest && pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
 }
 
-static void gate_up_run(const void *arg, worker *w)
+void gate_up_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const part *own = own_part(o, w);
@@ -192,7 +165,7 @@ static void gate_up_run(const void *arg, worker *w)
     }
 }
 
-static void quantize_run(const void *arg, worker *w)
+void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const part *own = own_part(o, w);
@@ -232,6 +205,8 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
         p.n_tokens = g->first[expert + 1] - row;
         p.y_rows = g->token + row;
         p.y_gate = g->gate + row;
+        if (own->down_bias)
+            p.bias = own->down_bias + (int64_t)expert * o->out.width + panel * KT_PANEL_ROWS;
         some = act_rows(&all, row);
         act_bind(&some, &p);
         if (o->kind == ACT_F32) {
@@ -243,7 +218,7 @@ static void down(const moe *o, const worker *w, const groups *g, int64_t panel, 
     }
 }
 
-static void down_run(const void *arg, worker *w)
+void down_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     const matrices *m = &own_part(o, w)->down;
@@ -261,7 +236,7 @@ static void down_run(const void *arg, worker *w)
 }
 
 /* out = the nodes' sums, added up in their order. */
-static void reduce_run(const void *arg, worker *w)
+void reduce_run(const void *arg, worker *w)
 {
     const moe *o = arg;
     int64_t rows = rows_of(w, o->domain), blocks = (o->out.width + REDUCE_COLUMNS - 1) / REDUCE_COLUMNS, row, last;
@@ -282,128 +257,4 @@ static void reduce_run(const void *arg, worker *w)
     own_rows(w, o->domain, &row, &last);
     for (int64_t i = row * o->top_k; o->largest && i < last * o->top_k; i++)
         atomic_store_explicit(&o->largest[i], 0, memory_order_relaxed);
-}
-
-/* ---- recording ---------------------------------------------------------------------------------- */
-
-static int check(kt_program *p, kt_view out, kt_view in, int32_t number)
-{
-    int failed = program_open(p);
-    if (!failed)
-        failed = program_check_view(p, "experts in", in, -1);
-    if (!failed)
-        failed = program_check_view(p, "experts out", out, program_domain(p, in));
-    if (failed)
-        return failed;
-    if (number < 0 || number >= p->routings.n)
-        return program_fail(p, KT_ERR_RANGE, "experts: routing %d of %d", number, p->routings.n);
-    if (p->routings.at[number].domain != program_domain(p, in) || in.width != out.width)
-        return program_fail(p, KT_ERR_SHAPE, "experts: %d columns to %d, rows of domain %d routed in domain %d",
-                            in.width, out.width, program_domain(p, in), p->routings.at[number].domain);
-    return program_check_overlap(p, "experts", out, in, 1);
-}
-
-/* Where the parts lie in their node's scratch. */
-static void reserve(kt_program *p, moe *o)
-{
-    size_t rows_bytes = size_mul((size_t)program_rows(p, o->domain), (size_t)o->sum_stride * sizeof(float));
-    int64_t widest = 0;
-    for (int32_t i = 0; i < o->nodes; i++) {
-        part *own = &o->parts[i];
-        own->act_offset = size_mul(size_mul((size_t)o->max_slots, (size_t)own->h_stride), sizeof(float));
-        size_t act_size = act_bytes(o->kind, o->max_slots, act_stride(o->kind, own->width));
-        own->sum_offset = size_add(own->act_offset, size_add(act_size, 63)) / 64 * 64;
-        program_reserve_node(p, o->nodes > 1 ? size_add(own->sum_offset, rows_bytes) : own->sum_offset);
-        widest = max64(widest, own->h_stride);
-    }
-    size_t rows = o->largest ? 0 : size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)widest);
-    program_reserve(p, 0, size_add(groups_size(o), size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float))));
-}
-
-static void record(kt_program *p, moe *o, kt_view in)
-{
-    int32_t routed = p->routings.at[o->routing].resource;
-    program_operation(p);
-    o->in = program_source(p, in, o->in_kind);
-    p->late = p->routings.at[o->routing].late;
-    program_phase(p, gate_up_run, o);
-    program_touch_source(p, &o->in);
-    program_touch(p, routed, 0, 1, ANY_ROWS);
-    program_touch_node_scratch(p, ANY_ROWS | WRITES);
-    if (o->kind != ACT_F32) {
-        program_phase(p, quantize_run, o);
-        program_touch_node_scratch(p, ANY_ROWS | WRITES);
-    }
-    program_phase(p, down_run, o);
-    program_touch_node_scratch(p, o->nodes > 1 ? ANY_ROWS | WRITES : ANY_ROWS);
-    program_touch(p, routed, 0, 1, ANY_ROWS);
-    if (o->nodes > 1) {
-        program_phase(p, reduce_run, o);
-        program_touch_node_scratch(p, ANY_ROWS);
-    }
-    program_touch_view(p, o->out, ANY_ROWS | WRITES);
-    p->late = 0;
-}
-
-/* Check the nodes' parts and fill them. */
-static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *gate_up, const kt_weight *down)
-{
-    int64_t width = 0;
-    for (int32_t i = 0; i < o->nodes; i++) {
-        part *own = &o->parts[i];
-        if (down[i].k < 0 || down[i].k > MAX_COLUMNS)
-            return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)down[i].k);
-        if (down[i].k == 0)
-            continue;
-        int64_t unit = kt_cut_columns(&down[i].format);
-        int64_t padded = (down[i].k + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
-        if (unit && width % unit)
-            return program_fail(p, KT_ERR_SHAPE, "experts: node %d begins at column %lld; they are cut every %lld", i,
-                                (long long)width, (long long)unit);
-        int failed = program_matrices(p, "experts gate_up", &gate_up[i],
-                                      (int64_t[3]){2 * padded, hidden, o->experts}, 0, &own->gate_up);
-        if (!failed)
-            failed = program_matrices(p, "experts down", &down[i], (int64_t[3]){hidden, down[i].k, o->experts}, 0,
-                                      &own->down);
-        if (failed)
-            return failed;
-        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->in_kind))
-            return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
-        own->width = down[i].k;
-        own->h_stride = padded;
-        o->in_kind = own->gate_up.kind;
-        o->kind = own->down.kind;
-        width += own->width;
-    }
-    return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
-}
-
-int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, const kt_weight *gate_up,
-                       const kt_weight *down)
-{
-    int failed = check(p, out, in, number);
-    if (failed)
-        return failed;
-    const routing *r = &p->routings.at[number];
-    moe *o = program_new(p, sizeof *o);
-    part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
-    if (!o || !parts)
-        return KT_ERR_MEMORY;
-    *o = (moe){.out = out, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
-               .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .parts = parts,
-               .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
-    if (o->max_slots > INT32_MAX)
-        return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",
-                            (long long)program_rows(p, r->domain), r->top_k);
-    failed = make_parts(p, o, in.width, gate_up, down);
-    if (failed)
-        return failed;
-    if (o->nodes > 1 && o->kind >= ACT_INT8) {
-        o->largest = program_new(p, (size_t)o->max_slots * sizeof *o->largest);
-        if (!o->largest)
-            return KT_ERR_MEMORY;
-    }
-    reserve(p, o);
-    record(p, o, in);
-    return KT_OK;
 }

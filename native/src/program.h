@@ -161,6 +161,9 @@ int64_t program_rows(const kt_program *p, int32_t domain);      /* most that a s
 /* KT_OK if a and b are apart, or equal and that is allowed. */
 int program_check_overlap(kt_program *p, const char *name, kt_view a, kt_view b, int32_t equal_allowed);
 
+/* KT_OK if the activation is one, and what the kernels take for it. */
+int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu);
+
 /* Check w against [n, k] x count and fill *m; reads: KT_READ_*. Reserves the scratch of its products. */
 int program_matrices(kt_program *p, const char *name, const kt_weight *w, const int64_t n_k_count[3],
                      int32_t reads, matrices *m);

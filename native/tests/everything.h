@@ -60,7 +60,7 @@ static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_
     kt_view qkv = make_view(p, 128, KT_ROWS_TOKENS), out = make_view(p, 64, KT_ROWS_TOKENS);
     kt_view y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), scores = make_view(p, EV_EXPERTS, KT_ROWS_TOKENS);
     kt_view q = part(qkv, 0, 64), k = part(qkv, 64, 32), v = part(qkv, 96, 32);
-    kt_gqa shape = {4, 2, 16, 0.25f, 0};
+    kt_gqa shape = {4, 2, 16, 0.25f, 0, 70, e->gain};      /* a window, and sinks */
     kt_router router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));
@@ -74,7 +74,7 @@ static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_
     OK(kt_program_linear(p, scores, normed, &e->router.w, NULL, KT_READ_F32), kt_program_error(p));
     e->routing = kt_program_route(p, scores, &router);
     OK(e->routing, kt_program_error(p));
-    OK(kt_program_experts(p, y, normed, e->routing, &e->gate_up.w, &e->down.w), kt_program_error(p));
+    OK(kt_program_experts(p, y, normed, e->routing, &e->gate_up.w, &e->down.w, NULL), kt_program_error(p));
     OK(kt_program_add(p, x, x, y), kt_program_error(p));
 }
 
@@ -90,8 +90,8 @@ static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_
     OK(kt_program_rope(p, q, table, 32, 16, 1), kt_program_error(p));
     OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
     OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
-    OK(kt_program_swiglu(p, part(y, 0, 32), out), kt_program_error(p));
-    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1), KT_GATE_SIGMOID), kt_program_error(p));
+    OK(kt_program_swiglu(p, part(y, 0, 32), out, NULL), kt_program_error(p));
+    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1)), kt_program_error(p));
     OK(kt_program_add(p, part(x, 0, 32), part(x, 0, 32), part(y, 0, 32)), kt_program_error(p));
 }
 

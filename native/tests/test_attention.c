@@ -10,16 +10,18 @@ typedef struct shape {
     int32_t mla, heads, kv_heads, dim;          /* GQA */
     int32_t nope, rope, v, lora;                /* MLA */
     int format;
+    int32_t window, sinks;                      /* GQA */
 } shape;
 
 static const shape shapes[] = {
-    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0},
-    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0},
-    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0},
-    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0},
-    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16},
-    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8},
-    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32},
+    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0},
+    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0, 100, 0},
+    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0, 0, 1},
+    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0, 1, 1},
+    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16, 0, 0},
+    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8, 0, 0},
+    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32, 0, 0},
+    {"gqa 6/2 x 8", 0, 6, 2, 8, 0, 0, 0, 0, 0, 513, 1},
 };
 
 typedef struct model {
@@ -27,6 +29,7 @@ typedef struct model {
     int32_t exact, q_width, kv_width, out_width;
     float scale;
     size_t page_bytes;
+    float sinks[80];
     test_weight uk_in, uk_out, uv;
 } model;
 
@@ -48,6 +51,7 @@ static void make_mla(kt_pool *pool, model *m)
 static model make_model(kt_pool *pool, const shape *s, int32_t exact)
 {
     model m = {.s = s, .exact = exact};
+    fill(m.sinks, 80, 21);
     size_t element = exact ? 4 : 2;
     if (s->mla) {
         make_mla(pool, &m);
@@ -87,7 +91,7 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
         kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w};
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
-        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER};
+        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL};
         OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
@@ -157,11 +161,11 @@ static double kept(const model *m, float x)
     return (double)(m->exact ? x : from_bf16(to_bf16(x)));
 }
 
-/* Softmax of q . keys, weighted sum of the values; dk and dv columns of rows of `stride`. */
+/* Softmax of q . keys and a sink (-Inf: none), weighted sum of the values; dk and dv columns of rows of `stride`. */
 REFERENCE static void attend(const double *q, const double *keys, const double *values, int64_t n, int64_t dk,
-                             int64_t dv, int64_t stride, double scale, double *out)
+                             int64_t dv, int64_t stride, double scale, double sink, double *out)
 {
-    double *weight = need(sizeof(double) * (size_t)n), max = -INFINITY, sum = 0;
+    double *weight = need(sizeof(double) * (size_t)n), max = sink, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         weight[j] = 0;
         for (int64_t i = 0; i < dk; i++)
@@ -169,6 +173,7 @@ REFERENCE static void attend(const double *q, const double *keys, const double *
         max = fmax(max, weight[j]);
     }
     memset(out, 0, sizeof(double) * (size_t)dv);
+    sum = exp(sink - max);
     for (int64_t j = 0; j < n; j++) {
         weight[j] = exp(weight[j] - max);
         sum += weight[j];
@@ -192,7 +197,8 @@ static void expect_mla(const model *m, const float *q, const double *rows, int64
         multiply(m->uk_in.values + h * s->lora * s->nope, s->lora, s->nope, x, absorbed);
         for (int64_t i = 0; i < s->rope; i++)
             absorbed[s->lora + i] = (double)mine[s->nope + i];
-        attend(absorbed, rows, rows, n, s->lora + s->rope, s->lora, m->kv_width, (double)m->scale, latent);
+        attend(absorbed, rows, rows, n, s->lora + s->rope, s->lora, m->kv_width, (double)m->scale,
+               -INFINITY, latent);
         multiply(m->uv.values + h * s->v * s->lora, s->v, s->lora, latent, out + h * s->v);
     }
 }
@@ -201,11 +207,13 @@ static void expect_gqa(const model *m, const float *q, const double *k, const do
 {
     const shape *s = m->s;
     double x[512];
+    int64_t first = s->window && n > s->window ? n - s->window : 0;
     for (int64_t h = 0; h < s->heads; h++) {
-        int64_t at = h / (s->heads / s->kv_heads) * s->dim;
+        int64_t at = h / (s->heads / s->kv_heads) * s->dim + first * m->kv_width;
         for (int64_t i = 0; i < s->dim; i++)
             x[i] = (double)q[h * s->dim + i];
-        attend(x, k + at, v + at, n, s->dim, s->dim, m->kv_width, (double)m->scale, out + h * s->dim);
+        attend(x, k + at, v + at, n - first, s->dim, s->dim, m->kv_width, (double)m->scale,
+               s->sinks ? (double)m->sinks[h] : -INFINITY, out + h * s->dim);
     }
 }
 
@@ -280,6 +288,28 @@ static void check_shape(const char *isa, const shape *s, int32_t exact)
     kt_pool_free(pool);
 }
 
+/* Deep in a long text, a page before the window is not read: it holds NaN. */
+static void check_window(const char *isa, const shape *s, int32_t exact)
+{
+    enum { START = 1500, TOKENS = 3 };
+    kt_pool *pool = make_pool(isa, 3);
+    model m = make_model(pool, s, exact);
+    run r = record(pool, &m, TOKENS);
+    cache c = random_cache(&m, START + TOKENS);
+    size_t size = sizeof(float) * (size_t)(TOKENS * m.out_width);
+    float *out = need(size), *again = need(size);
+    step(&r, &m, &c, START, TOKENS, out);
+    for (int64_t page = 0; page < (START + 1 - s->window) / 64; page++)
+        memset((uint8_t *)c.data + (size_t)c.pages[page] * m.page_bytes, 0xff, m.page_bytes);
+    step(&r, &m, &c, START, TOKENS, again);
+    CHECK(memcmp(out, again, size) == 0, "%s, %s: what lies before the window is read", isa, s->name);
+    free(out);
+    free(again);
+    free_cache(&c);
+    kt_program_free(r.program);
+    kt_pool_free(pool);
+}
+
 /* `tokens` tokens at `start` on a cache of random pages: the same bits with 1, 1 + more, ... up to 4 threads. */
 static void check_threads(const char *isa, const shape *s, int64_t start, int64_t tokens, int32_t more)
 {
@@ -338,6 +368,8 @@ int main(void)
         if (is_emulated && i == 0)
             check_shape(rows[0], &shapes[i], 0);
         check_shape(own_row(), &shapes[i], 1);
+        for (int32_t exact = 0; exact < 2 && shapes[i].window; exact++)
+            check_window(own_row(), &shapes[i], exact);
         check_rows(rows, n, &shapes[i], 570, 3);
         check_rows(rows, n, &shapes[i], 60, 70);
         for (int row = is_emulated && i > 0; row < n; row++) {
@@ -348,7 +380,7 @@ int main(void)
     check_shape("portable", &shapes[1], 0);
     check_shape("portable", &shapes[3], 1);
     /* So long, and of so many wide heads, that the partials need several waves. */
-    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16};
+    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0};
     check_threads(own_row(), &wide, 2600, 7, 2);
     return report("test_attention");
 }

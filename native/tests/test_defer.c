@@ -142,12 +142,12 @@ static stack make_stack(kt_pool *pool, const experts *e, const uint8_t *mask, in
         OK(kt_program_input(p, s.x[i]), kt_program_error(p));
         if (split)
             OK(kt_program_split(p, s.given[i], mask, &s.now[i], i + 1 < LAYERS ? &s.late[i] : NULL), kt_program_error(p));
-        OK(kt_program_experts(p, s.out[i], s.x[i], s.now[i], e->gate_up, e->down), kt_program_error(p));
+        OK(kt_program_experts(p, s.out[i], s.x[i], s.now[i], e->gate_up, e->down, NULL), kt_program_error(p));
         if (split && i > 0)
             OK(kt_program_carry(p, s.out[i], s.after[i - 1]), kt_program_error(p));
         s.late_part[i] = kt_program_part(p);
         if (split && i + 1 < LAYERS)
-            OK(kt_program_experts(p, s.after[i], s.x[i], s.late[i], e->gate_up, e->down), kt_program_error(p));
+            OK(kt_program_experts(p, s.after[i], s.x[i], s.late[i], e->gate_up, e->down, NULL), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return s;

@@ -9,6 +9,8 @@ typedef struct layer {
     int32_t hidden, width;
     test_weight router, gate_up, down, plain;
     float *bias;
+    kt_glu glu;
+    kt_experts options;         /* with biases, or nothing */
 } layer;
 
 typedef struct run {
@@ -17,15 +19,28 @@ typedef struct run {
     int32_t routing;
 } run;
 
-static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width)
+/* Biases of the experts, and an activation that clamps a good part of gate and up. */
+static void give_options(layer *l, int64_t padded)
+{
+    float *wide = need(sizeof(float) * (size_t)(EXPERTS * 2 * padded));
+    float *narrow = need(sizeof(float) * (size_t)(EXPERTS * l->hidden));
+    fill(wide, (size_t)(EXPERTS * 2 * padded), 6);
+    fill(narrow, (size_t)(EXPERTS * l->hidden), 7);
+    l->glu = (kt_glu){1.702f, 0.5f, 1};
+    l->options = (kt_experts){NULL, wide, narrow};
+}
+
+static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width, int with_options)
 {
     int64_t padded = (width + 15) / 16 * 16;
-    layer l = {.hidden = hidden, .width = width, .bias = need(200)};
+    layer l = {.hidden = hidden, .width = width, .bias = need(200), .glu = {.alpha = 1}};
     l.router = make_weight(pool, &test_formats[F32].format, EXPERTS, hidden, 1, 1);
     l.gate_up = make_weight(pool, format, 2 * padded, hidden, EXPERTS, 2);
     l.down = make_weight(pool, format, hidden, width, EXPERTS, 3);
     l.plain = make_weight(pool, format, 37, hidden, 1, 4);
     fill(l.bias, 37, 5);
+    if (with_options)
+        give_options(&l, padded);
     return l;
 }
 
@@ -36,6 +51,8 @@ static void free_layer(layer *l)
     free_weight(&l->down);
     free_weight(&l->plain);
     free(l->bias);
+    free((void *)(uintptr_t)l->options.gate_up_bias);
+    free((void *)(uintptr_t)l->options.down_bias);
 }
 
 static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
@@ -50,7 +67,10 @@ static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
     kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
     r.routing = kt_program_route(r.program, r.logits, &router);
     OK(r.routing, kt_program_error(r.program));
-    OK(kt_program_experts(r.program, r.out, r.x, r.routing, &l->gate_up.w, &l->down.w), kt_program_error(r.program));
+    kt_experts options = {&l->glu, l->options.gate_up_bias, l->options.down_bias};
+    OK(kt_program_experts(r.program, r.out, r.x, r.routing, &l->gate_up.w, &l->down.w,
+                          options.down_bias ? &options : NULL),
+       kt_program_error(r.program));
     OK(kt_program_finish(r.program, NULL), kt_program_error(r.program));
     return r;
 }
@@ -64,6 +84,18 @@ static void step(run *r, int64_t first, int64_t n)
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
 }
 
+/* What the activation makes of an expert's gate and up, y [2I']; for a finite x. */
+static double activation(const layer *l, const double *y, int32_t expert, int64_t padded, int64_t i)
+{
+    int64_t at = i / 16 * 32 + i % 16;
+    const float *bias = l->options.gate_up_bias ? l->options.gate_up_bias + expert * 2 * padded + at : NULL;
+    double g = y[at] + (bias ? (double)bias[0] : 0), u = y[at + 16] + (bias ? (double)bias[16] : 0);
+    double limit = l->glu.limit > 0 ? (double)l->glu.limit : INFINITY;
+    g = fmin(g, limit);
+    u = fmax(-limit, fmin(u, limit));
+    return g / (1 + exp(-(double)l->glu.alpha * g)) * (u + (double)l->glu.shift);
+}
+
 static void expect_experts(const layer *l, const float *x, const int32_t *ids, const float *gate, double *out)
 {
     int64_t padded = (l->width + 15) / 16 * 16;
@@ -75,13 +107,11 @@ static void expect_experts(const layer *l, const float *x, const int32_t *ids, c
     }
     for (int k = 0; k < TOP_K; k++) {
         multiply(l->gate_up.values + ids[k] * 2 * padded * l->hidden, 2 * padded, l->hidden, in, y);
-        for (int32_t i = 0; i < l->width; i++) {
-            double g = y[i / 16 * 32 + i % 16], u = y[i / 16 * 32 + 16 + i % 16];
-            h[i] = g / (1 + exp(-g)) * u;
-        }
+        for (int32_t i = 0; i < l->width; i++)
+            h[i] = activation(l, y, ids[k], padded, i);
         multiply(l->down.values + (int64_t)ids[k] * l->hidden * l->width, l->hidden, l->width, h, d);
         for (int32_t i = 0; i < l->hidden; i++)
-            out[i] += (double)gate[k] * d[i];
+            out[i] += (double)gate[k] * (d[i] + (l->options.down_bias ? (double)l->options.down_bias[ids[k] * l->hidden + i] : 0));
     }
     free(in);
     free(y);
@@ -139,11 +169,12 @@ static void check_bits(const char *isa, const layer *l, const float *all, const 
     }
 }
 
-static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width)
+static void check_format(const char *const *rows, int n_rows, int format, int32_t hidden, int32_t width,
+                         int with_options)
 {
     kt_pool *pool = make_pool(NULL, 2);
     const struct named_format *f = &test_formats[format];
-    layer l = make_layer(pool, &f->format, hidden, width);
+    layer l = make_layer(pool, &f->format, hidden, width, with_options);
     float *all = need(sizeof(float) * MOST * (size_t)(hidden + 37));
     for (int i = 0; i < n_rows; i++) {
         kt_pool *own = make_pool(rows[i], 3);
@@ -174,8 +205,8 @@ int main(void)
     const char *rows[8];
     int n = usable_rows(rows);
     for (int format = 0; format < TEST_FORMATS; format++) {
-        check_format(rows, n, format, 160, 72);
-        check_format(rows, n, format, 128, 64);
+        check_format(rows, n, format, 160, 72, 1);
+        check_format(rows, n, format, 128, 64, 0);
     }
     return report("test_moe");
 }

@@ -2,7 +2,7 @@
  * same bits, experts within the rounding of one more order of the final sum.
  *
  * The bound: a node's sum over its columns is a chain of the same products as the one node's, so both lie within
- * (groups + experts + nodes + 4) * 2^-23 * sum |gate * down * h| of the exact sum of the same 8-bit values: two units
+ * (groups + 2 * experts + nodes + 4) * 2^-23 * sum |gate * down * h| of the exact sum of the same 8-bit values: two units
  * of rounding for each operation. It holds only if every node uses the activation scale of the whole row: a scale of
  * its own would be off by about 2^-8. */
 #define _GNU_SOURCE
@@ -150,18 +150,18 @@ static void check_wrong_experts(void)
     kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .scale = 1};
     int32_t routing = kt_program_route(p, make_view(p, EXPERTS, KT_ROWS_TOKENS), &router);
     kt_weight ups[3] = {{.n = 0}, up.w, up.w}, downs[3] = {{.k = 0}, down.w, down.w};
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "node 2 begins at column 100");
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "node 2 begins at column 100");
     ups[1].n = 128;
     downs[1].k = 64;
     downs[2].k = INT64_MAX;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "a width of");
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "a width of");
     downs[2].k = -16;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "a width of -16");
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "a width of -16");
     downs[2] = down.w;
     ups[2].n = 192;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs), KT_ERR_SHAPE, kt_program_error(p), "[224, 72]");
+    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "[224, 72]");
     ups[2] = up.w;
-    OK(kt_program_experts(p, out, x, routing, ups, downs), kt_program_error(p));
+    OK(kt_program_experts(p, out, x, routing, ups, downs, NULL), kt_program_error(p));
     kt_program_free(p);
     free_weight(&up);
     free_weight(&down);
@@ -173,7 +173,10 @@ static void check_wrong_experts(void)
 typedef struct layer {
     int32_t width;
     test_weight router, gate_up, down, plain;
+    float *gate_up_bias, *down_bias;
 } layer;
+
+static const kt_glu glu = {1.702f, 0.6f, 1};
 
 typedef struct run {
     kt_program *program;
@@ -199,7 +202,9 @@ static run record(kt_pool *pool, const layer *l, const float *bias, int32_t exac
     kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
     r.routing = kt_program_route(p, r.logits, &router);
     OK(r.routing, kt_program_error(p));
-    OK(kt_program_experts(p, r.out, r.x, r.routing, r.parts[2].w, r.parts[3].w), kt_program_error(p));
+    OK(kt_program_experts(p, r.out, r.x, r.routing, r.parts[2].w, r.parts[3].w,
+                          &(kt_experts){&glu, l->gate_up_bias, l->down_bias}),
+       kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return r;
 }
@@ -231,12 +236,18 @@ REFERENCE static void term_sizes(const layer *l, const float *x, const int32_t *
     for (int k = 0; k < TOP_K; k++) {
         multiply(l->gate_up.values + ids[k] * 2 * padded * HIDDEN, 2 * padded, HIDDEN, in, y);
         for (int32_t j = 0; j < l->width; j++) {
-            double g = y[j / 16 * 32 + j % 16], u = y[j / 16 * 32 + 16 + j % 16], h = fabs(g / (1 + exp(-g)) * u);
+            int32_t at = j / 16 * 32 + j % 16;
+            const float *bias = l->gate_up_bias + ids[k] * 2 * padded + at;
+            double g = fmin(y[at] + (double)bias[0], 0.6), u = fmax(-0.6, fmin(y[at + 16] + (double)bias[16], 0.6));
+            double h = fabs(g / (1 + exp(-1.702 * g)) * (u + 1));
             for (int i = 0; i < HIDDEN; i++)
                 size[i] += (double)gate[k] * h *
                            fabs((double)l->down.values[((int64_t)ids[k] * HIDDEN + i) * l->width + j]);
         }
     }
+    for (int k = 0; k < TOP_K; k++)
+        for (int i = 0; i < HIDDEN; i++)
+            size[i] += (double)gate[k] * fabs((double)l->down_bias[ids[k] * HIDDEN + i]);
     free(y);
 }
 
@@ -246,7 +257,7 @@ static void compare(run *one, run *many, const layer *l, int64_t n, const char *
     const int32_t *ids = kt_program_routing(one->program, one->routing, &gate);
     const kt_format *f = &l->down.w.format;
     int64_t chain = f->bits > 8 ? l->width : f->group ? l->width / f->group + 1 : 1;
-    double most = (double)(chain + TOP_K + 8 + 4) * 0x1p-23;
+    double most = (double)(chain + 2 * TOP_K + 8 + 4) * 0x1p-23;
     for (int64_t t = 0; t < n; t++) {
         const float *a = row_of(one->program, one->out, t), *b = row_of(many->program, many->out, t);
         double size[HIDDEN], worst = 0;
@@ -291,6 +302,10 @@ static void check_layer(const char *isa, int format, int32_t width, int32_t exac
     l.gate_up = make_weight(single, f, 2 * padded, HIDDEN, EXPERTS, 2);
     l.down = make_weight(single, f, HIDDEN, width, EXPERTS, 3);
     l.plain = make_weight(single, f, 83, HIDDEN, 1, 4);
+    l.gate_up_bias = need((size_t)(EXPERTS * 2 * padded) * sizeof(float));
+    l.down_bias = need(EXPERTS * HIDDEN * sizeof(float));
+    fill(l.gate_up_bias, (size_t)(EXPERTS * 2 * padded), 6);
+    fill(l.down_bias, EXPERTS * HIDDEN, 7);
     int32_t reads = width % 128 ? KT_READ_FORMAT : KT_READ_WIDE;
     run one = record(single, &l, bias, exact, reads);
     for (int i = 1; i < NODE_COUNTS; i++) {
@@ -319,6 +334,8 @@ static void check_layer(const char *isa, int format, int32_t width, int32_t exac
     free_weight(&l.gate_up);
     free_weight(&l.down);
     free_weight(&l.plain);
+    free(l.gate_up_bias);
+    free(l.down_bias);
     kt_pool_free(single);
 }
 

@@ -38,10 +38,10 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_norm(p, a, b, 48, (float[48]){1}, 0), KT_ERR_SHAPE, why(p), "runs of 48");
     REFUSED(kt_program_norm(p, a, b, 64, NULL, 0), KT_ERR_SHAPE, why(p), "without a gain");
     REFUSED(kt_program_embed(p, a, NULL, 5), KT_ERR_SHAPE, why(p), "table");
-    REFUSED(kt_program_gate(p, a, b, part(b, 0, 2), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 2");
-    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
-    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
-    REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40)), KT_ERR_SHAPE, why(p), "20 columns from 40");
+    REFUSED(kt_program_gate(p, a, b, part(b, 0, 2)), KT_ERR_SHAPE, why(p), "64 columns by 2");
+    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1)), KT_ERR_SHAPE, why(p), "overlap");
+    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1)), KT_ERR_SHAPE, why(p), "domain 1");
+    REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
     REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1), KT_ERR_SHAPE, why(p), "dim is 7");
     REFUSED(kt_program_rope(p, a, 0, 16, 0, 0), KT_ERR_RANGE, why(p), "table 0 of 0");
     int32_t table = kt_program_rope_table(p, 16, (float[8]){1}, 1);
@@ -80,17 +80,25 @@ static void check_weights(kt_pool *pool)
     int32_t routing = kt_program_route(p, scores, &r);
     kt_weight many = t.w;
     many.count = INT64_MAX / 2;
-    REFUSED(kt_program_experts(p, a, a, routing, &many, &many), KT_ERR_SHAPE, why(p), "experts gate_up");
-    REFUSED(kt_program_experts(p, a, a, routing + 1, &many, &many), KT_ERR_RANGE, why(p), "routing 1 of 1");
-    REFUSED(kt_program_experts(p, a, b, routing, &many, &many), KT_ERR_SHAPE, why(p), "48 columns to 64");
-    kt_gqa g = {3, 2, 16, 1, 0};
+    REFUSED(kt_program_experts(p, a, a, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "experts gate_up");
+    REFUSED(kt_program_experts(p, a, a, routing + 1, &many, &many, NULL), KT_ERR_RANGE, why(p), "routing 1 of 1");
+    REFUSED(kt_program_experts(p, a, b, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "48 columns to 64");
+    kt_gqa g = {3, 2, 16, 1, 0, 0, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 32), part(a, 32, 32), &g), KT_ERR_SHAPE, why(p), "3 heads");
-    g = (kt_gqa){3, 1, 16, 1, 32};
+    g = (kt_gqa){3, 1, 16, 1, 32, 0, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
             "layer_offset 32");
-    g = (kt_gqa){3, 1, 16, 0, 0};
+    g = (kt_gqa){3, 1, 16, 0, 0, 0, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
             "scale of 0");
+    g = (kt_gqa){3, 1, 16, 1, 0, -1, NULL};
+    REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
+            "window of -1");
+    kt_glu glu = {1, -7, 0};
+    REFUSED(kt_program_experts(p, a, a, routing, &many, &many, &(kt_experts){.glu = &glu}), KT_ERR_RANGE, why(p),
+            "limit -7");
+    glu = (kt_glu){NAN, 7, 0};
+    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &glu), KT_ERR_RANGE, why(p), "alpha nan");
     kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,
                 .uk_in = t.w, .uk_out = t.w, .uv = t.w};
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "mla uk_in");
@@ -186,7 +194,7 @@ static void check_outputs(kt_pool *pool)
     int32_t n = kt_program_profile(e->program, ns, 100);
     for (int i = 0; i < n && i < 100; i++)
         sum += ns[i];
-    CHECK(n == 31 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
+    CHECK(n == 27 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
     ev_free(e);
 }
 
@@ -242,7 +250,7 @@ static int record_random(kt_program *p, const shared *s, uint64_t *state, const 
 {
     kt_view none = {.buffer = -1}, out = pick(state, views, none), in = pick(state, views, out);
     kt_router r = {.experts = 6, .top_k = 2, .normalize = 1, .scale = 1};
-    kt_gqa g = {3, 1, 16, 0.3f, 0};
+    kt_gqa g = {3, 1, 16, 0.3f, 0, 9, NULL};
     int32_t routing;
     switch (random_bits(state) % 9) {
     case 0:
@@ -251,13 +259,13 @@ static int record_random(kt_program *p, const shared *s, uint64_t *state, const 
         return kt_program_norm(p, out, random_bits(state) % 2 ? out : in, 48, s->gain, 1e-3f);
     case 2:
         routing = kt_program_route(p, part(in, (int32_t)(random_bits(state) % 42), 6), &r);
-        return routing < 0 ? routing : kt_program_experts(p, out, in, routing, &s->gate_up.w, &s->down.w);
+        return routing < 0 ? routing : kt_program_experts(p, out, in, routing, &s->gate_up.w, &s->down.w, NULL);
     case 3:
         return kt_program_gqa(p, out, in, part(pick(state, views, none), 3, 16), part(in, 16, 16), &g);
     case 4:
-        return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32));
+        return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32), NULL);
     case 5:
-        return kt_program_gate(p, out, in, pick(state, views, out), KT_GATE_SIGMOID);
+        return kt_program_gate(p, out, in, pick(state, views, out));
     default:
         return kt_program_linear(p, out, in, &s->w[random_bits(state) % 3].w, NULL, (int32_t)(random_bits(state) % 3));
     }

@@ -52,12 +52,12 @@ static void make_program_of(model *m)
         m->now[i] = kt_program_part(p);
         OK(kt_program_input(p, m->x[i % 2]), kt_program_error(p));
         OK(kt_program_split(p, m->given[i % 2], NULL, &now, i + 1 < LAYERS ? &late : NULL), kt_program_error(p));
-        OK(kt_program_experts(p, m->out, m->x[i % 2], now, &m->gate_up.w, &m->down.w), kt_program_error(p));
+        OK(kt_program_experts(p, m->out, m->x[i % 2], now, &m->gate_up.w, &m->down.w, NULL), kt_program_error(p));
         if (i > 0)
             OK(kt_program_carry(p, m->out, m->after[(i + 1) % 2]), kt_program_error(p));
         m->late[i] = i + 1 < LAYERS ? kt_program_part(p) : -1;
         if (i + 1 < LAYERS)
-            OK(kt_program_experts(p, m->after[i % 2], m->x[i % 2], late, &m->gate_up.w, &m->down.w), kt_program_error(p));
+            OK(kt_program_experts(p, m->after[i % 2], m->x[i % 2], late, &m->gate_up.w, &m->down.w, NULL), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }

@@ -42,6 +42,7 @@ class Case:
     Attributes:
         model_type: what the checkpoint's config says.
         cls: transformers' name of the family, "Qwen3Moe" → Qwen3MoeConfig, Qwen3MoeForCausalLM.
+        task: end of the name of transformers' model.
         values: of transformers' config.
         seed: of the random weights. One router that changes its mind by rounding moves all later
             positions through the attention; these seeds are ones where few are so near a tie.
@@ -50,6 +51,7 @@ class Case:
         router: end of the name of the routers' modules, whose output is (logits, weights, ids).
         choice: how they choose.
         publish: turns the folder that transformers wrote into what the hub has, where they differ.
+        thorough: every row of kernels and every format runs it: once for each kind of part.
     """
 
     name: str
@@ -62,9 +64,15 @@ class Case:
     router: str = "mlp.gate"
     choice: Choice = usual_choice
     publish: Callable[[Path], None] | None = None
+    task: str = "ForCausalLM"
+    thorough: bool = False
 
     def config(self) -> Any:
         return getattr(transformers, f"{self.cls}Config")(**self.values)
+
+    @property
+    def model_class(self) -> Any:
+        return getattr(transformers, f"{self.cls}{self.task}")
 
     def own_spelling(self) -> dict[str, Any]:
         """The config.json that transformers writes."""
@@ -73,6 +81,10 @@ class Case:
     def hub_spelling(self) -> dict[str, Any]:
         """As the hub's repositories write it: rope_theta, rope_scaling with `type`, torch_dtype."""
         config = self.own_spelling()
+        config |= {part: self._spell(config[part]) for part in ("text_config",) if part in config}
+        return config if "text_config" in config else self._spell(config)
+
+    def _spell(self, config: dict[str, Any]) -> dict[str, Any]:
         rope = dict(config.pop("rope_parameters"))
         config["rope_theta"] = rope.pop("rope_theta")
         if "partial_rotary_factor" in rope:

@@ -1,8 +1,10 @@
 """DeepSeek-V2, V2-Lite, V3 and Kimi-K2."""
 
 from functools import partial
+from pathlib import Path
 
 from families.case import COMMON, YARN, Case
+from safetensors.torch import load_file, save_file
 
 _BASE = {
     **COMMON,
@@ -23,6 +25,24 @@ _BASE = {
 _PUBLISHED = {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "ep_size": 1}
 _v3 = partial(Case, hub={**_PUBLISHED, "rope_interleave": None})
 
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+}
+
+
+def name_layers(folder: Path) -> None:
+    """transformers writes the text's layers as "blocks", which is the hub's name of the vision's."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "language_model.model."
+    save_file({k.replace(f"{name}blocks", f"{name}layers"): v for k, v in tensors.items()}, path)
+
+
 CASES = (
     _v3(
         "deepseek-v3",
@@ -30,6 +50,7 @@ CASES = (
         "DeepseekV3",
         {**_BASE, "n_group": 4, "topk_group": 2},
         seed=4,
+        thorough=True,
     ),
     _v3(
         "deepseek-v3-yarn-unnormalised",
@@ -83,5 +104,18 @@ CASES = (
             "n_shared_experts": 2,
             "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
         },
+    ),
+    Case(
+        "kimi-k2.5",
+        "kimi_k25",
+        "Kimi_K25",
+        {
+            "text_config": {**_BASE, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1},
+            "vision_config": _VISION,
+            "projection_hidden_size": 32,
+            "tie_word_embeddings": False,
+        },
+        task="ForConditionalGeneration",
+        publish=name_layers,
     ),
 )

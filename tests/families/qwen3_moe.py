@@ -19,7 +19,7 @@ _BASE = {
 _case = partial(Case, renamed={"num_local_experts": "num_experts"})
 
 CASES = (
-    _case("qwen3", "qwen3_moe", "Qwen3Moe", _BASE, seed=2),
+    _case("qwen3", "qwen3_moe", "Qwen3Moe", _BASE, seed=2, thorough=True),
     _case(
         "qwen3-yarn-bias-unnormalised",
         "qwen3_moe",

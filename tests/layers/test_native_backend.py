@@ -46,7 +46,9 @@ class Symbols:
         self.routed[self.routings] = hash((self.read(logits), rule))
         return self.routings
 
-    def experts(self, out: View, x: View, routing: int, gate_up: Any, down: Any) -> None:
+    def experts(
+        self, out: View, x: View, routing: int, gate_up: Any, down: Any, *options: Any
+    ) -> None:
         self.write(out, self.read(x), self.routed[routing], down[0].address)
 
     def rope_table(self, inv_freq: Any, scale: float) -> int:
@@ -82,7 +84,10 @@ def backend_of(model: Model) -> tuple[NativeBackend, View]:
 
 
 def model_of(case: Case, layers: int) -> Model:
-    config = {**case.config().to_dict(), "model_type": case.model_type, "num_hidden_layers": layers}
+    config = case.own_spelling()
+    text = config.get("text_config", config)
+    text["num_hidden_layers"] = layers
+    text.pop("layer_types", None)
     return build(config)
 
 

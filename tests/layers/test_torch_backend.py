@@ -14,7 +14,7 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import DeviceRun
-from reference import CASES, write_checkpoint
+from reference import CASES, Case, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.layers.gpu.functions import Rows
@@ -28,14 +28,26 @@ from ktcli.layers.torch_backend import (
 )
 
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
-# Every family in bf16, and the other formats once for each attention.
-KINDS = [(case.name, "bf16", "bf16") for case in CASES] + [
-    (name, experts, dense)
-    for name in ("qwen3", "deepseek-v3")
-    for experts, dense in (("int8", "bf16"), ("int4", "int8"))
+BF16 = ("bf16", "bf16")
+Kind = tuple[Case, tuple[str, str]]
+# Every case in bf16; the other formats once for each kind of part.
+THOROUGH = [
+    (case, formats)
+    for case in CASES
+    if case.thorough
+    for formats in (BF16, ("int8", "bf16"), ("int4", "int8"))
 ]
+KINDS = [*THOROUGH, *((case, BF16) for case in CASES if not case.thorough)]
 # The last: single rows from before a page's end to behind it.
 SIZES = ([1000], [7, 70, 40], [122, 1])
+
+
+def _each(kinds: list[Kind]) -> pytest.MarkDecorator:
+    names = ["-".join((case.name, *formats)) for case, formats in kinds]
+    return pytest.mark.parametrize("pair", kinds, indirect=True, ids=names)
+
+
+every, thorough = _each(KINDS), _each(THOROUGH)
 
 
 @dataclass(frozen=True)
@@ -52,11 +64,26 @@ class Pair:
     chosen: list[np.ndarray]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids="-".join)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    name, experts, dense = request.param
-    case = next(case for case in CASES if case.name == name)
-    folder: Path = tmp_path_factory.mktemp(name)
+@pytest.fixture(scope="module")
+def made() -> dict[str, Pair]:
+    """Of each kind that was asked for."""
+    return {}
+
+
+@pytest.fixture
+def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    made: dict[str, Pair],
+) -> Pair:
+    case, formats = request.param
+    name = "-".join((case.name, *formats))
+    if name not in made:
+        made[name] = _make(case, *formats, tmp_path_factory.mktemp(name))
+    return made[name]
+
+
+def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     pack = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
     engine = Engine.load(pack, exact=True, all_logits=True, threads=1)
@@ -67,19 +94,23 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen)
 
 
+@thorough
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "decode"])
 def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
     logits = pair.exact.feed(IDS, sizes)
     assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
 
 
+@every
 def test_exact_routes_like_the_native_engine(pair: Pair) -> None:
-    pair.exact.feed(IDS, [1000])
+    logits = pair.exact.feed(IDS, [1000])
+    assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
     assert len(pair.exact.routings) == len(pair.chosen)
     for (ids, _), expected in zip(pair.exact.routings, pair.chosen, strict=True):
         np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), expected)
 
 
+@every
 def test_fast_stays_close(pair: Pair) -> None:
     logits = pair.fast.feed(IDS, [1000])
     routed = zip(pair.fast.routings, pair.chosen, strict=True)
@@ -90,6 +121,7 @@ def test_fast_stays_close(pair: Pair) -> None:
     assert np.sqrt((error**2).mean()) <= 0.03 * pair.logits.std()
 
 
+@thorough
 def test_sequences_of_different_length_step_together(pair: Pair) -> None:
     """Four sequences, three steps of one row each, as each alone; one crosses a page's end."""
     run, starts = pair.exact, (3, 62, 64, 100)
@@ -104,6 +136,7 @@ def test_sequences_of_different_length_step_together(pair: Pair) -> None:
         assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()
 
 
+@every
 def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     """Tensors without values: an operation that needs one, a shape that depends on one, or a tensor that
     lies elsewhere raises. So a step can be captured."""

@@ -44,8 +44,12 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     (QWEN3, {"rms_norm_eps": float("inf")}, "rms_norm_eps"),
     (QWEN3, {"rope_parameters": [1, 2]}, "not a JSON object"),
-    (QWEN3, {"rope_parameters": {"rope_type": "llama3"}}, "llama3"),
-    (QWEN3, {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "original_max"),
+    (QWEN3, {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    (
+        QWEN3,
+        {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
+        "original_max",
+    ),
     (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a text"),
     (QWEN3, {"mlp_only_layers": 7}, "mlp_only_layers"),
     (QWEN3, {"mlp_only_layers": [7] * 2000}, "mlp_only_layers"),  # compared for every layer

@@ -193,12 +193,14 @@ class DeviceEngine:
         loaded = load(
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )
-        self._host_bytes = loaded.size_bytes
         self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
         # Of each layer gate_up comes before down.
         slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
-        found = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
+        pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
+        found = [LayerWeights(gate_up, down, stack.extras) for gate_up, down, stack in pairs]
         self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
+        biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
+        self._host_bytes = loaded.size_bytes + biases
         self._chosen = torch.zeros(mask.shape, dtype=torch.int64, device=device)
 
     # -- how steps run -------------------------------------------------------------------------------

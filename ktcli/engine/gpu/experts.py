@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ktcli.engine.gpu.stream import Stream
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras
 from ktcli.native import Offload, Pool, Program, Span, View, Weight
 
 WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
@@ -37,12 +39,32 @@ class Handoff(Enum):
     FLAGS = "flags"  # words in pinned memory: the stream writes and waits, the CPU polls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerWeights:
-    """Experts of one layer in main memory: of each node its rows of gate_up and its columns of down."""
+    """Experts of one layer in main memory: of each node its rows of gate_up and its columns of down.
+
+    Attributes:
+        extras: on the device.
+    """
 
     gate_up: Sequence[Weight]
     down: Sequence[Weight]
+    extras: Extras = NO_EXTRAS
+
+    @cached_property
+    def slice_extras(self) -> tuple[Extras, ...]:
+        """Of each node that has some columns."""
+        ends = np.cumsum([down.k for down in self.down]).tolist()
+        spans = zip([0, *ends[:-1]], ends, strict=True)
+        return tuple(self.extras.columns(first, last) for first, last in spans if last > first)
+
+    @property
+    def biases(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Of gate_up and down, copied to main memory."""
+        wide, narrow = self.extras.gate_up_bias, self.extras.down_bias
+        if wide is None or narrow is None:
+            return None
+        return wide.cpu().numpy().copy(), narrow.cpu().numpy().copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +204,13 @@ class HostExperts:
             p.input(x)
             routings.append(p.given(shape.experts, shape.top_k))
             at_once, later = p.split(routings[i], self.elsewhere[layer], late=defers)
-            p.experts(out, x, at_once, weights.gate_up, weights.down)
+            experts = weights.gate_up, weights.down, weights.extras.glu, weights.biases
+            p.experts(out, x, at_once, *experts)
             if i and late[-1] >= 0:
                 p.carry(out, kept)
             late.append(p.part() if defers else -1)
             if defers:
-                p.experts(kept, x, later, weights.gate_up, weights.down)
+                p.experts(kept, x, later, *experts)
         return inputs, out, now, late, routings
 
     def _copied_part(self, rows: Tensor, n: int) -> Tensor:

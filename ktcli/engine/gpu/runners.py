@@ -48,7 +48,7 @@ class Resident:
 
 def apply(kernels: Kernels, s: Stack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
     """Weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
-    return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down)
+    return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 
 
 class Coupled:

@@ -63,7 +63,10 @@ class Slab:
             rows = memory[first : first + len(self.experts) * size]
             packed.append(Packed(weight.format, weight.n, weight.k, rows.view(-1, size)))
         pairs = zip(packed[::2], packed[1::2], strict=True)
-        return [Stack(slots, gate_up, down) for gate_up, down in pairs]
+        return [
+            Stack(slots, gate_up, down, extras)
+            for (gate_up, down), extras in zip(pairs, self.weights.slice_extras, strict=True)
+        ]
 
     def slots(self, experts: int) -> Tensor:
         """int32 [experts]: which row of the stacks is whose; -1: none."""

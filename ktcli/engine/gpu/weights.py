@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ktcli.engine.loader import Mask, Progress, TensorSource, as_array, expert_rows
-from ktcli.layers.gpu.packed import Matrix, Packed, Plain, Stack, unpack
+from ktcli.layers.gpu.packed import Extras, Matrix, Packed, Plain, Stack, unpack
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.layers.torch_backend import Weights
 from ktcli.models import Model
@@ -66,6 +66,8 @@ class _Part:
     def shape(self) -> tuple[int, ...]:
         if self.dtype is torch.uint8:
             return len(self.indices), self.matrix_bytes
+        if self.tensor.is_expert_bias:
+            return self.tensor.count, self.tensor.k
         return (self.tensor.n, self.tensor.k) if self.format is not None else (self.tensor.k,)
 
     @property
@@ -117,7 +119,7 @@ def load_device(
             vectors[name] = found
         else:
             matrices[name] = _matrix(part, found, part.format)
-    stacks = _stacks(model, matrices, mask, device)
+    stacks = _stacks(model, matrices, vectors, mask)
     return DeviceModel(Weights(matrices, vectors), embedding, stacks, memory.size_bytes)
 
 
@@ -152,9 +154,9 @@ def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
 
 
 def _stacks(
-    model: Model, matrices: dict[str, Matrix], mask: Mask, device: torch.device
+    model: Model, matrices: dict[str, Matrix], vectors: dict[str, torch.Tensor], mask: Mask
 ) -> tuple[Stack, ...]:
-    """Takes the experts out of `matrices`; one stack for each layer with experts."""
+    """Takes the experts out of matrices and vectors; one stack for each layer with experts."""
     stacks = []
     for layer, row in expert_rows(model).items():
         of_layer = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
@@ -165,7 +167,13 @@ def _stacks(
         assert isinstance(gate_up, Packed) and isinstance(down, Packed)
         here = mask[row]
         slots = np.where(here, np.cumsum(here) - 1, -1).astype(np.int32)
-        stacks.append(Stack(torch.from_numpy(slots).to(device), gate_up, down))
+        biases = sorted(
+            (t for t in model.tensors if t.is_expert_bias and t.layer == layer),
+            key=lambda tensor: not tensor.alternate,
+        )
+        extras = Extras(model.spec.glus[row], *(vectors.pop(tensor.name) for tensor in biases))
+        slots_there = torch.from_numpy(slots).to(gate_up.data.device)
+        stacks.append(Stack(slots_there, gate_up, down, extras))
     return tuple(stacks)
 
 
@@ -221,7 +229,7 @@ class _Filler:
         def read(memory: NDArray[np.uint8]) -> None:
             self._source.fill(tensor, as_array(tensor, memory), memory)
 
-        self._write(target.view(torch.uint8), read)
+        self._write(target.view(-1).view(torch.uint8), read)
 
     def _piece(self, part: _Part, piece: _Piece, offset: int, target: torch.Tensor) -> None:
         """Some panels of a matrix, from byte `offset` of the tensor."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.layers.backend import GqaShape, MlaShape
 from ktcli.layers.gpu.functions import KvPages, Rows, product, reads, rounded
@@ -28,6 +28,7 @@ def gqa(
     cache: KvPages,
     rows: Rows,
     shape: GqaShape,
+    sinks: Tensor | None = None,
     *,
     exact: bool = False,
 ) -> Tensor:
@@ -35,6 +36,7 @@ def gqa(
 
     Args:
         q: [T, heads * D], rotated; k, v: [T, kv * D].
+        sinks: [heads], or None.
     Returns:
         [T, heads * D] f32.
     """
@@ -43,27 +45,33 @@ def gqa(
         _append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.run == 1:
-        return _gqa_one(rounded(query, exact), cache, rows, s)
+        return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
     out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        keys, values = (_held(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        table, positions = _reached(table, rows.positions[of], s.window)
+        keys, values = (_held(pages, table, positions) for pages in cache)  # [L, kv, D]
         heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
-        spread = (s.kv_heads, s.heads // s.kv_heads, *keys.shape[::2])
+        if sinks is not None:
+            heads, keys, values = _sunk(heads, keys, values, sinks / s.scale)
+        spread = (*heads.shape[:2], -1, -1)
         keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
-        mixed = _attend(heads, keys, values, rows.positions[of], s.scale)
+        mixed = _attend(heads, keys, values, positions, s.scale, s.window)
         out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
     return out
 
 
-def _gqa_one(query: Tensor, cache: KvPages, rows: Rows, s: GqaShape) -> Tensor:
+def _gqa_one(
+    query: Tensor, cache: KvPages, rows: Rows, s: GqaShape, sinks: Tensor | None
+) -> Tensor:
     """One query per sequence, [S, kv, group, D], over its whole page table."""
     keys, values = (
         pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
     )  # [S, L, kv, D]
-    seen = _seen(rows)  # [S, L]
+    seen = _seen(rows, s.window)  # [S, L]
     scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    weights = _with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
     # What was not written yet may hold anything, and 0 times NaN is NaN.
     values = values.masked_fill(~seen[:, :, None, None], 0.0)
     return torch.einsum("skgl,slkd->skgd", weights, values).flatten(1)
@@ -160,28 +168,76 @@ def _held(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
 
 
-def _seen(rows: Rows) -> Tensor:
+def _seen(rows: Rows, window: int = 0) -> Tensor:
     """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
     length = rows.pages.shape[1] * PAGE_TOKENS
-    return torch.arange(length, device=rows.pages.device) <= rows.positions[:, None]
+    return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float) -> Tensor:
+def _visible(places: Tensor, positions: Tensor, window: int) -> Tensor:
+    """bool [T, L]: which of the places [L] a token at each position [T] may look at."""
+    behind = positions[:, None] - places
+    return (behind >= 0) & (behind < window) if window else behind >= 0
+
+
+def _reached(table: Tensor, positions: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """A sequence's pages that a run at these positions can see, and its positions from the first of them on;
+    with a window it waits for where the run begins."""
+    if not window:
+        return table, positions
+    first = max(0, int(positions[0]) + 1 - window) // PAGE_TOKENS
+    return table[first:], positions - first * PAGE_TOKENS
+
+
+# Columns that a sink adds to queries and keys: two, and what vectors of 8 need.
+_SINK_COLUMNS = 8
+
+
+def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [kv, group, run, D], keys and values [L, kv, D] with one more key at the front, whose score with
+    each head's queries is `sinks` [heads], as two numbers of the cache's dtype, and whose value is 0."""
+    score = torch.unflatten(sinks, -1, q.shape[:2])[..., None, None]
+    high = score.to(keys.dtype).float()
+    columns = pad(torch.cat((high, score - high), -1), (0, _SINK_COLUMNS - 2))
+    key = keys.new_zeros(1, keys.shape[1], keys.shape[2] + _SINK_COLUMNS)
+    key[..., keys.shape[2] : keys.shape[2] + 2] = 1.0
+    return (
+        torch.cat((q, columns.expand(*q.shape[:3], _SINK_COLUMNS)), -1),
+        torch.cat((key, pad(keys, (0, _SINK_COLUMNS)))),
+        pad(values, (0, 0, 0, 0, 1, 0)),
+    )
+
+
+def _with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [..., L] with one more score in the denominator, sinks [..., 1]."""
+    if sinks is None:
+        return scores.softmax(-1)
+    peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = (scores - peak).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (sinks - peak).exp())
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int = 0
+) -> Tensor:
     """Causal attention of a run of one sequence, a block of queries at a time.
 
     Args:
-        q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position.
+        q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position. One more key at the front
+            (L = 1 + a multiple of 64) is a sink, which all see.
         positions: int64 [run], consecutive.
+        window: a token sees so many positions; 0: all.
     Returns:
         [a, b, run, width of v] f32.
     """
     run, length = q.shape[2], k.shape[2]
-    places = torch.arange(length, device=q.device)
+    sinks = length % PAGE_TOKENS
+    places = torch.arange(-sinks, length - sinks, device=q.device)
     out = []
     for first in range(0, run, _BLOCK_QUERIES):
         last = min(first + _BLOCK_QUERIES, run)
         reach = length - run + last  # no query of the block stands behind this
-        seen = places[:reach] <= positions[first:last, None]
+        seen = _visible(places[:reach], positions[first:last], window) | (places[:reach] < 0)
         block = q[:, :, first:last].to(k.dtype)
         keys, values = k[:, :, :reach], v[:, :, :reach]
         out.append(

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
 from ktcli.layers.backend import GroupScore, Routing, Score
 from ktcli.layers.gpu.packed import (
+    NO_EXTRAS,
+    Extras,
     Matrix,
     Packed,
     Plain,
@@ -24,7 +25,7 @@ from ktcli.layers.gpu.packed import (
     unpack_many,
 )
 from ktcli.layers.tensors import ceil_to
-from ktcli.native import PANEL_ROWS
+from ktcli.native import PANEL_ROWS, SILU, Glu
 
 # Up to so many rows, `experts` takes each row's matrices by index; above, the rows of each expert.
 GATHERED_ROWS = 16
@@ -64,10 +65,14 @@ def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return (runs * scale * gain).reshape(x.shape)
 
 
-def swiglu(x: Tensor, width: int) -> Tensor:
-    """silu(gate) * up -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
-    pairs = x.reshape(x.shape[0], -1, 2, PANEL_ROWS)
-    return (silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(x.shape[0], -1)[:, :width]
+def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
+    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
+    alternate."""
+    gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
+    if glu.limit:
+        gate, up = gate.clamp(max=glu.limit), up.clamp(-glu.limit, glu.limit)
+    inner = gate * torch.sigmoid(glu.alpha * gate) * (up + glu.shift)
+    return inner.reshape(x.shape[0], -1)[:, :width]
 
 
 def rope(
@@ -182,6 +187,7 @@ def experts(
     slots: Tensor,
     gate_up: Packed,
     down: Packed,
+    extras: Extras = NO_EXTRAS,
     *,
     exact: bool = False,
 ) -> Tensor:
@@ -190,6 +196,7 @@ def experts(
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
         slots: int32 [E], matrix of each expert in the stacks; negative: not here, skipped.
+        extras: biases and activation; those of an expert are found by its id.
     Returns:
         [T, H] f32. Up to GATHERED_ROWS rows it never waits for the device.
     """
@@ -198,36 +205,49 @@ def experts(
     ids, order = ids.sort(dim=-1, stable=True)
     gate = gate.gather(1, order)
     slot = torch.where(ids >= 0, slots[ids.clamp(min=0)], -1)  # [T, K]
-    if x.shape[0] <= GATHERED_ROWS:
-        return _experts_gathered(x, slot, gate, (gate_up, down), exact)
-    return _experts_grouped(x, slot, gate, (gate_up, down), exact)
+    way = _experts_gathered if x.shape[0] <= GATHERED_ROWS else _experts_grouped
+    return way(x, (ids, slot, gate), (gate_up, down), extras, exact)
 
 
-def _expert(x: Tensor, gate_up: Tensor, down: Tensor, *, exact: bool) -> Tensor:
-    """x [(B,) T, H] through the experts of the matrices gate_up [(B,) 2I', H] and down [(B,) H, I]."""
-    wide = product(x, gate_up, exact=exact)
-    inner = swiglu(wide.flatten(0, -2), down.shape[-1]).view(*wide.shape[:-1], -1)
-    return product(inner, down, exact=exact)
+def _expert(
+    x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor, extras: Extras, exact: bool
+) -> Tensor:
+    """x [B, H] through the experts ids [B], of the matrices gate_up [B or 1, 2I', H] and down [.., H, I]."""
+    wide = _rows_times(x, gate_up, exact)
+    if extras.gate_up_bias is not None:
+        wide = wide + extras.gate_up_bias.index_select(0, ids)
+    out = _rows_times(swiglu(wide, down.shape[-1], extras.glu), down, exact)
+    return out if extras.down_bias is None else out + extras.down_bias.index_select(0, ids)
+
+
+def _rows_times(x: Tensor, w: Tensor, exact: bool) -> Tensor:
+    """x [B, K] times the transpose of its own of w [B, N, K], or of the only one, [1, N, K]."""
+    if w.shape[0] == 1:
+        return product(x, w[0], exact=exact)
+    return product(x[:, None], w, exact=exact)[:, 0]
+
+
+# ids, slots and gates of a routing, each [T, K]
+Chosen = tuple[Tensor, Tensor, Tensor]
 
 
 def _experts_gathered(
-    x: Tensor, slot: Tensor, gate: Tensor, stacks: tuple[Packed, Packed], exact: bool
+    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
 ) -> Tensor:
     """Slot by slot, the matrices of all rows by index."""
     out = x.new_zeros(x.shape[0], stacks[1].n)
-    for k in range(slot.shape[1]):
-        taken = slot[:, k].clamp(min=0)
-        gate_up, down = (unpack_many(stack, taken, reads(exact)) for stack in stacks)
-        y = _expert(x[:, None], gate_up, down, exact=exact)[:, 0]
-        here = (slot[:, k] >= 0)[:, None]
-        out = out + torch.where(here, gate[:, k, None] * y, 0.0)
+    for ids, slot, gate in zip(*(each.unbind(1) for each in chosen), strict=True):
+        gate_up, down = (unpack_many(s, slot.clamp(min=0), reads(exact)) for s in stacks)
+        y = _expert(x, ids.clamp(min=0), gate_up, down, extras, exact)
+        out = out + torch.where((slot >= 0)[:, None], gate[:, None] * y, 0.0)
     return out
 
 
 def _experts_grouped(
-    x: Tensor, slot: Tensor, gate: Tensor, stacks: tuple[Packed, Packed], exact: bool
+    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
 ) -> Tensor:
     """Expert by expert, the rows that chose it; waits once, for how many these are."""
+    ids, slot, gate = chosen
     count = stacks[0].count
     order = slot.flatten().sort(stable=True).indices
     sizes = torch.bincount(slot.flatten() + 1, minlength=count + 1).tolist()
@@ -239,8 +259,9 @@ def _experts_grouped(
             continue
         places = order[first : first + size]
         tokens = places // slot.shape[1]
-        gate_up, down = (unpack(stack, expert, reads(exact)) for stack in stacks)
-        y = _expert(x.index_select(0, tokens), gate_up, down, exact=exact)
+        gate_up, down = (unpack(stack, expert, reads(exact))[None] for stack in stacks)
+        numbers = ids.flatten().index_select(0, places)
+        y = _expert(x.index_select(0, tokens), numbers, gate_up, down, extras, exact)
         out.index_add_(0, tokens, y * flat_gate.index_select(0, places)[:, None])
         first += size
     return out

@@ -19,7 +19,8 @@ from torch import Tensor
 from ktcli.layers.backend import GqaShape, MlaShape, Routing
 from ktcli.layers.gpu import attention, functions
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
-from ktcli.layers.gpu.packed import Matrix, Packed
+from ktcli.layers.gpu.packed import Extras, Matrix, Packed
+from ktcli.native import Glu
 
 Absorbed = tuple[Packed, Packed, Packed]  # uk_in, uk_out, uv
 
@@ -31,11 +32,11 @@ class Kernels:
     name: str
     norm: Callable[[Tensor, Tensor, float], Tensor]
     linear: Callable[[Tensor, Matrix, Tensor | None], Tensor]
-    swiglu: Callable[[Tensor, int], Tensor]
+    swiglu: Callable[[Tensor, int, Glu], Tensor]
     rope: Callable[[Tensor, Rows, RopeTable, int, int, bool], Tensor]
     route: Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
-    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed], Tensor]
-    gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape], Tensor]
+    experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
+    gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape, Tensor | None], Tensor]
     mla: Callable[[Tensor, Tensor, Tensor, Absorbed, Rows, MlaShape], Tensor]
     unpack_all: Callable[[Packed, Tensor], Tensor]
 

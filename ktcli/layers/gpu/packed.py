@@ -12,7 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ktcli.native import PANEL_ROWS, Codes, Format, Scale
+from ktcli.layers.tensors import ceil_to
+from ktcli.native import PANEL_ROWS, SILU, Codes, Format, Glu, Scale
 
 _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
@@ -94,6 +95,36 @@ Matrix = Packed | Plain
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """What the experts of a layer have besides their matrices.
+
+    Attributes:
+        gate_up_bias: f32 [E, 2I'] of all experts, one value for each row of gate_up; or None.
+        down_bias: f32 [E, H] of all experts, or None.
+    """
+
+    glu: Glu = SILU
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @property
+    def bias_bytes(self) -> int:
+        biases = (self.gate_up_bias, self.down_bias)
+        return sum(bias.nbytes for bias in biases if bias is not None)
+
+    def columns(self, first: int, last: int) -> Extras:
+        """Those of hidden columns [first, last); `first` is a multiple of 16. The first columns bring the bias of
+        down, so that it is added once."""
+        if self.gate_up_bias is None:
+            return self
+        rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
+        return Extras(self.glu, rows, self.down_bias if first == 0 else None)
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """The experts of one layer that are on the device.
 
@@ -105,6 +136,7 @@ class Stack:
     slots: Tensor
     gate_up: Packed
     down: Packed
+    extras: Extras = NO_EXTRAS
 
 
 def rows_of(w: Packed, first: int, last: int) -> Packed:

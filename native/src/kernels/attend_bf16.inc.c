@@ -63,10 +63,12 @@ INLINE void score_chunk(const page_attention *a, const uint16_t *q, int queries,
 INLINE float weigh(const page_attention *a, int64_t i, float *s, uint16_t *p, vf *total)
 {
     static const uint16_t ones[2] = {0x3f80, 0x3f80};
-    int32_t limit = a->limit[i];
+    int32_t limit = a->limit[i], from = a->from ? a->from[i] : 0;
     float shrink[LANES] = {1.0f};
+    for (int j = 0; j < from; j++)
+        s[j] = -INFINITY;                               /* what lies before the window, */
     for (int j = limit; j < KT_PAGE_TOKENS; j++)
-        s[j] = -INFINITY;                               /* whatever lies beyond the limit; the scale is positive */
+        s[j] = -INFINITY;                               /* and whatever beyond the limit; the scale is positive */
     vf top = vf_max(vf_max(vf_load(s), vf_load(s + LANES)), vf_max(vf_load(s + 2 * LANES), vf_load(s + 3 * LANES)));
     top = vf_mul(top, vf_set1(a->scale));
     if (vf_any_above(top, vf_set1(a->max[i]))) {
@@ -79,6 +81,8 @@ INLINE float weigh(const page_attention *a, int64_t i, float *s, uint16_t *p, vf
         vf_store_bf16_normal(p + j, vf_exp2_short(vf_fma(vf_load(s + j), factor, offset)));
     if (limit < KT_PAGE_TOKENS)
         memset(p + limit, 0, (size_t)(KT_PAGE_TOKENS - limit) * sizeof *p);
+    if (from > 0)
+        memset(p, 0, (size_t)from * sizeof *p);
     vx one = vx_load(ones);
     *total = vf_dot_bf16(vf_dot_bf16(vf_set1(0.0f), vi_load(p), one), vi_load(p + 2 * LANES), one);
     return shrink[0];

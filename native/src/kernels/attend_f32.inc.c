@@ -43,8 +43,10 @@ INLINE void exact_scores(const page_attention *a, const float *const *q, int que
 /* Scores of query i to weights, in place; its running maximum and sum. Returns e^(m - m'). */
 INLINE float exact_weigh(const page_attention *a, int64_t i, float *s)
 {
-    int32_t limit = a->limit[i];
+    int32_t limit = a->limit[i], from = a->from ? a->from[i] : 0;
     vf p[KT_PAGE_TOKENS / LANES], top = vf_set1(a->max[i]), total = vf_set1(0.0f), scale = vf_set1(a->scale);
+    for (int j = 0; j < from; j++)
+        s[j] = -INFINITY;
     for (int j = 0; j < KT_PAGE_TOKENS / LANES; j++) {
         for (int c = LANES * j; c < LANES * (j + 1) && LANES * (j + 1) > limit; c++)
             s[c] = c < limit ? s[c] : -INFINITY;        /* the scale is positive */
@@ -54,6 +56,8 @@ INLINE float exact_weigh(const page_attention *a, int64_t i, float *s)
     vf m = vf_set1(vf_top(top));
     for (int j = 0; j < KT_PAGE_TOKENS / LANES; j++) {
         vf_store(s + LANES * j, vf_exp(vf_sub(p[j], m)));
+        for (int c = LANES * j; c < LANES * (j + 1) && c < from; c++)
+            s[c] = 0.0f;
         p[j] = vf_load_upto(s, LANES * j, limit);       /* exactly 0 beyond the limit */
         vf_store(s + LANES * j, p[j]);
         total = vf_add(total, p[j]);

@@ -153,12 +153,26 @@ static void rope(float *x, const float *cosine, const float *sine, int64_t dim, 
     }
 }
 
-static void swiglu(const float *gate_up, int64_t width, float *out)
+/* The limits come first in minimum and maximum: so NaN stays NaN. */
+static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float *out)
 {
+    vf most = vf_set1(glu->limit), least = vf_set1(-glu->limit);
+    vf steep = vf_set1(-glu->alpha), shift = vf_set1(glu->shift);
     for (int64_t c = 0; c < width; c += LANES) {
-        vf gate = vf_load(gate_up + 2 * c), up = vf_load(gate_up + 2 * c + LANES);
-        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), gate)));
-        vf_store_upto(out, c, width, vf_mul(vf_div(gate, below), up));
+        vf gate = vf_min(most, vf_load(gate_up + 2 * c));
+        vf up = vf_max(least, vf_min(most, vf_load(gate_up + 2 * c + LANES)));
+        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_mul(steep, gate)));
+        vf_store_upto(out, c, width, vf_mul(vf_div(gate, below), vf_add(up, shift)));
+    }
+}
+
+/* x / (1 + e^-by); by has n columns, or one for all. */
+static void gate(const float *x, const float *by, int64_t n, int32_t one, float *out)
+{
+    for (int64_t c = 0; c < n; c += LANES) {
+        vf v = one ? vf_set1(by[0]) : vf_load_upto(by, c, n);
+        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), v)));
+        vf_store_upto(out, c, n, vf_div(vf_load_upto(x, c, n), below));
     }
 }
 

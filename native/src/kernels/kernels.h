@@ -46,7 +46,7 @@ typedef struct product {
 } product;
 
 /* One block of queries against the keys of one page, flash style: updates running maximum, sum and
- * weighted values. Query i sees keys [0, limit[i]).
+ * weighted values. Query i sees keys [from[i], limit[i]).
  *   attend_f32    q, k and v are f32 rows; key j at k + j * k_stride. Nothing beyond the largest limit is read.
  *   attend_bf16   q and v are bf16 rows, those of q zero at column dk where dk is odd; k is panels of keys,
  *                 [4][(dk + 1) / 2][16][2]: lane j of panel i is key 16 i + j (what pack_keys makes of rows).
@@ -62,6 +62,7 @@ typedef struct page_attention {
     int64_t k_stride, v_stride;
     const void *next_k, *next_v;    /* bf16: the page that comes next, fetched meanwhile; or NULL */
     const int32_t *limit;       /* [n_queries], 0..64 */
+    const int32_t *from;        /* [n_queries], below limit where that is not 0; NULL: 0 for all */
     float scale;
     float *max, *sum;           /* [n_queries], start -INF and 0 */
     float *acc;                 /* [n_queries][acc_stride], start 0; divide by sum at the end */
@@ -110,8 +111,10 @@ typedef struct kt_kernels {
     void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
     /* cos, sin [dim/2]; x points at the first rotated column */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
-    void (*swiglu)(const float *gate_up, int64_t width, float *out);    /* runs of 16 alternate */
-    void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
+    /* runs of 16 alternate; the limit may be infinite */
+    void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
+    /* x times the sigmoid of by[0..n), or of by[0] alone */
+    void (*gate)(const float *x, const float *by, int64_t n, int32_t one, float *out);
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);

@@ -6,6 +6,8 @@ the captured step's buffers, the host functions and flags, the thread of the nat
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cores import TWO
@@ -15,6 +17,7 @@ from ktcli.engine import Engine
 from ktcli.engine.gpu.engine import Policy
 from ktcli.engine.gpu.experts import Handoff
 from ktcli.engine.gpu.steps import LongPrompts
+from ktcli.hardware.team import NodeTeam
 
 
 @pytest.mark.parametrize("handoff", Handoff)
@@ -95,6 +98,20 @@ def test_long_prompts_go_either_way(
     session, wanted = engine.session(), made.cpu_only.session()
     for turn in (IDS[:50], IDS[50:60], ANSWER[:1], IDS[60:], ANSWER[1:2]):
         assert close(session.feed(turn).values, wanted.feed(turn).values)
+
+
+def test_biases_and_windows_lie_where_the_experts_do(tmp_path: Path) -> None:
+    """A model whose experts have biases and whose attention has windows and sinks: on the CPU alone, coupled,
+    deferred, and streamed in the slices of two nodes."""
+    made = Made.convert("gpt-oss", tmp_path, experts="bf16")
+    mask = made.mask("some")
+    for depth in (0, 1):
+        wanted = made.reference(mask, depth)
+        assert close(answer(made.engine(made.placed("some")), depth), wanted), depth
+    assert close(answer(made.cpu_only), made.reference(made.mask("none"), 0))
+    streamed = made.placed("some", long_prompts=LongPrompts(0, 40), slab_bytes=1 << 14)
+    for teams in ((), (NodeTeam(1), NodeTeam(1))):
+        assert close(answer(made.engine(streamed, teams=teams)), made.reference(mask, 0)), teams
 
 
 @pytest.mark.parametrize("policy", Policy)

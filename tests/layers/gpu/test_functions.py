@@ -3,6 +3,8 @@ no look at places that were not written, no order of pages, no choice of path th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,8 @@ from ktcli.layers.gpu import attention
 from ktcli.layers.gpu import functions as f
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import EXACT, TORCH, kernels_for
-from ktcli.layers.gpu.packed import Packed, Plain, unpack
-from ktcli.native import Format
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Packed, Plain, unpack
+from ktcli.native import SILU, Format, Glu
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -60,15 +62,25 @@ def test_norm(head_width: int) -> None:
     near(f.norm(x, gain, 1e-5), expected)
 
 
+GLU = Glu(1.702, 0.8, 1.0)
+
+
+def activation(gate: NDArray[np.float64], up: NDArray[np.float64], glu: Glu) -> NDArray[np.float64]:
+    limit = glu.limit or np.inf
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return gate / (1 + np.exp(-glu.alpha * gate)) * (up + glu.shift)
+
+
+@pytest.mark.parametrize("glu", [SILU, GLU], ids=["silu", "clamped"])
 @pytest.mark.parametrize("width", [16, 40, 45])
-def test_swiglu(width: int) -> None:
+def test_swiglu(width: int, glu: Glu) -> None:
     padded = -(-width // 16) * 16
     x = draw(3, 2 * padded)
     expected = np.empty((3, width))
     for i in range(width):
         gate, up = x.double().numpy()[:, [i // 16 * 32 + i % 16, i // 16 * 32 + 16 + i % 16]].T
-        expected[:, i] = gate / (1 + np.exp(-gate)) * up
-    near(f.swiglu(x, width), expected)
+        expected[:, i] = activation(gate, up, glu)
+    near(f.swiglu(x, width, glu), expected)
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -179,15 +191,25 @@ def stacks(fmt: str, count: int) -> tuple[Packed, Packed]:
     return packed(FORMATS[fmt], count, 96, H), packed(FORMATS[fmt], count, H, WIDTH, seed=1)
 
 
-def experts_slowly(x, ids, gate, slots, gate_up: Packed, down: Packed) -> NDArray[np.float64]:
+EXTRAS = Extras(GLU, draw(E, 96, seed=2), draw(E, H, seed=3))
+
+
+def experts_slowly(
+    x, ids, gate, slots, gate_up: Packed, down: Packed, extras: Extras = NO_EXTRAS
+) -> NDArray[np.float64]:
     out, wide, narrow = np.zeros((x.shape[0], H)), matrices(gate_up), matrices(down)
+    biases = [
+        np.zeros((E, n)) if bias is None else bias.double().numpy()
+        for bias, n in ((extras.gate_up_bias, 96), (extras.down_bias, H))
+    ]
     for t in range(x.shape[0]):
         for e, weight in sorted(zip(ids[t].tolist(), gate[t].tolist(), strict=True)):
             if e < 0 or slots[e] < 0:
                 continue
-            both = (wide[slots[e]].astype(np.float64) @ x[t].double().numpy()).reshape(-1, 2, 16)
-            inner = (both[:, 0] / (1 + np.exp(-both[:, 0])) * both[:, 1]).reshape(-1)[:WIDTH]
-            out[t] += weight * (narrow[slots[e]].astype(np.float64) @ inner)
+            both = wide[slots[e]].astype(np.float64) @ x[t].double().numpy() + biases[0][e]
+            both = both.reshape(-1, 2, 16)
+            inner = activation(both[:, 0], both[:, 1], extras.glu).reshape(-1)[:WIDTH]
+            out[t] += weight * (narrow[slots[e]].astype(np.float64) @ inner + biases[1][e])
     return out
 
 
@@ -201,10 +223,11 @@ def chosen(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("n", [1, 4, 40])
 @pytest.mark.parametrize("fmt", ["int4", "int8", "bf16"])
-def test_experts(n: int, fmt: str) -> None:
+@pytest.mark.parametrize("extras", [NO_EXTRAS, EXTRAS], ids=["plain", "biases"])
+def test_experts(n: int, fmt: str, extras: Extras) -> None:
     x, ids, gate = chosen(n)
     slots = torch.tensor([2, -1, 0, 1, -1, 3], dtype=torch.int32)
-    given = (x, ids, gate, slots, *stacks(fmt, 4))
+    given = (x, ids, gate, slots, *stacks(fmt, 4), extras)
     expected = experts_slowly(*given)
     near(f.experts(*given, exact=True), expected, 1e-5)
     near(f.experts(*given), expected, 0.02)
@@ -242,18 +265,24 @@ def test_both_ways_of_experts_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- attention -----------------------------------------------------------------------------------------
 
 GQA = GqaShape(heads=6, kv_heads=2, head_dim=10, scale=0.3)
+SINKS = draw(6, seed=9)
 MLA = MlaShape(heads=3, nope=12, rope=6, v=14, lora=20, scale=0.25)
 N = 150  # positions; three pages
 
 
-def attend_slowly(q, k, v, scale: float) -> NDArray[np.float64]:
+def attend_slowly(
+    q, k, v, scale: float, window: int = 0, sinks: torch.Tensor | None = None
+) -> NDArray[np.float64]:
     """Position by position: q [N, heads, D], k [N, heads, D], v [N, heads, W] -> [N, heads * W]."""
     q, k, v = (each.double().numpy() for each in (q, k, v))
     out = np.empty((q.shape[0], q.shape[1], v.shape[2]))
+    sink = np.full((q.shape[1], 1), -np.inf) if sinks is None else sinks.double().numpy()[:, None]
     for t in range(q.shape[0]):
-        scores = np.einsum("hd,lhd->hl", q[t], k[: t + 1]) * scale
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        out[t] = np.einsum("hl,lhw->hw", weights / weights.sum(1, keepdims=True), v[: t + 1])
+        seen = slice(max(0, t + 1 - window) if window else 0, t + 1)
+        scores = np.einsum("hd,lhd->hl", q[t], k[seen]) * scale
+        weights = np.exp(np.concatenate((scores, sink), 1))
+        weights /= weights.sum(1, keepdims=True)
+        out[t] = np.einsum("hl,lhw->hw", weights[:, :-1], v[seen])
     return out.reshape(q.shape[0], -1)
 
 
@@ -277,20 +306,24 @@ SIZES = ([N], [7, 70, 40], [60, 1])
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
-@pytest.mark.parametrize("block", [1024, 9])
-def test_gqa(sizes: list[int], exact: bool, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("block", "window", "sinks"),
+    [(1024, 0, None), (9, 0, None), (1024, 20, SINKS), (9, 0, SINKS), (9, 130, None)],
+)
+def test_gqa(sizes, exact: bool, block: int, window: int, sinks, monkeypatch) -> None:
     monkeypatch.setattr(attention, "_BLOCK_QUERIES", block)
-    s = GQA
+    s = replace(GQA, window=window)
     q, k, v = (draw(N, heads * 10, seed=i) for i, heads in enumerate((6, 2, 2)))
     dtype = torch.float32 if exact else torch.bfloat16
     cache = tuple(torch.full((7, 64, 2, 10), float("nan"), dtype=dtype) for _ in range(2))
     found = in_pieces(
         list(sizes),
-        lambda at, rows: attention.gqa(q[at], k[at], v[at], cache, rows, s, exact=exact),
+        lambda at, rows: attention.gqa(q[at], k[at], v[at], cache, rows, s, sinks, exact=exact),
         60,
     )
     k, v = (each.view(N, 2, 1, 10).expand(N, 2, 3, 10).flatten(1, 2) for each in (k, v))
-    near(found, attend_slowly(q.view(N, 6, 10), k, v, s.scale), 1e-5 if exact else 0.02)
+    expected = attend_slowly(q.view(N, 6, 10), k, v, s.scale, window, sinks)
+    near(found, expected, 1e-5 if exact else 0.02)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])

@@ -1,0 +1,61 @@
+"""Mixtral (8x7B, 8x22B) and MiniMax-M2: experts named w1, w2, w3, every layer sparse.
+
+Mixtral chooses by softmax. MiniMax-M2 (.1, .5, .7) chooses by sigmoid with a learned correction, normalises
+q and k over all heads together and rotates half of each. Sources: arXiv 2401.04088; transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.layers.attention import QkNorm
+from ktcli.layers.backend import Score
+from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.models.config import Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_layers,
+    read_gqa,
+    read_softmax_routing,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("mixtral", "minimax_m2")
+
+cut = cut_layers
+
+_NAMES = SparseNames(
+    gate="experts.{e}.w1.weight",
+    up="experts.{e}.w3.weight",
+    down="experts.{e}.w2.weight",
+    correction="e_score_correction_bias",
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    routing = read_softmax_routing(f, normalize=True)
+    minimax = f.text("model_type", "") == "minimax_m2"
+    if minimax:
+        _require_known(f)
+        attention = read_gqa(f, qk_norm=QkNorm.ROWS, theta=5e6)
+        routing = replace(routing, score=Score.SIGMOID)
+    else:
+        f.require_absent("sliding_window")
+        attention = read_gqa(f, theta=1e6)
+    width = f.whole("intermediate_size")
+    sparse = SparseMlp(attention.hidden, width, routing, correction=minimax, names=_NAMES)
+    prefixes = Prefixes(mlp="block_sparse_moe")
+    return assemble(f, "mixtral", lambda _: (attention, sparse), prefixes)
+
+
+def _require_known(f: Fields) -> None:
+    """Refuse what MiniMax's config could say and transformers does not compute."""
+    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.require("use_qk_norm", f.flag("use_qk_norm", True), True)
+    f.require("qk_norm_type", f.text("qk_norm_type", "per_layer"), "per_layer")
+    f.require("use_routing_bias", f.flag("use_routing_bias", True), True)

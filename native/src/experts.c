@@ -1,0 +1,133 @@
+/* experts.c - recording the routed experts: the checks, what each node has of them, and the phases of moe.c. */
+#include "moe.h"
+
+static int check(kt_program *p, kt_view out, kt_view in, int32_t number)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "experts in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "experts out", out, program_domain(p, in));
+    if (failed)
+        return failed;
+    if (number < 0 || number >= p->routings.n)
+        return program_fail(p, KT_ERR_RANGE, "experts: routing %d of %d", number, p->routings.n);
+    if (p->routings.at[number].domain != program_domain(p, in) || in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "experts: %d columns to %d, rows of domain %d routed in domain %d",
+                            in.width, out.width, program_domain(p, in), p->routings.at[number].domain);
+    return program_check_overlap(p, "experts", out, in, 1);
+}
+
+/* Where the parts lie in their node's scratch. */
+static void reserve(kt_program *p, moe *o)
+{
+    size_t rows_bytes = size_mul((size_t)program_rows(p, o->domain), (size_t)o->sum_stride * sizeof(float));
+    int64_t widest = 0;
+    for (int32_t i = 0; i < o->nodes; i++) {
+        part *own = &o->parts[i];
+        own->act_offset = size_mul(size_mul((size_t)o->max_slots, (size_t)own->h_stride), sizeof(float));
+        size_t act_size = act_bytes(o->kind, o->max_slots, act_stride(o->kind, own->width));
+        own->sum_offset = size_add(own->act_offset, size_add(act_size, 63)) / 64 * 64;
+        program_reserve_node(p, o->nodes > 1 ? size_add(own->sum_offset, rows_bytes) : own->sum_offset);
+        widest = max64(widest, own->h_stride);
+    }
+    size_t rows = o->largest ? 0 : size_mul((size_t)min64(BLOCK_TOKENS, o->max_slots), (size_t)widest);
+    program_reserve(p, 0, size_add(groups_size(o), size_mul(size_add(BLOCK_FLOATS, rows), sizeof(float))));
+}
+
+static void record(kt_program *p, moe *o, kt_view in)
+{
+    int32_t routed = p->routings.at[o->routing].resource;
+    program_operation(p);
+    o->in = program_source(p, in, o->in_kind);
+    p->late = p->routings.at[o->routing].late;
+    program_phase(p, gate_up_run, o);
+    program_touch_source(p, &o->in);
+    program_touch(p, routed, 0, 1, ANY_ROWS);
+    program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    if (o->kind != ACT_F32) {
+        program_phase(p, quantize_run, o);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    }
+    program_phase(p, down_run, o);
+    program_touch_node_scratch(p, o->nodes > 1 ? ANY_ROWS | WRITES : ANY_ROWS);
+    program_touch(p, routed, 0, 1, ANY_ROWS);
+    if (o->nodes > 1) {
+        program_phase(p, reduce_run, o);
+        program_touch_node_scratch(p, ANY_ROWS);
+    }
+    program_touch_view(p, o->out, ANY_ROWS | WRITES);
+    p->late = 0;
+}
+
+/* Check the nodes' parts and fill them. */
+static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *gate_up, const kt_weight *down,
+                      const kt_experts *options)
+{
+    int64_t width = 0;
+    for (int32_t i = 0; i < o->nodes; i++) {
+        part *own = &o->parts[i];
+        if (down[i].k < 0 || down[i].k > MAX_COLUMNS)
+            return program_fail(p, KT_ERR_SHAPE, "experts: a width of %lld", (long long)down[i].k);
+        if (down[i].k == 0)
+            continue;
+        int64_t unit = kt_cut_columns(&down[i].format);
+        int64_t padded = (down[i].k + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS;
+        if (unit && width % unit)
+            return program_fail(p, KT_ERR_SHAPE, "experts: node %d begins at column %lld; they are cut every %lld", i,
+                                (long long)width, (long long)unit);
+        int failed = program_matrices(p, "experts gate_up", &gate_up[i],
+                                      (int64_t[3]){2 * padded, hidden, o->experts}, 0, &own->gate_up);
+        if (!failed)
+            failed = program_matrices(p, "experts down", &down[i], (int64_t[3]){hidden, down[i].k, o->experts}, 0,
+                                      &own->down);
+        if (failed)
+            return failed;
+        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->in_kind))
+            return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
+        own->width = down[i].k;
+        own->h_stride = padded;
+        own->gate_up_bias = options->gate_up_bias ? options->gate_up_bias + 2 * width : NULL;
+        own->down_bias = width ? NULL : options->down_bias;
+        o->in_kind = own->gate_up.kind;
+        o->kind = own->down.kind;
+        width += own->width;
+    }
+    o->bias_stride = (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2;
+    return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
+}
+
+int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, const kt_weight *gate_up,
+                       const kt_weight *down, const kt_experts *options)
+{
+    const kt_experts plain = {0};
+    kt_glu glu;
+    int failed = check(p, out, in, number);
+    options = options ? options : &plain;
+    if (!failed)
+        failed = program_glu(p, "experts", options->glu, &glu);
+    if (failed)
+        return failed;
+    const routing *r = &p->routings.at[number];
+    moe *o = program_new(p, sizeof *o);
+    part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
+    if (!o || !parts)
+        return KT_ERR_MEMORY;
+    *o = (moe){.out = out, .routing = number, .domain = r->domain, .nodes = p->n_nodes, .top_k = r->top_k,
+               .experts = r->experts, .max_slots = program_rows(p, r->domain) * r->top_k, .glu = glu, .parts = parts,
+               .sum_stride = ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS + KT_PANEL_ROWS};
+    if (o->max_slots > INT32_MAX)
+        return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",
+                            (long long)program_rows(p, r->domain), r->top_k);
+    failed = make_parts(p, o, in.width, gate_up, down, options);
+    if (failed)
+        return failed;
+    if (o->nodes > 1 && o->kind >= ACT_INT8) {
+        o->largest = program_new(p, (size_t)o->max_slots * sizeof *o->largest);
+        if (!o->largest)
+            return KT_ERR_MEMORY;
+    }
+    reserve(p, o);
+    record(p, o, in);
+    return KT_OK;
+}

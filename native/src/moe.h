@@ -1,0 +1,47 @@
+/* moe.h - the routed experts as they are recorded (experts.c) and run (moe.c). */
+#ifndef KT_MOE_H
+#define KT_MOE_H
+
+#include "groups.h"
+#include "program.h"
+
+#define BLOCK_TOKENS 240                /* most rows of gate and up that a task holds at once, */
+#define BLOCK_FLOATS 65536              /* and most values: 256 kB, a part of a usual second cache */
+
+/* What one node has of the experts; its scratch holds, behind one another, hidden values f32, the same as down
+ * reads them, and, where there are several nodes, its sums. */
+typedef struct part {
+    matrices gate_up, down;
+    int64_t width;                      /* hidden columns; 0: none */
+    int64_t h_stride;                   /* floats of a row of hidden values */
+    size_t act_offset, sum_offset;
+    const float *gate_up_bias;          /* of expert 0, from the node's first row on; or NULL */
+    const float *down_bias;             /* [experts][hidden], with the first node that has columns; else NULL */
+} part;
+
+typedef struct moe {
+    kt_view out;
+    source in;
+    int32_t routing, domain;
+    int32_t nodes, in_kind, kind;       /* what gate and up, and what down read: ACT_* */
+    int64_t top_k, experts, max_slots;
+    int64_t sum_stride;
+    int64_t bias_stride;                /* floats of an expert's gate_up_bias */
+    kt_glu glu;
+    part *parts;                        /* [nodes] */
+    _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
+                                         * NULL: one node, or down does not ask for it */
+} moe;
+
+static inline size_t groups_size(const moe *o)
+{
+    return groups_bytes(o->experts, o->max_slots);
+}
+
+/* The phases, in this order. */
+void gate_up_run(const void *arg, worker *w);
+void quantize_run(const void *arg, worker *w);      /* unless down reads f32 */
+void down_run(const void *arg, worker *w);
+void reduce_run(const void *arg, worker *w);        /* with several nodes */
+
+#endif

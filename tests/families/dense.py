@@ -1,0 +1,25 @@
+"""Llama, Mistral, Qwen2 and Qwen3 without experts."""
+
+from families.case import COMMON, Case
+
+_BASE = {
+    **COMMON,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CASES = (
+    Case("llama", "llama", "Llama", {**_BASE, "rope_parameters": _LLAMA3, "attention_bias": True}),
+    Case("mistral", "mistral", "Mistral", {**_BASE, "head_dim": 24, "sliding_window": None}),
+    Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}),
+    Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24}),
+)
