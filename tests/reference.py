@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
+from families import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe, qwen3_next
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -26,7 +26,7 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, gpt_oss, dense)
+_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, gpt_oss, dense, qwen3_next)
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 

@@ -123,6 +123,8 @@ class GroupedQueryAttention:
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
+        for gate in gates:
+            mixed = b.gate(mixed, gate)
         return b.linear(mixed, self.o, bias=o_bias)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from ktcli.layers.tensors import Tensor
+from ktcli.layers.tensors import Tensor, ceil_to
 from ktcli.native import SILU, Glu
 
 Value = Any
@@ -226,9 +226,6 @@ class Backend(Protocol):
 
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
-
-    def gate(self, x: Value, by: Value) -> Value:
-        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
         """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""

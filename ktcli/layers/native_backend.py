@@ -265,11 +265,6 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.swiglu(v[0], v[1], glu), out, x)
         return out
 
-    def gate(self, x: View, by: View) -> Value:
-        out = self._buffer(x.width, like=x)
-        self._note(lambda p, v: p.gate(v[0], v[1], v[2]), out, x, by)
-        return out
-
     def gate(self, x: View, by: View, kind: Gate = Gate.SIGMOID) -> Value:
         out = self._buffer(x.width, like=x)
         self._note(lambda p, v: p.gate(v[0], v[1], v[2], kind), out, x, by)

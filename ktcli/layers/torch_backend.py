@@ -211,9 +211,6 @@ class TorchBackend(Backend):
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         return self._kernels.swiglu(x, width, glu)
 
-    def gate(self, x: Value, by: Value) -> Value:
-        return x * by.sigmoid()
-
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
         return x * (torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid())
 

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe
+from ktcli.models import (
+    deepseek,
+    dense,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from ktcli.models.model import Model, Spec
 
 Config = Mapping[str, Any]
@@ -24,7 +33,16 @@ class Family(Protocol):
         """The config with only its first layers, see `cut` below."""
 
 
-_FAMILIES: tuple[Family, ...] = (deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe)
+_FAMILIES: tuple[Family, ...] = (
+    deepseek,
+    dense,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
 __all__ = ["Model", "Spec", "build", "cut", "model_types"]

@@ -45,6 +45,7 @@ class Prefixes:
         body: before "embed_tokens", "layers" and "norm".
         head: of the output projection.
         attention, mlp: below a layer.
+        norm_plus: added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
     """
 
@@ -52,6 +53,7 @@ class Prefixes:
     head: str = "lm_head"
     attention: str = "self_attn"
     mlp: str = "mlp"
+    norm_plus: float = 0.0
     ignored: tuple[str, ...] = ()
 
 
@@ -127,7 +129,10 @@ def read_gqa(
     head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
     f.require_multiple("head_dim", head_dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
-    rope, _ = read_rope(f, rotated_columns(f, head_dim, rotated), interleaved=False, theta=theta)
+    columns = rotated_columns(f, head_dim, rotated)
+    # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
+    interleaved = f.flag("rope_interleave", False)
+    rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
 

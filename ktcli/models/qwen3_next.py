@@ -35,6 +35,7 @@ _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 MODEL_TYPES: tuple[str, ...] = (_NEXT, _MOE, f"{_MOE}_text", _DENSE, f"{_DENSE}_text")
 
 _TEXT = "text_config"  # a config with a vision part beside it
+_VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _NAMES = SparseNames(shared="shared_expert")
 
@@ -53,7 +54,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         return linear if kinds[i] == _LINEAR else full, mlp(i)
 
     body = "model.language_model" if _TEXT in config else "model"
-    prefixes = Prefixes(body=body, norm_plus=1.0)
+    prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
     return assemble(f, "qwen3_next", parts, prefixes)
 
 

@@ -314,9 +314,6 @@ class Program:
         struct = self._ffi.new("kt_glu *", glu)
         self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x), struct)
 
-    def gate(self, out: View, x: View, by: View) -> None:
-        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)))
-
     def gate(self, out: View, x: View, by: View, kind: int) -> None:
         """`kind`: KT_GATE_*"""
         self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)), kind)

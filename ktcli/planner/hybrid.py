@@ -42,9 +42,9 @@ from ktcli.planner.spec import (
     Unit,
     Work,
     kv_bytes_per_token,
-    sequence_bytes,
     part_name,
     parts,
+    sequence_bytes,
     step_work,
     weight_bytes,
 )

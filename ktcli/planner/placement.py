@@ -44,8 +44,8 @@ from ktcli.planner.spec import (
     Work,
     kv_bytes,
     kv_bytes_per_token,
-    sequence_bytes,
     parts,
+    sequence_bytes,
     step_work,
     weight_bytes,
 )

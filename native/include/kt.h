@@ -395,9 +395,6 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
 
-/* out = x * sigmoid(by); by has as many columns as x, or one for all of a row's. */
-KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by);
-
 enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
 /* out = x * sigmoid(by), or x * by * sigmoid(by); by has as many columns as x, or one for all of a row's. */
 KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);

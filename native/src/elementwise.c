@@ -14,6 +14,7 @@ typedef struct rowwise {
     int64_t head_width, first, dim;
     int32_t interleaved, table;
     kt_glu glu;
+    gate_by gate;
     float eps;
     const float *gain;
     const uint16_t *rows;       /* the embedding table */
@@ -212,35 +213,6 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *give
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
                             "needed", out.width, in.width);
     return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
-}
-
-static void gate_run(const void *arg, worker *w)
-{
-    const rowwise *o = arg;
-    int64_t t, last;
-    for (own_rows(w, o->domain, &t, &last); t < last; t++)
-        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, o->b.width == 1,
-                         view_row(w, o->out, t));
-}
-
-int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
-{
-    int failed = program_open(p);
-    if (!failed)
-        failed = program_check_view(p, "gate x", x, -1);
-    if (!failed)
-        failed = program_check_view(p, "gate by", by, program_domain(p, x));
-    if (!failed)
-        failed = program_check_view(p, "gate out", out, program_domain(p, x));
-    if (!failed)
-        failed = program_check_overlap(p, "gate", out, x, 1);
-    if (!failed)
-        failed = program_check_overlap(p, "gate", out, by, by.width == x.width);
-    if (failed)
-        return failed;
-    if (x.width != out.width || (by.width != x.width && by.width != 1))
-        return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
-    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by}, OWN_ROWS);
 }
 
 static void gate_run(const void *arg, worker *w)

@@ -91,7 +91,7 @@ static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_
     OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
     OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
     OK(kt_program_swiglu(p, part(y, 0, 32), out, NULL), kt_program_error(p));
-    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1)), kt_program_error(p));
+    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1), KT_GATE_SIGMOID), kt_program_error(p));
     OK(kt_program_add(p, part(x, 0, 32), part(x, 0, 32), part(y, 0, 32)), kt_program_error(p));
 }
 

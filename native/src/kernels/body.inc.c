@@ -166,16 +166,6 @@ static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float
     }
 }
 
-/* x / (1 + e^-by); by has n columns, or one for all. */
-static void gate(const float *x, const float *by, int64_t n, int32_t one, float *out)
-{
-    for (int64_t c = 0; c < n; c += LANES) {
-        vf v = one ? vf_set1(by[0]) : vf_load_upto(by, c, n);
-        vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), v)));
-        vf_store_upto(out, c, n, vf_div(vf_load_upto(x, c, n), below));
-    }
-}
-
 /* x / (1 + e^-by), times by for silu. */
 static void gate(const float *x, const float *by, int64_t n, const gate_by *how, float *out)
 {

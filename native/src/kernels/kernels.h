@@ -113,8 +113,7 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     /* runs of 16 alternate; the limit may be infinite */
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
-    /* x times the sigmoid of by[0..n), or of by[0] alone */
-    void (*gate)(const float *x, const float *by, int64_t n, int32_t one, float *out);
+    void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
