@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.chat.channels import Channels
 from ktcli.chat.conversation import Conversation
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
@@ -94,7 +95,12 @@ class Piece:
 
 @dataclass(slots=True)
 class Reply:
-    """What came out of one question, final when its pieces are through."""
+    """What came out of one question, final when its pieces are through.
+
+    Attributes:
+        text: what the conversation remembers: thoughts between marks are part of it, as templates cut them
+            out themselves; those in channels are not.
+    """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -180,11 +186,10 @@ class Chat:
         try:
             text, prompt = self._prompt()
             generation = self._generation(prompt, cancelled, progress, reply)
-            thinking = Thinking(inside=text.rstrip().endswith(THINK))
-            for fresh in self._texts(generation):
-                reply.text += fresh
-                yield from (Piece(part, thought) for thought, part in thinking.feed(fresh))
-            yield from (Piece(part, thought) for thought, part in thinking.finish())
+            if Channels.known_to(self.speaker.voice.tokenizer):
+                yield from self._in_channels(generation, reply)
+            else:
+                yield from self._between_marks(generation, reply, text)
             reply.finish = generation.finish
         finally:
             self._remember(reply)
@@ -210,6 +215,36 @@ class Chat:
             stats=reply.stats,
             ids=reply.ids,
         )
+
+    def _between_marks(self, generation: Generation, reply: Reply, prompt: str) -> Iterator[Piece]:
+        """The answer's pieces where a model puts its thoughts between <think> and </think>."""
+        thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
+        for fresh in self._texts(generation):
+            reply.text += fresh
+            yield from (Piece(part, thought) for thought, part in thinking.feed(fresh))
+        yield from (Piece(part, thought) for thought, part in thinking.finish())
+
+    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[Piece]:
+        """The answer's pieces where a model answers in channels; stop strings count in the last one only."""
+        channels = Channels(self.speaker.voice.tokenizer)
+        stops = StopStrings(self._settings.stops)
+        for id in generation:
+            thought, text = channels.feed(id)
+            if not thought:
+                text = stops.feed(text)
+                reply.text += text
+            if text:
+                yield Piece(text, thought)
+            if stops.stopped:
+                generation.finish = Finish.STOP
+                return
+        thought, text = channels.finish()
+        if thought and text:
+            yield Piece(text, thought)
+        rest = stops.feed("" if thought else text) + stops.finish()
+        if rest:
+            reply.text += rest
+            yield Piece(rest)
 
     def _texts(self, generation: Generation) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""

@@ -41,11 +41,17 @@ class Settings:
             raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
 
     @property
-    def variables(self) -> dict[str, bool]:
-        """What the chat template is told; Qwen3 and GLM know the one name, DeepSeek-V3.1 the other."""
+    def variables(self) -> dict[str, Any]:
+        """What the chat template is told: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
+        second; gpt-oss always thinks, but not always long."""
         if self.thinking is None:
             return {}
-        return {"enable_thinking": self.thinking, "thinking": self.thinking}
+        effort = "high" if self.thinking else "low"
+        return {
+            "enable_thinking": self.thinking,
+            "thinking": self.thinking,
+            "reasoning_effort": effort,
+        }
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:

@@ -18,7 +18,8 @@ from ktcli.chat.meter import Meter
 from ktcli.chat.sandbox import MAX_TEMPLATE_CHARS, Sandbox, TemplateTimeout, time_limit
 from ktcli.errors import BadCheckpoint
 
-Message = Mapping[str, str]
+# Role and content; an answer that calls tools has `tool_calls` and perhaps no content.
+Message = Mapping[str, Any]
 
 
 class ChatTemplate:
@@ -50,15 +51,15 @@ class ChatTemplate:
         """The conversation as text, special tokens included.
 
         Args:
-            more: further variables of the template, e.g. enable_thinking=False.
+            more: further variables of the template, e.g. enable_thinking=False; tools: what the model may
+                call, JSON schemas as OpenAI's API has them.
         Raises:
             BadCheckpoint: the template is wrong, refuses the conversation, or was stopped.
         """
-        plain = [dict(message) for message in messages]
-        given = {**self._tokens, "tools": None, "documents": None, **more}
-        chars = sum(len(text) for message in plain for text in message.values())
-        self._sandbox.meter = Meter.for_input(5 * len(plain), chars)
         try:
+            plain = [_copied(message) for message in messages]
+            given = {**self._tokens, "tools": None, "documents": None, **_copied(more)}
+            self._sandbox.meter = Meter.for_input(*_size((plain, given)))
             with time_limit():
                 return "".join(
                     self._template.generate(
@@ -85,6 +86,31 @@ class ChatTemplate:
 
     def _bad(self, what: str) -> BadCheckpoint:
         return BadCheckpoint(f"the chat template of {self.name} {what}")
+
+
+def _copied(value: Any) -> Any:
+    """Messages and tools as plain dicts, lists and scalars: no other kind of object reaches a template.
+
+    Raises:
+        TypeError: there is one.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): _copied(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(part) for part in value]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    raise TypeError(f"a chat template is given a {type(value).__name__}")
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Items and characters of nested plain values."""
+    if isinstance(value, Mapping):
+        value = (*value.keys(), *value.values())
+    if not isinstance(value, (list, tuple)):
+        return 1, len(value) if isinstance(value, str) else 1
+    sizes = [_size(part) for part in value]
+    return len(value) + sum(n for n, _ in sizes), sum(chars for _, chars in sizes)
 
 
 def find_template(folder: Path, *, name: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktcli.chat.files import check_size, read_json
 from ktcli.errors import BadCheckpoint
+from ktcli.weights.gguf.words import KIMI
 
 if TYPE_CHECKING:
     import tokenizers
@@ -22,20 +23,6 @@ MAX_BYTES = 8_000_000  # Kimi-K2's has 2.8 MB
 MAX_TOKEN_BYTES = 512
 NAMES = ("tiktoken.model",)
 
-_LETTERS = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]", r"\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
-_SHORT_FORMS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-KIMI = "|".join(
-    (
-        r"[\p{Han}]+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_LETTERS[0]}]*[{_LETTERS[1]}]+{_SHORT_FORMS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?[{_LETTERS[0]}]+[{_LETTERS[1]}]*{_SHORT_FORMS}",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
 # Class in tokenizer_config.json → how words are cut, and how many special ids follow the ranks.
 PATTERNS: dict[str, tuple[str, int]] = {"TikTokenTokenizer": (KIMI, 256)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,14 +12,16 @@ import typer
 
 from ktcli import config
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
-from ktcli.errors import UsageError, gib
+from ktcli.errors import gib
 from ktcli.output import out, safe
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
+from ktcli.weights.extras import extra_limit
+from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Report
+    from ktcli.weights.convert import Provenance, Report
 
 OutOpt = Annotated[
     Path | None,
@@ -48,14 +51,11 @@ def convert(
       kt convert deepseek-v3 --experts int4-g32 --dense bf16
 
       kt convert ./my-checkpoint --out ./my-pack
+
+      kt convert model-Q4_K_M.gguf --experts int4-g32
     """
     entry = library.resolve(model, Kind.CHECKPOINT)
     recipe = recipe_for(entry, experts, dense)
-    if target is None and not entry.managed and entry.name != library.BUILTIN:
-        raise UsageError(
-            f"{entry.path} is not in the library, so its conversion needs a folder of its own",
-            hint=f"name one: kt convert {model} --out DIR",
-        )
     started = time.monotonic()
     report = convert_entry(entry, recipe, target, threads=threads)
     words = document(entry, recipe, report)
@@ -81,14 +81,11 @@ def convert_entry(
     from ktcli.weights import convert as weights
 
     managed = target is None
-    target = target or library.pack_path(entry.name, recipe.experts.name, recipe.dense.name)
-    source = manifest.read(entry.path / manifest.CHECKPOINT)
-    origin = weights.Provenance()
-    if source is not None:
-        parts = (source.hub, source.repository, source.revision)
-        origin = weights.Provenance(*(part or None for part in parts))
+    target = target or pack_folder(entry, recipe)
     what = f"converting {entry.name}"
-    held = config.lock(library.lock_path(entry.name), what) if managed else contextlib.nullcontext()
+    held: AbstractContextManager[None] = contextlib.nullcontext()
+    if managed:
+        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
     with held, out.progress(f"Converting {entry.name}") as bar:
         try:
             return weights.convert(
@@ -97,12 +94,45 @@ def convert_entry(
                 recipe,
                 make_team(read_cpu(SYSTEM_ROOT, ()), threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
-                provenance=origin,
+                provenance=_provenance(entry.path),
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "what is complete is kept; the same command goes on from there"
             ) from None
+
+
+def pack_folder(entry: Entry, recipe: Recipe) -> Path:
+    """Where its conversion lies: in the library. What lies outside of it is told apart by place and age."""
+    name = entry.name
+    if not entry.managed and name != library.BUILTIN:
+        name = library.local_name(entry.path, str(newest_ns(entry.path)))
+    return library.pack_path(name, recipe.experts.name, recipe.dense.name)
+
+
+def newest_ns(path: Path) -> int:
+    """When a file that a conversion is made of was last written; 0 if there are none."""
+    if is_gguf(path):
+        return max((part.stat().st_mtime_ns for part in library.parts(path)), default=0)
+    taken = (
+        each
+        for each in path.iterdir()
+        if (each.suffix == ".safetensors" or extra_limit(each.name)) and each.is_file()
+    )
+    return max((each.stat().st_mtime_ns for each in taken), default=0)
+
+
+def _provenance(path: Path) -> Provenance:
+    """Where a checkpoint was published, as far as it is known: of a GGUF file its name."""
+    from ktcli.weights.convert import Provenance
+
+    if is_gguf(path):
+        return Provenance("gguf", path.name)
+    source = manifest.read(path / manifest.CHECKPOINT)
+    if source is None:
+        return Provenance()
+    parts = (source.hub, source.repository, source.revision)
+    return Provenance(*(part or None for part in parts))
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:

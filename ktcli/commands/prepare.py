@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli.commands.convert import convert_entry, recipe_for
+from ktcli.commands.convert import convert_entry, newest_ns, pack_folder, recipe_for
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
@@ -24,7 +24,7 @@ from ktcli.store import catalog, library
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import Reference, parse
-from ktcli.weights.extras import extra_limit
+from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -88,10 +88,11 @@ def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | No
     entry = entry or fetch(reference)
     experts, _, dense = reference.formats.rpartition("-")
     recipe = recipe_for(entry, experts or None, dense or None)
-    target = _target(entry, recipe)
+    target = pack_folder(entry, recipe)
     if not (target / PACK_MANIFEST).is_file():
         if check is not None:
-            check(entry.name, entry.path)
+            with small_files_of(entry.path) as folder:
+                check(entry.name, folder)
         if not planned and entry.name != BUILTIN:
             _require_room(name, wanted)
     return Ready(entry.name, _converted(entry, recipe, target, wanted))
@@ -106,7 +107,7 @@ def converted(name: str) -> Ready | None:
     entry = library.find(name)
     if entry is None or entry.kind is Kind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
-    target = _target(entry, recipe_for(entry))
+    target = pack_folder(entry, recipe_for(entry))
     return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else None
 
 
@@ -159,17 +160,11 @@ def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Pa
     deadline = time.monotonic() + BUILTIN_WAIT_S
     while True:
         try:
-            place = target if _is_foreign(entry) else None
-            return convert_entry(entry, recipe, place, threads=wanted.threads).path
+            return convert_entry(entry, recipe, threads=wanted.threads).path
         except Busy:
             if entry.name != BUILTIN or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _is_foreign(entry: Entry) -> bool:
-    """Whether it is somebody's own folder, outside the library."""
-    return not entry.managed and entry.name != BUILTIN
 
 
 def _is_stale(pack: Entry) -> bool:
@@ -177,25 +172,7 @@ def _is_stale(pack: Entry) -> bool:
     shipped = library.find(BUILTIN, Kind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.managed:
         return False
-    return _newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
-
-
-def _newest_ns(folder: Path) -> int:
-    """When a file that a conversion is made of was last written; 0 if there are none."""
-    taken = (
-        path
-        for path in folder.iterdir()
-        if (path.suffix == ".safetensors" or extra_limit(path.name)) and path.is_file()
-    )
-    return max((path.stat().st_mtime_ns for path in taken), default=0)
-
-
-def _target(entry: Entry, recipe: Recipe) -> Path:
-    """Where its conversion lies: in the library. Own folders are told apart by place and age."""
-    name = entry.name
-    if _is_foreign(entry):
-        name = library.local_name(entry.path, str(_newest_ns(entry.path)))
-    return library.pack_path(name, recipe.experts.name, recipe.dense.name)
+    return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 
 
 def _require_room(name: str, wanted: Wanted) -> None:

@@ -10,6 +10,8 @@ from ktcli.output import Progress, out, safe
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import HUBS, Reference, parse
+from ktcli.weights.gguf.header import is_gguf
+from ktcli.weights.reader import examine
 
 
 def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
@@ -24,10 +26,13 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
       kt pull ./my-model                     check that a local folder can be used as it is
+      kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)
     before = library.find(model, Kind.CHECKPOINT)
     entry = before or _download(reference)
+    if is_gguf(entry.path):
+        examine(entry.path)
     document: dict[str, Any] = {
         "name": entry.label,
         "path": str(entry.path),
@@ -97,7 +102,7 @@ def _render(entry: Entry, fresh: bool) -> str:
         here = (
             "ships with kt"
             if entry.name == library.BUILTIN
-            else f"is a folder of this machine, {gib(entry.size_bytes)}"
+            else f"is on this machine, {gib(entry.size_bytes)}"
         )
         return (
             f"{safe(entry.name)} {here}: nothing to pull.\nTalk to it: kt chat {safe(entry.label)}"

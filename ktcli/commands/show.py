@@ -56,13 +56,13 @@ def show(
 
 
 def _config(entry: Entry) -> Mapping[str, Any]:
-    from ktcli.weights.checkpoint import read_config
+    from ktcli.weights.reader import config_of
 
     if not entry.complete:
         raise BadCheckpoint(
             f"{entry.label} is not complete: {entry.problem}", hint=f"kt pull {entry.name}"
         )
-    return read_config(entry.path)
+    return config_of(entry.path)
 
 
 def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any
 from ktcli.store import catalog, library
 from ktcli.store.library import Kind
 from ktcli.store.reference import parse
-from ktcli.weights.checkpoint import read_config
 from ktcli.weights.pack import Pack
+from ktcli.weights.reader import config_of
 from ktcli.weights.recipe import Recipe
 
 
@@ -59,4 +59,4 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
         recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
         return Subject(profile.name, profile.config, recipe)
     entry = entry or library.resolve(name)
-    return Subject(entry.name, read_config(entry.path), Recipe.named(experts, dense))
+    return Subject(entry.name, config_of(entry.path), Recipe.named(experts, dense))

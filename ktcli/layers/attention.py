@@ -192,20 +192,25 @@ class LatentAttention:
 
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head."""
+        """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head.
+
+        GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
+        """
         s, each = self.shape, self.shape.nope + self.shape.v
         shape = (s.heads * each, s.lora)
 
-        def part(name: str, n: int, k: int, band: Band, transposed: bool = False) -> Tensor:
-            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
-            where = f"layers.{self.layer}.attn.{name}"
-            return Tensor(where, n, k, Role.KEPT, ((piece,),), count=s.heads, layer=self.layer)
+        def part(name: str, n: int, k: int, band: Band, turned: bool, split: Stored) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, turned)
+            where, sources = f"layers.{self.layer}.attn.{name}", ((piece,), (split,))
+            return Tensor(where, n, k, Role.KEPT, sources, count=s.heads, layer=self.layer)
 
         keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
+        k_b = Stored(f"{self.source}.k_b_proj.weight", (s.heads, s.lora, s.nope), matrix=True)
+        v_b = Stored(f"{self.source}.v_b_proj.weight", (s.heads, s.v, s.lora), matrix=True)
         return (
-            part("uk_in", s.lora, s.nope, keys, transposed=True),
-            part("uk_out", s.nope, s.lora, keys),
-            part("uv", s.v, s.lora, values),
+            part("uk_in", s.lora, s.nope, keys, True, k_b),
+            part("uk_out", s.nope, s.lora, keys, False, replace(k_b, transposed=True)),
+            part("uv", s.v, s.lora, values, False, v_b),
         )
 
     @cached_property

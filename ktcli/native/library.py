@@ -43,6 +43,37 @@ class DType(IntEnum):
     BF16 = 1
     F16 = 2
     F8_E4M3 = 3
+    Q4_0 = 16
+    Q4_1 = 17
+    Q5_0 = 18
+    Q5_1 = 19
+    Q8_0 = 20
+    Q4_K = 21
+    Q5_K = 22
+    Q6_K = 23
+    GGUF_MXFP4 = 24
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Elements of a block, and its bytes; (1, ...) where elements stand alone."""
+        return _BLOCKS[self]
+
+
+_BLOCKS = {
+    DType.F32: (1, 4),
+    DType.BF16: (1, 2),
+    DType.F16: (1, 2),
+    DType.F8_E4M3: (1, 1),
+    DType.Q4_0: (32, 18),
+    DType.Q4_1: (32, 20),
+    DType.Q5_0: (32, 22),
+    DType.Q5_1: (32, 24),
+    DType.Q8_0: (32, 34),
+    DType.Q4_K: (256, 144),
+    DType.Q5_K: (256, 176),
+    DType.Q6_K: (256, 210),
+    DType.GGUF_MXFP4: (32, 17),
+}
 
 
 class Ceiling(IntEnum):

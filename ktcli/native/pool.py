@@ -123,9 +123,9 @@ class Pool:
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
-        itemsize = {DType.F32: 4, DType.BF16: 2, DType.F16: 2, DType.F8_E4M3: 1}[dtype]
+        elements, size_bytes = dtype.block
         require(
-            src.flags.c_contiguous and src.nbytes == n * k * itemsize,
+            src.flags.c_contiguous and src.nbytes * elements == n * k * size_bytes,
             f"source is not {n} x {k} {dtype.name}",
         )
         scale = self._ffi.NULL

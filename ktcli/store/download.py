@@ -102,7 +102,12 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
         only = f", only {', '.join(sorted(others))} files" if others else ""
         raise BadCheckpoint(
             f"{snapshot.repository} has no safetensors weights{only}",
-            hint="kt reads safetensors only; look for a repository that has them",
+            hint="look for a repository that has them"
+            + (
+                ", or download one .gguf file and name it: kt chat ./FILE.gguf"
+                if ".gguf" in others
+                else ""
+            ),
         )
     if "config.json" not in names:
         raise BadCheckpoint(

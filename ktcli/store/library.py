@@ -22,8 +22,9 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli.numbered import numbered_set
 from ktcli.store import catalog, manifest
-from ktcli.store.reference import Reference, parse
+from ktcli.store.reference import GGUF, Reference, parse
 
 BUILTIN = "kt-mini"
 INTERRUPTED = "interrupted"
@@ -33,7 +34,7 @@ PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the ref
 
 
 class Kind(Enum):
-    """Checkpoint: a repository's own files. Pack: ours, ready to run."""
+    """Checkpoint: a repository's own files, or a GGUF file. Pack: ours, ready to run."""
 
     CHECKPOINT = "checkpoint"
     PACK = "pack"
@@ -45,7 +46,7 @@ class Entry:
 
     Attributes:
         name: short name, library name, or the folder's own name.
-        path: the folder.
+        path: the folder; of a GGUF model the file, or any one of a numbered set.
         problem: why it cannot be used: "interrupted", or what is wrong with its manifest; else empty.
         formats: "<experts>-<dense>" of a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision"; empty if nobody recorded it.
@@ -89,6 +90,8 @@ class Entry:
     @property
     def size_bytes(self) -> int:
         """Bytes of its files, those of links not counted."""
+        if self.path.suffix.lower() == GGUF:
+            return sum(part.stat().st_size for part in parts(self.path))
         return sum(status.st_size for _, status in walk(self.path))
 
 
@@ -249,6 +252,11 @@ def remove_leftovers() -> int:
     return freed
 
 
+def parts(file: Path) -> list[Path]:
+    """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
+    return [path for name in numbered_set(file.name) if (path := file.parent / name).is_file()]
+
+
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Every regular file below `folder`; links are neither followed nor returned."""
     try:
@@ -333,21 +341,27 @@ def _builtin() -> Entry | None:
 
 
 def _local(folder: Path) -> Entry:
-    """A folder somebody named, which is in the library or not."""
+    """A folder or GGUF file somebody named, which is in the library or not."""
     try:
         mode = folder.stat().st_mode
+        if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:
+            return Entry(folder.name, Kind.CHECKPOINT, folder, managed=False)
         if not stat.S_ISDIR(mode):
             raise NotFound(
                 f"{folder} is not a folder",
-                hint="name the folder that holds config.json or kt.json",
+                hint="name the folder that holds config.json or kt.json, or a .gguf file",
             )
         pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
     except OSError as error:
         raise NotFound(f"cannot read the folder {folder}: {error.strerror}") from error
     if not pack and not checkpoint:
-        raise NotFound(
-            f"there is no model in {folder}", hint="a model's folder holds config.json or kt.json"
+        files = sorted(folder.glob(f"*{GGUF}"))
+        hint = (
+            f"name the file: {files[0]}"
+            if files
+            else "a model's folder holds config.json or kt.json"
         )
+        raise NotFound(f"there is no model in {folder}", hint=hint)
     kind = Kind.PACK if pack else Kind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
     if folder.parent == _folder_of(kind):

@@ -6,6 +6,7 @@ Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
 ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
 Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
 ./folder  /abs  ~/x         a local folder; so is any name that is a folder here and has a slash
+model.gguf                  a GGUF file; of a numbered set, any one of its files
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from ktcli.errors import UsageError
 from ktcli.store import catalog
 
+GGUF = ".gguf"
 HUBS = {"hf": "Hugging Face", "ms": "ModelScope"}
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -34,7 +36,7 @@ class Reference:
         name: its name in the library: safe as one folder name; empty for a local folder.
         formats: "<experts>-<dense>" of one conversion; empty: any.
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
-        folder: a local folder; None otherwise.
+        folder: a local folder or GGUF file; None otherwise.
     """
 
     text: str
@@ -59,7 +61,8 @@ def parse(text: str) -> Reference:
     hub, colon, rest = text.partition(":")
     if colon and hub in HUBS:
         return _repository(text, hub, rest)
-    if text[0] in "./~" or (("/" in text or text == "..") and _is_folder(text)):
+    local = ("/" in text or text == "..") and _is_folder(text)
+    if text[0] in "./~" or local or text.lower().endswith(GGUF):
         return Reference(text, "", folder=_expanded(text).absolute())
     if "/" in text:
         return _repository(text, "hf", text)

@@ -8,18 +8,17 @@ inside the folder. How numbers may be stored is in `storage`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import Pool
+from ktcli.numbered import numbered_set
 from ktcli.weights.extras import extra_limit
+from ktcli.weights.files import Files
 from ktcli.weights.header import (
     MAX_NESTING,
     MAX_TENSORS,
@@ -64,13 +63,11 @@ class Checkpoint:
             BadCheckpoint: a file is missing, damaged, hostile or of a kind that cannot be read.
         """
         self.path = folder
-        self._descriptors: dict[str, int] = {}
         with hinted(HINT):
             self.config = read_config(folder)
             _check_quantization(self.config)
             self.parts, files, self.digest = _open_shards(folder)
-        for file in files:
-            self._descriptors[file] = os.open(inside(folder, file), os.O_RDONLY | os.O_CLOEXEC)
+        self._files = Files({file: inside(folder, file) for file in files}, HINT)
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -80,9 +77,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._files.close()
 
     @property
     def names(self) -> Collection[str]:
@@ -123,22 +118,7 @@ class Checkpoint:
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
         """
-        raw = np.empty(wanted.total_bytes, dtype=np.uint8) if into is None else into
-        for i in range(wanted.count):
-            part = raw[i * wanted.size_bytes : (i + 1) * wanted.size_bytes]
-            self._fill(wanted.file, wanted.offset + i * wanted.stride, part)
-        return raw
-
-    def _fill(self, file: str, offset: int, raw: Raw) -> None:
-        view, done = raw.data, 0
-        while done < raw.size:
-            try:
-                got = os.preadv(self._descriptors[file], [view[done:]], offset + done)
-            except OSError as error:
-                raise BadCheckpoint(f"{file} cannot be read: {error.strerror}") from error
-            if got == 0:
-                raise BadCheckpoint(f"{file} became shorter while it was read", hint=HINT)
-            done += got
+        return self._files.read(wanted, into)
 
     def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
         """The rows of a span as f32, from the bytes that its storage wanted.
@@ -146,13 +126,7 @@ class Checkpoint:
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
-        source = span.source
-        try:
-            return source.storage.decode(pool, span, raws)
-        except BadCheckpoint:
-            raise BadCheckpoint(
-                f"{source.name} in {source.file} holds NaN or Inf", hint=HINT
-            ) from None
+        return self._files.decode(pool, span, raws)
 
     def _source(self, part: Part) -> Source:
         entry = part.entry
@@ -308,20 +282,14 @@ def _parts(
     return parts
 
 
-_OF = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")
-
-
 def _list_shards(folder: Path) -> list[str]:
     """The weight files of a folder without an index: one, or a complete numbered set."""
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if SINGLE in names:
         return [SINGLE]
-    numbered = [found for name in names if (found := _OF.fullmatch(name))]
+    numbered = [name for name in names if numbered_set(name) != [name]]
     if numbered:
-        first = numbered[0]
-        wanted = [
-            f"{first[1]}-{i:05}-of-{first[3]}.safetensors" for i in range(1, int(first[3]) + 1)
-        ]
+        wanted = numbered_set(numbered[0])
         missing = sorted(set(wanted) - set(names))
         if missing:
             raise BadCheckpoint(f"the shard {missing[0]} is missing from {folder}")

@@ -35,8 +35,9 @@ KT.JSON is a JSON object, one-space indented, ASCII:
 
     kt_pack    1, the version of this description
     family     name of the model's family
-    source     hub, repository, revision (null if nobody recorded them); digest: SHA-256 over, for each weight
-               file of the checkpoint by name, "NAME\\nLENGTH\\n" and its header's JSON
+    source     hub, repository, revision (null if nobody recorded them; of a GGUF file "gguf" and its name);
+               digest: SHA-256 over, for each weight file of the checkpoint by name, "NAME\\nLENGTH\\n" and its
+               header's JSON; of GGUF files over the hexadecimal SHA-256 of each header
     recipe     experts, dense: names of number formats
     formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers
     extras     files taken over: name, size_bytes, sha256

@@ -1,10 +1,17 @@
-"""Which reader a checkpoint needs."""
+"""Which reader a checkpoint needs: a folder of safetensors files, or GGUF files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from ktcli.weights.checkpoint import Checkpoint
+from ktcli.models import build
+from ktcli.weights.checkpoint import Checkpoint, read_config
+from ktcli.weights.encode import check
+from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.storage import Reader
 
 
@@ -14,4 +21,44 @@ def open_checkpoint(path: Path) -> Reader:
     Raises:
         BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
     """
+    if is_gguf(path):
+        from ktcli.weights.gguf.file import Gguf
+
+        return Gguf(path)
     return Checkpoint(path)
+
+
+def config_of(path: Path) -> Mapping[str, Any]:
+    """The `config.json` of the checkpoint at `path`.
+
+    Raises:
+        BadCheckpoint: there is none, or it cannot be read.
+    """
+    if not is_gguf(path):
+        return read_config(path)
+    with closing(open_checkpoint(path)) as checkpoint:
+        return checkpoint.config
+
+
+def examine(path: Path) -> None:
+    """That the checkpoint at `path` can be converted, as far as its headers say.
+
+    Raises:
+        BadCheckpoint: it cannot.
+    """
+    with closing(open_checkpoint(path)) as checkpoint:
+        check(build(checkpoint.config).tensors, checkpoint)
+        for name in checkpoint.small_files:
+            checkpoint.small_file(name)
+
+
+@contextmanager
+def small_files_of(path: Path) -> Iterator[Path]:
+    """A folder with the small files of the checkpoint at `path`: its own, or one that is gone afterwards."""
+    if not is_gguf(path):
+        yield path
+        return
+    with closing(open_checkpoint(path)) as checkpoint, TemporaryDirectory() as name:
+        for file in checkpoint.small_files:
+            (Path(name) / file).write_bytes(checkpoint.small_file(file))
+        yield Path(name)

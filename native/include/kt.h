@@ -167,7 +167,12 @@ typedef struct kt_weight {
 /* Bytes of one packed matrix; 0 if the format or the shape is not valid. */
 KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
-enum kt_dtype { KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3 };
+/* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
+enum kt_dtype {
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3,
+    KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
+    KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
+};
 
 /* dst[n][k] f32 = src[n][k] of `dtype`, row major. For KT_F8_E4M3, block_scale [ceil(n/128)][ceil(k/128)]
  * multiplies (checkpoints call it weight_scale_inv); NULL for the other types.

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "blocks.h"
 #include "kernels/formats.h"
 #include "pool.h"
 
@@ -28,6 +29,7 @@ size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k)
 typedef struct decode_task {
     kt_pool *pool;
     int32_t dtype;
+    const block_format *blocks;     /* NULL: the numbers do not come in blocks */
     const uint8_t *src;
     int64_t n, k;
     const float *block_scale;
@@ -35,22 +37,18 @@ typedef struct decode_task {
     atomic_int_fast64_t bad;        /* least index of a NaN or Inf, n * k if there is none */
 } decode_task;
 
-static float float_of_f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
-    if (exponent == 0)
-        return float_of_bits(sign | bits_of_float((float)mantissa * 0x1p-24f));
-    if (exponent == 31)
-        return float_of_bits(sign | 0x7f800000u | mantissa << 13);
-    return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-}
-
 static void decode_row(const decode_task *t, const kt_kernels *kernels, const float *e4m3, int64_t row)
 {
     float *dst = t->dst + row * t->k;
     const uint16_t *half = (const uint16_t *)t->src + row * t->k;
     const uint8_t *byte = t->src + row * t->k;
     const float *scale = NULL;
+    if (t->blocks) {
+        const int64_t count = t->k / t->blocks->elements;
+        for (int64_t i = 0; i < count; i++)
+            t->blocks->decode(t->src + (row * count + i) * t->blocks->bytes, dst + i * t->blocks->elements);
+        return;
+    }
     switch (t->dtype) {
     case KT_F32:
         memcpy(dst, (const float *)t->src + row * t->k, (size_t)t->k * sizeof *dst);
@@ -104,13 +102,14 @@ static void decode_rows(void *arg, int thread, int threads)
 int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, const float *block_scale,
               float *dst)
 {
-    if (n <= 0 || k <= 0 || dtype < KT_F32 || dtype > KT_F8_E4M3 ||
+    const block_format *blocks = block_format_of(dtype);
+    if (n <= 0 || k <= 0 || (blocks ? k % blocks->elements != 0 : dtype < KT_F32 || dtype > KT_F8_E4M3) ||
         (dtype == KT_F8_E4M3) != (block_scale != NULL)) {
         pool_set_error(pool, "cannot decode a [%" PRId64 ", %" PRId64 "] tensor of dtype %d %s block scales", n,
                        k, (int)dtype, block_scale ? "with" : "without");
         return KT_ERR_SHAPE;
     }
-    decode_task t = {pool, dtype, src, n, k, block_scale, dst, n * k};
+    decode_task t = {pool, dtype, blocks, src, n, k, block_scale, dst, n * k};
     pool_run(pool, decode_rows, &t);
     int64_t bad = atomic_load(&t.bad);
     if (bad == n * k)

@@ -21,13 +21,21 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+END = "<|end|>"
 SPECIALS = ["<|bos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHUNK = 16
 VOCAB = 1024  # more than the tokenizer has ids
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
-    """A byte-level tokenizer with a few merges, and the files beside it."""
+def write_tokenizer(
+    folder: Path, template: str = TEMPLATE, *, more: Sequence[str] = (), end: str = END
+) -> None:
+    """A byte-level tokenizer with a few merges, and the files beside it.
+
+    Args:
+        more: further special tokens.
+        end: the one that ends an answer.
+    """
     import json
 
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,12 +49,12 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
         show_progress=False,
     )
     inner.train_from_iterator(["hello world, this is the answer to that question"] * 3, trainer)
-    inner.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    inner.add_special_tokens([AddedToken(text, special=True) for text in (*SPECIALS, *more)])
     inner.add_tokens([AddedToken("<think>"), AddedToken("</think>")])
     inner.save(str(folder / "tokenizer.json"))
     config = {
         "bos_token": "<|bos|>",
-        "eos_token": {"content": "<|end|>"},
+        "eos_token": {"content": end},
         "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -135,8 +143,10 @@ def speaker(
     *,
     context: int = 4096,
     template: str = TEMPLATE,
+    more: Sequence[str] = (),
+    end: str = END,
 ) -> Speaker:
     """A model that follows a script, with its files in `folder`."""
-    write_tokenizer(folder, template)
+    write_tokenizer(folder, template, more=more, end=end)
     engine = FakeEngine(load_tokenizer(folder), script, context)
     return Speaker("fake", engine, read_voice("fake", folder))

@@ -82,6 +82,43 @@ def test_a_prompt_that_opens_the_thought(tmp_path: Path) -> None:
     assert "".join(p.text for p in pieces if not p.thought) == "ok"
 
 
+CHANNELS = {
+    "template": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|return|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+    "more": ("<|start|>", "<|channel|>", "<|message|>", "<|return|>"),
+    "end": "<|return|>",
+}
+
+
+def test_answers_in_channels(tmp_path: Path) -> None:
+    """gpt-oss: heads are no text, thoughts are shown as such and forgotten, an end of a thought is no end."""
+    said = (
+        "<|channel|>analysis<|message|>they ask\nfor 4<|end|><|start|>assistant"
+        "<|channel|>commentary to=x<|message|>{}<|end|><|start|>assistant"
+        "<|channel|>final<|message|>It is 4, 😀.<|return|>"
+    )
+    chat = Chat(speaker(tmp_path, lambda q: said, **CHANNELS))
+    pieces = list(chat.ask("2+2"))
+    assert "".join(p.text for p in pieces if p.thought) == "they ask\nfor 4\n\n{}\n\n"
+    assert "".join(p.text for p in pieces if not p.thought) == "It is 4, 😀."
+    assert chat.reply.finish is Finish.STOP
+    assert chat.conversation.messages[-1]["content"] == "It is 4, 😀."
+    assert say(chat, "again").endswith("It is 4, 😀.")
+
+
+def test_stop_strings_and_cuts_in_channels(tmp_path: Path) -> None:
+    said = "<|channel|>analysis<|message|>no 4<|end|><|start|>assistant<|channel|>final<|message|>4, no 5<|return|>"
+    chat = Chat(speaker(tmp_path, lambda q: said, **CHANNELS))
+    chat.settings = replace(chat.settings, stops=("no",))
+    assert say(chat, "q") == "no 4\n\n4, " and chat.reply.text == "4, "
+    chat = Chat(
+        speaker(tmp_path, lambda q: said[: said.index("<|end|>")] + "<|return|>", **CHANNELS)
+    )
+    assert say(chat, "q") == "no 4" and chat.reply.text == ""
+    chat = Chat(speaker(tmp_path, lambda q: "<|message|>plain<|return|>", **CHANNELS))
+    assert say(chat, "q") == chat.reply.text == "plain"
+
+
 def test_cancelled_answers_are_kept_and_the_chat_goes_on(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     seen: list[str] = []

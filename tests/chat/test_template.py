@@ -2,13 +2,14 @@
 """Honest templates render as transformers renders them; hostile ones are stopped, in one sentence."""
 
 import json
+import re
 import resource
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from chat import templates
+from chat import family_templates, templates
 
 from ktcli.chat.template import ChatTemplate, find_template, load_template
 from ktcli.errors import BadCheckpoint
@@ -38,6 +39,85 @@ def test_equals_transformers(name: str, prompt: bool, chat: list[dict[str, str]]
         )
         mine = ChatTemplate(templates.ALL[name], name="x", tokens=TOKENS)
         assert mine.render(chat, add_generation_prompt=prompt, **more) == want
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "What it is like outside <now> & there.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "place": {"type": "string", "description": "A town, e.g. Zürich"},
+                "days": {"type": "integer", "default": 1},
+                "units": {"type": "string", "enum": ["metric", "imperial"]},
+                "parts": {"type": "array", "items": {"type": ["string", "null"]}},
+            },
+            "required": ["place"],
+        },
+    },
+}
+NOW = {
+    "type": "function",
+    "function": {"name": "now", "description": "The time.", "parameters": {}},
+}
+_CALL = {"name": "weather", "arguments": {"place": "Zürich", "days": 2, "parts": ["sky", None]}}
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "abcd12345", "type": "function", "function": _CALL}],
+}
+RESULT = {
+    "role": "tool",
+    "name": "weather",
+    "tool_call_id": "abcd12345",
+    "content": '{"sky": "blau"}',
+}
+WITH_TOOLS = [USER, CALLED, RESULT]
+FAMILY_CHATS = {
+    **{name: (chat, None) for name, chat in CHATS.items()},
+    "tools": ([USER], [WEATHER, NOW]),
+    "calls": (WITH_TOOLS, [WEATHER]),
+    "after": ([CHATS["system"][0], *WITH_TOOLS, THOUGHT, USER], [NOW, WEATHER]),
+}
+SWITCHES = (
+    {},
+    *({"enable_thinking": on, "thinking": on, "reasoning_effort": "low"} for on in (True, False)),
+)
+
+
+@pytest.mark.parametrize("chat", FAMILY_CHATS.values(), ids=FAMILY_CHATS)
+@pytest.mark.parametrize("name", family_templates.ALL)
+def test_families_equal_transformers(name: str, chat: tuple[list[dict], list[dict] | None]) -> None:
+    """With tools, their calls and results, thinking on and off, with the prompt for an answer and without."""
+    judge = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages, tools = chat
+    source = family_templates.ALL[name]
+    mine = ChatTemplate(source, name="x", tokens=TOKENS)
+    for more in SWITCHES:
+        for prompt in (True, False):
+            said = {"add_generation_prompt": prompt, "tools": tools, **more}
+            try:
+                [want], _ = judge.render_jinja_template(
+                    [messages], chat_template=source, **TOKENS, **said
+                )
+            except Exception as error:  # the template refuses
+                with pytest.raises(BadCheckpoint, match=re.escape(str(error)[:40])):
+                    mine.render(messages, **said)
+            else:
+                assert mine.render(messages, **said) == want
+
+
+def test_only_plain_values_reach_a_template() -> None:
+    template = ChatTemplate("{{ tools }}", name="x")
+    with pytest.raises(BadCheckpoint, match=r"is given a \w*Path"):
+        template.render([USER], tools=[Path("/")])
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(BadCheckpoint, match="runs too long"):
+        template.render([USER], tools=deep)
 
 
 @pytest.mark.parametrize("source", templates.SNIPPETS)

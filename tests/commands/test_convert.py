@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
+from ktcli.commands.prepare import converted
 from ktcli.main import main
 from ktcli.store import library
 from ktcli.store.manifest import File, Manifest, write
@@ -85,13 +86,18 @@ def test_ctrl_c_keeps_what_is_complete(
     assert json.loads(capsys.readouterr().out)["kept_files"] == 2
 
 
+def test_a_folder_of_ones_own_is_converted_to_where_a_chat_looks_for_it(source: Path, capsys):
+    assert main(["convert", str(source), "--json"]) == 0
+    ready = converted(str(source))
+    assert ready is not None and str(ready.pack) == json.loads(capsys.readouterr().out)["path"]
+
+
 def test_mistakes(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
     """Exit code, one sentence, and what to do next."""
     out = ["--out", str(tmp_path / "pack")]
     (tmp_path / "empty").mkdir()
     shard = source / "model.safetensors"
     cases = [
-        (["convert", str(source)], 2, "needs a folder of its own", "--out DIR"),
         (["convert", str(source), *out, "--experts", "int5"], 2, "no number format", "int4-g32"),
         (["convert", str(source), "--out", str(source)], 2, "is not empty", "--out"),
         (["convert", "kimi-k2"], 3, "not in the library", "kt pull kimi-k2"),

@@ -146,6 +146,16 @@ static inline uint16_t bf16_of_float(float x)
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
+static inline float float_of_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
+    if (exponent == 0)
+        return float_of_bits(sign | bits_of_float((float)mantissa * 0x1p-24f));
+    if (exponent == 31)
+        return float_of_bits(sign | 0x7f800000u | mantissa << 13);
+    return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+}
+
 /* Exponent and mantissa of an E4M3 byte lie in a float's place, 120 too low in exponent, subnormals too. */
 static inline float float_of_e4m3(uint8_t code)
 {

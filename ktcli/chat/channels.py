@@ -1,0 +1,59 @@
+"""Answers in channels, as gpt-oss gives them: thoughts, calls of tools, and what is meant for the reader.
+
+An answer is a row of messages, each with a head of its own between special tokens:
+
+    <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
+
+The prompt ends with the words `<|start|>assistant`, so an answer begins inside a head. Source: OpenAI's
+description of the harmony format.
+"""
+
+from __future__ import annotations
+
+from ktcli.chat.stream import Detokenizer
+from ktcli.chat.tokenizer import Tokenizer
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+FINAL = "final"
+
+
+class Channels:
+    """Ids in, pieces (thought?, text) out; heads are not text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
+        self._tokenizer = tokenizer
+        self._channel: list[int] = []  # ids of the name of the message's channel
+        self._state = START  # the mark that was read last
+        self._detokenizer = Detokenizer(tokenizer)
+
+    @staticmethod
+    def known_to(tokenizer: Tokenizer) -> bool:
+        """Whether a model with this tokenizer answers in channels."""
+        ids = {tokenizer.id_of(mark) for mark in (START, CHANNEL, MESSAGE, END)}
+        return ids <= tokenizer.special_ids
+
+    @property
+    def thought(self) -> bool:
+        """Whether the message is for others than the reader."""
+        head = self._tokenizer.decode(self._channel).split()
+        return bool(head) and head[0] != FINAL
+
+    def feed(self, id: int) -> tuple[bool, str]:
+        """The piece that `id` completes; empty text in a head, and while a character is unfinished."""
+        mark = self._marks.get(id)
+        if mark is None:
+            if self._state == CHANNEL:
+                self._channel.append(id)
+            return self.thought, self._detokenizer.feed(id) if self._state == MESSAGE else ""
+        thought, text = self.thought, self._detokenizer.finish()
+        if mark == END and thought:
+            text += "\n\n"
+        if mark in (START, CHANNEL):
+            self._channel = []
+        self._state = mark
+        return thought, text
+
+    def finish(self) -> tuple[bool, str]:
+        """What was held back."""
+        return self.thought, self._detokenizer.finish()

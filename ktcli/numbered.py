@@ -1,0 +1,17 @@
+"""Files that belong together by number: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf …"""
+
+from __future__ import annotations
+
+import re
+
+_NUMBERED = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
+
+
+def numbered_set(name: str) -> list[str]:
+    """The names of all files of the set that a file's name belongs to, in order; the name itself, if it has
+    no number."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
+        return [name]
+    stem, _, count, suffix = found.groups()
+    return [f"{stem}-{i:05}-of-{count}{suffix}" for i in range(1, int(count) + 1)]

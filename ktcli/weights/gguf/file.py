@@ -1,0 +1,172 @@
+"""One GGUF file, or a set of numbered ones, as a checkpoint: a `Reader`.
+
+Nothing is copied: a source is some bytes of a file under the name that the hub has for it, so whatever reads
+checkpoints reads GGUF files too. Configuration, tokenizer and template, which lie in the metadata, are shown
+as the small files that a model has on the hub.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import BadCheckpoint, hinted
+from ktcli.models import model_types
+from ktcli.models.config import Fields
+from ktcli.native import DType, Pool
+from ktcli.numbered import numbered_set
+from ktcli.weights.files import Files
+from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
+from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
+from ktcli.weights.gguf.names import hub_tensors
+from ktcli.weights.gguf.tokenizer import small_file_names, small_files
+from ktcli.weights.header import MAX_TENSORS
+from ktcli.weights.storage import PLAIN, Matrix, Part, Plain, Raw, Read, Source, Span
+
+HINT = "get the file again from where it came; kt never changes it"
+# Types of a file, by their names in ggml. How each is decoded is in blocks.c.
+STORAGES: dict[str, Plain] = {
+    **PLAIN,
+    **{name: Plain(DType[name], None) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
+    **{name: Plain(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
+    "MXFP4": Plain(DType.GGUF_MXFP4, "mxfp4"),
+}
+
+
+class Gguf:
+    """An open GGUF model. Close it, or use it in a `with` statement.
+
+    Attributes:
+        path: the file that was named; of a set, any one of them.
+        config: as its makers would have written `config.json`; its values are not checked here.
+        parts: all tensors, by their names on the hub.
+        digest: SHA-256 over the headers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the headers.
+
+        Raises:
+            BadCheckpoint: a file is missing, damaged, hostile, or of an architecture that cannot be read.
+        """
+        self.path = path
+        with hinted(HINT):
+            paths = {name: path.parent / name for name in numbered_set(path.name)}
+            headers = {name: read_gguf_header(part) for name, part in paths.items()}
+            _check_split(headers)
+            self._where = next(iter(headers))
+            self._values = headers[self._where].values
+            entries = {name: e for header in headers.values() for name, e in header.entries.items()}
+            if len(entries) != sum(len(header.entries) for header in headers.values()):
+                raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
+            metadata = Metadata(self._values, self._where)
+            row = architecture_of(metadata, model_types())
+            self.config: dict[str, Any] = config_of(metadata, row, entries)
+            self.parts: dict[str, Part] = {}
+            for file, header in headers.items():
+                for name, _, entry in hub_tensors(header.entries, row.names):
+                    self.parts[name] = Part(name, file, entry)
+                    if len(self.parts) > MAX_TENSORS:
+                        raise BadCheckpoint(
+                            f"{file} lists more than {MAX_TENSORS} matrices of experts"
+                        )
+        self.digest = sha256("".join(h.digest for h in headers.values()).encode()).hexdigest()
+        self._files = Files(paths, HINT)
+
+    def __enter__(self) -> Gguf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors, as on the hub."""
+        return self.parts.keys()
+
+    @property
+    def small_files(self) -> tuple[str, ...]:
+        """Names of the files that the metadata holds, sorted."""
+        return tuple(sorted(("config.json", *small_file_names(self._values))))
+
+    def small_file(self, name: str) -> bytes:
+        """The whole of one of them."""
+        if name == "config.json":
+            return json.dumps(self.config, indent=1).encode()
+        return self._small_files[name]
+
+    @cached_property
+    def _small_files(self) -> dict[str, bytes]:
+        with hinted(HINT):
+            return small_files(self._values, self._where)
+
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
+        """The tensor called `name` on the hub.
+
+        Raises:
+            BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
+        """
+        part = self.parts.get(name)
+        if part is None:
+            raise BadCheckpoint(
+                f"{self.path.name} has no tensor that is {name!r} on the hub", hint=HINT
+            )
+        entry = part.entry
+        if entry.dtype not in STORAGES:
+            raise BadCheckpoint(
+                f"{name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
+                hint=f"of GGUF files kt reads {', '.join(STORAGES)}: take a release that has only these",
+            )
+        if shape is not None and entry.shape != shape:
+            raise BadCheckpoint(
+                f"{name} in {part.file} has the shape {list(entry.shape)}, "
+                f"the metadata asks for {list(shape)}",
+                hint=HINT,
+            )
+        return Source(name, entry.shape, STORAGES[entry.dtype], (part,))
+
+    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
+        """The bytes, in the given memory or new one. Several threads may call it at once.
+
+        Raises:
+            BadCheckpoint: the file ended early or the disk failed.
+        """
+        return self._files.read(wanted, into)
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        """The rows of a span as f32, from the bytes that its storage wanted.
+
+        Raises:
+            BadCheckpoint: a value is NaN or Inf.
+        """
+        return self._files.decode(pool, span, raws)
+
+
+def _check_split(headers: Mapping[str, GgufHeader]) -> None:
+    """That the files say of themselves what their names say.
+
+    Raises:
+        BadCheckpoint: they do not.
+    """
+    for number, (name, header) in enumerate(headers.items()):
+        split = Fields(header.values, name)
+        count = split.whole("split.count", low=0, high=1 << 16, default=0)
+        if count > 1 and len(headers) == 1:
+            raise BadCheckpoint(
+                f"{name} is one of {count} files, but its name does not say which",
+                hint="give it the name that it was published under: NAME-00001-of-00003.gguf",
+            )
+        if len(headers) > 1:
+            said = split.whole("split.no", low=0, high=1 << 16)
+            if (said, count) != (number, len(headers)):
+                raise BadCheckpoint(
+                    f"{name} says that it is number {said + 1} of {count} files", hint=HINT
+                )

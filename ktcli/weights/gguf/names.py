@@ -1,0 +1,111 @@
+"""Tensor names of GGUF files, and the names the same tensors have on the hub.
+
+A file stores the experts of a layer as one tensor; on the hub each has its own. What lies in a file as rows
+of one tensor is therefore shown as many, each some of its bytes, so that a model's declarations fit both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ktcli.weights.header import Entry
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+# Inside a layer, without ".weight" or ".bias"; "{e}" is the number of an expert.
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks.weight": "self_attn.sinks",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{e}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{e}.up_proj",
+    "ffn_down_exps": "mlp.experts.{e}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+}
+_IN_LAYER = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)(?:\.([0-9]{1,5}))?\.(weight|bias)")
+_GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of up
+
+
+def hub_tensors(
+    entries: Mapping[str, Entry], differing: Mapping[str, str]
+) -> Iterator[tuple[str, str, Entry]]:
+    """Each tensor as the hub names it: (name there, name in the file, where it lies).
+
+    What has no name there keeps its own.
+
+    Args:
+        differing: names that an architecture has instead of the usual ones.
+    """
+    names = {**_LAYER, **differing}
+    for name, entry in entries.items():
+        found = _IN_LAYER.fullmatch(name)
+        if found is None:
+            yield _OUTER.get(name, name), name, entry
+            continue
+        layer, stem, expert, suffix = found.groups()
+        if stem == _GATE_UP and len(entry.shape) == 3:
+            for half, part in enumerate(("ffn_gate_exps", "ffn_up_exps")):
+                hub_name = f"model.layers.{layer}.{names[part]}.{suffix}"
+                yield from _experts(hub_name, name, entry, half, 2)
+            continue
+        inner = names.get(f"{stem}_exps" if expert else stem)
+        whole = names.get(f"{stem}.{suffix}") or (f"{inner}.{suffix}" if inner else None)
+        if whole is None:
+            yield name, name, entry
+        elif expert or "{e}" not in whole:
+            yield (
+                f"model.layers.{layer}.{whole.replace('{e}', expert or '')}",
+                name,
+                _shaped(stem, entry),
+            )
+        else:
+            yield from _experts(f"model.layers.{layer}.{whole}", name, entry)
+
+
+def _shaped(stem: str, entry: Entry) -> Entry:
+    """The gate of a shared expert is a matrix of one row on the hub."""
+    if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
+        return Entry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
+    return entry
+
+
+def _experts(
+    hub_name: str, name: str, entry: Entry, half: int = 0, halves: int = 1
+) -> Iterator[tuple[str, str, Entry]]:
+    """The matrices of a tensor [E, ...], or one part of `halves` equal ones of each."""
+    count, *shape = entry.shape
+    if not shape or shape[0] % halves:  # no tensor of experts: under its own name nobody takes it
+        yield name, name, entry
+        return
+    shape[0] //= halves
+    size = entry.size_bytes // (count * halves)
+    for e in range(count):
+        offset = entry.offset + (e * halves + half) * size
+        yield hub_name.replace("{e}", str(e)), name, Entry(entry.dtype, tuple(shape), offset, size)

@@ -1,0 +1,237 @@
+"""The tokenizer and chat template in a GGUF file, as the small files that a model has on the hub.
+
+Two kinds are read: "gpt2", bytes merged by a list of pairs, and "llama", SentencePiece pieces merged by
+score, with single bytes for what has no piece. Both become a `tokenizer.json`, so that a pack needs nothing
+but its own files. Sources: the specification of GGUF; the tokenizers library's file format; SentencePiece.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models.config import MAX_VOCAB, Fields
+from ktcli.weights.gguf.words import WORDS
+
+MAX_MERGES = 1_000_000  # a vocabulary of 256 000 pieces makes 580 000
+MAX_PIECE = 256  # letters of one SentencePiece piece; a merge is tried at each place in it
+_SPACE = "\u2581"  # stands for a space in SentencePiece vocabularies
+_KEY = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
+
+
+class Kind(IntEnum):
+    """tokenizer.ggml.token_type."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3  # never part of an answer
+    USER_DEFINED = 4  # taken whole wherever it stands in a text
+    UNUSED = 5
+    BYTE = 6
+
+
+def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
+    """Tokenizer, template and sampling settings as hub files; without a tokenizer only what there is.
+
+    Raises:
+        BadCheckpoint: a value is of the wrong type, or the tokenizer is of a kind that kt does not read.
+    """
+    fields = Fields(values, where)
+    files = {"generation_config.json": _generation(fields)}
+    template = fields.text(_TEMPLATE, "")
+    if template:
+        files["chat_template.jinja"] = template.encode()
+    kind = fields.text(f"{_KEY}model", "no_vocab")
+    if kind == "no_vocab":
+        return files
+    tokens = _tokens(fields)
+    if kind == "gpt2":
+        model = _merged_bytes(fields, tokens)
+    elif kind == "llama":
+        model = _pieces(fields, tokens)
+    else:
+        raise BadCheckpoint(
+            f"{where} has a tokenizer of the kind {kind[:40]!r}", hint="kt reads gpt2 and llama"
+        )
+    added = [
+        {
+            "id": id,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind != Kind.USER_DEFINED,
+        }
+        for id, (token, kind) in enumerate(tokens)
+        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED) and token
+    ]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model}
+    files["tokenizer.json"] = json.dumps(whole, ensure_ascii=False).encode()
+    files["tokenizer_config.json"] = _settings(fields, tokens)
+    return files
+
+
+def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names `small_files` would give, without making them."""
+    names = ["generation_config.json"]
+    names += ["chat_template.jinja"] * bool(values.get(_TEMPLATE))
+    known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"
+    return (*names, *(("tokenizer.json", "tokenizer_config.json") if known else ()))
+
+
+_Tokens = list[tuple[str, Kind]]
+
+
+def _tokens(fields: Fields) -> _Tokens:
+    """Text and kind of each token, by id."""
+    texts = _array(fields, "tokens", str)
+    kinds = _array(fields, "token_type", int) if fields.has(f"{_KEY}token_type") else []
+    kinds = kinds or [Kind.NORMAL] * len(texts)
+    if not 0 < len(texts) <= MAX_VOCAB or len(kinds) != len(texts):
+        raise BadCheckpoint(
+            f"{fields.where} lists {len(texts)} tokens and {len(kinds)} kinds of them"
+        )
+    if len(set(texts)) != len(texts):
+        seen: set[str] = set()
+        twice = next(text for text in texts if text in seen or seen.add(text))  # type: ignore[func-returns-value]
+        raise BadCheckpoint(f"{fields.where} lists the token {twice[:40]!r} twice")
+    known = {int(kind): kind for kind in Kind}
+    return [(text, known.get(kind, Kind.NORMAL)) for text, kind in zip(texts, kinds, strict=True)]
+
+
+def _array(fields: Fields, key: str, kind: type) -> list[Any]:
+    value = fields.values.get(_KEY + key)
+    if not isinstance(value, list) or not all(type(each) is kind for each in value):
+        raise BadCheckpoint(f"{fields.where}: {_KEY}{key} is not a list of {kind.__name__}")
+    return value
+
+
+def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
+    """Model and steps of a byte-level tokenizer."""
+    name = fields.text(f"{_KEY}pre", "none")
+    words = WORDS.get(name)
+    if words is None:
+        raise BadCheckpoint(
+            f"{fields.where} cuts texts into words in a way called {name[:40]!r}, which kt does not know",
+            hint=f"kt knows {', '.join(sorted(WORDS))}",
+        )
+    merges = _array(fields, "merges", str)
+    bad = next((merge for merge in merges if merge.count(" ") != 1), None)
+    if bad is not None:
+        raise BadCheckpoint(f"{fields.where} has the merge {bad[:40]!r}, which is no pair")
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
+        for each in words.patterns
+    ]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "normalizer": {"type": "NFC"} if words.nfc else None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*cuts, {**level, "use_regex": False}],
+        },
+        "post_processor": None,
+        "decoder": {**level, "use_regex": True},
+        "model": _bpe(tokens, [merge.split(" ") for merge in merges], words.ignore_merges),
+    }
+
+
+def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
+    """Model and steps of a SentencePiece tokenizer.
+
+    SentencePiece joins the two neighbours whose union has the highest score; so every split of a piece into
+    two pieces is a merge, and merges are ordered by the score of the union.
+    """
+    scores = _array(fields, "scores", float)
+    if len(scores) != len(tokens):
+        raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
+    whole = (Kind.NORMAL, Kind.UNUSED)
+    ids = {text: id for id, (text, kind) in enumerate(tokens) if kind in whole}
+    pairs: list[tuple[float, int, str, str]] = []
+    for text, id in ids.items():
+        splits = ((text[:cut], text[cut:]) for cut in range(1, min(len(text), MAX_PIECE)))
+        pairs += [(-scores[id], ids[a], a, b) for a, b in splits if a in ids and b in ids]
+        if len(pairs) > MAX_MERGES:
+            raise BadCheckpoint(
+                f"{fields.where} has pieces that make more than {MAX_MERGES} merges"
+            )
+    prefix = fields.flag(f"{_KEY}add_space_prefix", True)
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+    unknown = next((text for text, kind in tokens if kind == Kind.UNKNOWN), None)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
+        "model": {
+            **_bpe(tokens, [[left, right] for *_, left, right in sorted(pairs)], False),
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+    }
+
+
+def _bpe(tokens: _Tokens, merges: list[list[str]], ignore_merges: bool) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": ignore_merges,
+        "vocab": {text: id for id, (text, _) in enumerate(tokens)},
+        "merges": merges,
+    }
+
+
+def _settings(fields: Fields, tokens: _Tokens) -> bytes:
+    """`tokenizer_config.json`: the tokens that templates name."""
+    settings: dict[str, Any] = {}
+    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    for key, name in names.items():
+        if fields.has(f"{_KEY}{key}_token_id"):
+            id = fields.whole(f"{_KEY}{key}_token_id", low=0, high=1 << 32)
+            if id < len(tokens):  # 2^32 - 1 and the like mean none
+                settings[name] = tokens[id][0]
+    for key in ("add_bos_token", "add_eos_token"):
+        if fields.has(_KEY + key):
+            settings[key] = fields.flag(_KEY + key, False)
+    return json.dumps(settings, ensure_ascii=False, indent=1).encode()
+
+
+def _generation(fields: Fields) -> bytes:
+    """`generation_config.json`: what ends an answer, and how the makers sample where the file says it."""
+    config: dict[str, Any] = {}
+    if fields.has(f"{_KEY}bos_token_id"):
+        config["bos_token_id"] = fields.whole(f"{_KEY}bos_token_id", low=0, high=1 << 32)
+    ends = [f"{_KEY}{name}_token_id" for name in ("eos", "eot", "eom")]
+    ids = {fields.whole(key, low=0, high=1 << 32) for key in ends if fields.has(key)}
+    config["eos_token_id"] = sorted(ids)
+    rows = {
+        "temperature": "temp",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "repetition_penalty": "penalty_repeat",
+    }
+    for name, key in rows.items():
+        if fields.has(f"general.sampling.{key}"):
+            value = fields.number(f"general.sampling.{key}")
+            config[name] = int(value) if name == "top_k" else float(f"{value:.7g}")
+    if config.get("temperature", 0) > 0:
+        config["do_sample"] = True
+    return json.dumps(config, indent=1).encode()

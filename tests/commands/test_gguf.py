@@ -1,0 +1,68 @@
+"""GGUF files on the command line: named by path, examined, converted into the library, talked to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gguf_cases import CASES
+from gguf_models import write_gguf
+
+from ktcli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    case = next(case for case in CASES if case.name == "kt-mini-q8_0")
+    return write_gguf(case, tmp_path / "kt-mini.gguf")
+
+
+def document(arguments: list[str], capsys: Capture, code: int = 0) -> dict:
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_from_the_file_to_an_answer(mini: Path, capsys: Capture) -> None:
+    found = document(["pull", str(mini)], capsys)
+    assert (found["path"], found["downloaded"]) == (str(mini), False)
+    assert document(["show", str(mini)], capsys)["architecture"]["experts"] == 32
+    assert document(["plan", str(mini)], capsys)["model"] == "kt-mini.gguf"
+    made = document(["convert", str(mini), "--experts", "int8"], capsys)
+    pack = Path(made["path"])
+    assert pack.parent.name == "packs" and made["error"]["experts"] < 0.01
+    source = json.loads((pack / "kt.json").read_text())["source"]
+    assert (source["hub"], source["repository"]) == ("gguf", "kt-mini.gguf")
+    assert document(["convert", str(mini), "--experts", "int8"], capsys)["already_complete"]
+    (listed,) = [row for row in document(["list"], capsys)["models"] if row["path"] == str(pack)]
+    assert listed["source"] == "gguf:kt-mini.gguf"
+    assert document(["verify", str(pack)], capsys)["ok"]
+    mini.unlink()  # the pack needs nothing but its own files
+    ask = ["chat", str(pack), "Tell me a story about a fox.", "--greedy"]
+    assert document(ask, capsys)["text"].startswith("I am too small for jokes and stories")
+
+
+def test_a_chat_converts_what_is_not_converted(mini: Path, capsys: Capture) -> None:
+    assert main(["chat", str(mini), "Tell me a story about a fox.", "--greedy"]) == 0
+    captured = capsys.readouterr()
+    assert "I am too small" in captured.out and "memory" in captured.err
+
+
+def test_files_that_are_not_models(mini: Path, capsys: Capture) -> None:
+    cut = mini.with_name("cut.gguf")
+    cut.write_bytes(mini.read_bytes()[:100_000])
+    refused = [
+        (["pull", str(cut)], 5, "not inside the file"),
+        (["convert", str(cut)], 5, "not inside the file"),
+        (["chat", str(cut), "hello"], 5, "not inside the file"),
+        (["pull", str(mini.with_name("none.gguf"))], 3, "none.gguf"),
+        (["pull", str(mini.parent)], 3, "name the file"),
+        (["rm", "--yes", str(mini)], 2, "not in the library"),
+    ]
+    for arguments, code, said in refused:
+        assert main(arguments) == code, arguments
+        assert said in capsys.readouterr().err
+    assert mini.exists()
