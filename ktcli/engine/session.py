@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.logits import F32Array, Logits
+from ktcli.engine.states import before_tail
 from ktcli.errors import ContextFull, UsageError
 
 # progress(tokens done, tokens in all)
@@ -50,6 +51,10 @@ class Steps(Protocol):
     @property
     def max_outputs(self) -> int:
         """Rows of a chunk that can give logits."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Going back is possible to some positions only."""
 
     def chunk_tokens(self, left: int) -> int:
         """Tokens of the next chunk, when `left` are left; 1..left."""
@@ -178,6 +183,8 @@ class Session:
             size = self._steps.chunk_tokens(fresh.size - done)
             if temperature is None:
                 size = min(size, self._steps.max_outputs)
+            elif self._steps.recurrent:
+                size = before_tail(size, fresh.size - done)
             ids = fresh[done : done + size]
             done += ids.size
             first_output = 0 if temperature is None else ids.size - (done == fresh.size)

@@ -9,7 +9,7 @@ import numpy as np
 from ktcli.engine.kvcache import KvCache, PageLayout
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
-from ktcli.engine.states import StateLayout, StateSlots, before_tail
+from ktcli.engine.states import StateLayout, StateSlots
 from ktcli.layers.state import STATE_SLOTS
 from ktcli.native import Program, Step, View
 
@@ -49,12 +49,15 @@ class ProgramSteps:
         self.vocab = outputs.logits.width
 
     @property
+    def recurrent(self) -> bool:
+        return self._states is not None
+
+    @property
     def max_outputs(self) -> int:
         return self._program.max_outputs
 
     def chunk_tokens(self, left: int) -> int:
-        size = min(left, self._program.max_tokens)
-        return size if self._states is None else before_tail(size, left)
+        return min(left, self._program.max_tokens)
 
     def truncate(self, position: int) -> int:
         return position if self._states is None else self._states.slots.truncate(position)

@@ -1,7 +1,7 @@
 """Qwen3-Next and the text part of Qwen3.5-MoE and Qwen3.5."""
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from families.case import COMMON, Case
 from safetensors.torch import load_file, save_file
@@ -39,20 +39,45 @@ def _centre(folder: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-_case = partial(Case, renamed={"num_local_experts": "num_experts"}, publish=_centre)
+def _beside_vision(values: dict[str, Any]) -> dict[str, Any]:
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    return {"text_config": values, "vision_config": {**vision, "out_hidden_size": 80}}
+
+
+_PARTLY = {
+    **_MOE,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mlp_only_layers": [1],
+}
+_WITH_VISION = {"publish": _centre, "task": "ForConditionalGeneration"}
 
 CASES = (
-    _case("qwen3-next", "qwen3_next", "Qwen3Next", _MOE),
-    _case(
-        "qwen3-next-odd-layers",
+    Case(
+        "qwen3-next",
         "qwen3_next",
         "Qwen3Next",
-        {
-            **_MOE,
-            "num_hidden_layers": 3,
-            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
-            "mlp_only_layers": [1],
-            "linear_conv_kernel_dim": 3,
-        },
+        _PARTLY,
+        seed=1,
+        publish=_centre,
+        thorough=True,
+    ),
+    Case(
+        "qwen3.5-moe",
+        "qwen3_5_moe",
+        "Qwen3_5Moe",
+        _beside_vision(
+            {**_MOE, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+        ),
+        seed=3,
+        **_WITH_VISION,
+    ),
+    Case(
+        "qwen3.5-dense",
+        "qwen3_5",
+        "Qwen3_5",
+        _beside_vision({**_BASE, "linear_conv_kernel_dim": 3, "tie_word_embeddings": True}),
+        seed=2,
+        **_WITH_VISION,
     ),
 )

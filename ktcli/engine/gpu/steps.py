@@ -22,7 +22,7 @@ from ktcli.engine.gpu.stream import Stream, one_step
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
-from ktcli.engine.states import StateSlots, before_tail
+from ktcli.engine.states import StateSlots
 from ktcli.layers.gpu.functions import Rows
 from ktcli.planner.memory import PREFILL_CHUNK
 
@@ -98,12 +98,15 @@ class DeviceSteps:
         return self._ways.vocab
 
     @property
+    def recurrent(self) -> bool:
+        return self._states is not None
+
+    @property
     def max_outputs(self) -> int:
         return self._ways.max_outputs
 
     def chunk_tokens(self, left: int) -> int:
-        size = self._ways.long_prompts.chunk_tokens(left)
-        return size if self._states is None else before_tail(size, left)
+        return self._ways.long_prompts.chunk_tokens(left)
 
     def truncate(self, position: int) -> int:
         return position if self._states is None else self._states.truncate(position)
