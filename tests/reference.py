@@ -12,7 +12,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from families import deepseek, dense, glm4_moe, gpt_oss, mixtral, qwen2_moe, qwen3_moe, qwen3_next
+from families import (
+    deepseek,
+    deepseek_v32,
+    dense,
+    glm4_moe,
+    gpt_oss,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+    qwen3_next,
+)
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -26,7 +36,17 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (qwen3_moe, deepseek, qwen2_moe, mixtral, glm4_moe, gpt_oss, dense, qwen3_next)
+_FAMILIES = (
+    qwen3_moe,
+    deepseek,
+    qwen2_moe,
+    mixtral,
+    glm4_moe,
+    gpt_oss,
+    dense,
+    deepseek_v32,
+    qwen3_next,
+)
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 

@@ -1,4 +1,4 @@
-"""Text to ids and back, from a model's data files: `tokenizer.json`, or tiktoken ranks.
+"""Text to ids and back, from a model's data files: `tokenizer.json`, tiktoken ranks, SentencePiece pieces.
 
 No Python of a repository is run. The files come from strangers, so they are bounded, tried once, and
 whatever the tokenizers library thinks of them becomes one sentence.
@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ktcli.chat import tiktoken
+from ktcli.chat import sentencepiece, tiktoken
 from ktcli.chat.files import read_text
 from ktcli.errors import BadCheckpoint
 
@@ -72,21 +73,23 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     Raises:
         BadCheckpoint: there is none, or it is empty, too large or malformed.
     """
-    path, ranks = folder / "tokenizer.json", tiktoken.find(folder)
-    if path.is_file() or ranks is None:
-        text = read_text(path, MAX_BYTES)
-        if text.count(",") > MAX_COMMAS:
-            raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
-        return _guarded(f"{path} is not a tokenizer", lambda: _tried(_parse(text), path))
-    where, config = ranks, folder / "tokenizer_config.json"
-    return _guarded(
-        f"{where} is not a tokenizer", lambda: _tried(tiktoken.load(where, config), where)
-    )
+    whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME
+    if whole.is_file() or not (ranks or pieces.is_file()):
+        where, made = whole, partial(_load, whole)
+    elif ranks:
+        where, made = ranks, partial(tiktoken.load, ranks, config)
+    else:
+        where, made = pieces, partial(sentencepiece.load, pieces, config)
+    return _guarded(f"{where} is not a tokenizer", lambda: _tried(made(), where))
 
 
-def _parse(text: str) -> tokenizers.Tokenizer:
+def _load(path: Path) -> tokenizers.Tokenizer:
     import tokenizers
 
+    text = read_text(path, MAX_BYTES)
+    if text.count(",") > MAX_COMMAS:
+        raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
     with _silent_stderr():
         return tokenizers.Tokenizer.from_str(text)
 

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.indexer import Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
@@ -137,6 +138,8 @@ class LatentAttention:
 
     Attributes:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
+        chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
+        indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
         layer, source: as above.
     """
 
@@ -145,6 +148,8 @@ class LatentAttention:
     shape: MlaShape
     rope: Rope
     bias: bool
+    chosen: int = 0
+    indexer: Indexer | None = None
     layer: int = 0
     source: str = ""
 
@@ -159,10 +164,24 @@ class LatentAttention:
     def _latent_width(self) -> int:
         return self.shape.lora + self.shape.rope
 
+    @cached_property
+    def _indexer(self) -> Indexer | None:
+        """The indexer in its place."""
+        if self.indexer is None:
+            return None
+        return replace(self.indexer, layer=self.layer, source=f"{self.source}.indexer")
+
+    @property
+    def _key_width(self) -> int:
+        """Columns of the index key."""
+        return self.indexer.shape.dim if self.indexer else 0
+
     @property
     def _a_pieces(self) -> tuple[tuple[str, int], ...]:
+        """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
-        return q, ("kv_a_proj_with_mqa", self._latent_width)
+        key = (("indexer.wk", self._key_width),) if self.indexer else ()
+        return q, *key, ("kv_a_proj_with_mqa", self._latent_width)
 
     @cached_property
     def qkv_a(self) -> Tensor:
@@ -184,7 +203,9 @@ class LatentAttention:
 
     @cached_property
     def q_b(self) -> Tensor:
-        return _matrix(self, "q_b", (("q_b_proj.weight", self._q_width),), self.q_lora)
+        index = (("indexer.wq_b.weight", self.indexer.width),) if self.indexer else ()
+        pieces = (("q_b_proj.weight", self._q_width), *index)
+        return _matrix(self, "q_b", pieces, self.q_lora)
 
     @cached_property
     def kv_a_norm(self) -> Tensor:
@@ -234,26 +255,35 @@ class LatentAttention:
             *self.kv_b,
             self.o,
             *(t for t in optional if t is not None),
+            *(self._indexer.tensors if self._indexer else ()),
         )
 
     @property
     def state(self) -> LayerState:
-        """The latent; scores and weighted latents of every head, absorbed."""
-        ops = 2 * self.shape.heads * (self._latent_width + self.shape.lora)
-        return LayerState(position_elements=self._latent_width, ops_per_position=ops)
+        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed."""
+        return LayerState(
+            position_elements=self._latent_width + self._key_width,
+            ops_per_position=2 * self.shape.heads * (self._latent_width + self.shape.lora),
+            chosen=self.chosen,
+            index_elements=self._key_width,
+            index_ops=2 * self.indexer.width if self.indexer else 0,
+        )
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         s = self.shape
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
-        q, latent = b.split(a, self.q_lora or self._q_width, self._latent_width)
+        q, *key, latent = b.split(a, *(width for _, width in self._a_pieces))
         if self.q_lora:
             q = b.linear(b.norm(q, self.q_a_norm, self.INNER_EPS), self.q_b)
+        if self._indexer:
+            q, index_q = b.split(q, self._q_width, self._indexer.width)
+            self._indexer.forward(b, x, index_q, key[0])
         q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
         latent = b.norm(latent, self.kv_a_norm, self.INNER_EPS, columns=s.lora)
         latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
-        mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer)  # [T, heads * v]
-        return b.linear(mixed, self.o, bias=self.o_bias)
+        mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
+        return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
 Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet

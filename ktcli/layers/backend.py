@@ -96,7 +96,11 @@ class GqaShape:
 
 @dataclass(frozen=True, slots=True)
 class MlaShape:
-    """Multi-head latent attention of one layer: widths per head, and of the latent."""
+    """Multi-head latent attention of one layer: widths per head, and of the latent.
+
+    Attributes:
+        beside: elements that the layer caches for each position behind the latent: an indexer's key.
+    """
 
     heads: int
     nope: int
@@ -104,6 +108,25 @@ class MlaShape:
     v: int
     lora: int
     scale: float
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseShape:
+    """How the positions that a token attends to are chosen; see kt_program_choose for the exact rule.
+
+    Attributes:
+        heads, dim: of the index queries; `dim` of the one index key.
+        top_k: positions of a token.
+        scale: of the scores, positive.
+        behind: elements that the layer caches for each position before the index key.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    scale: float
+    behind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +166,9 @@ class Backend(Protocol):
         """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the
         rest passing through. The last two consume x."""
 
+    def layer_norm(self, x: Value, gain: Tensor, bias: Tensor, eps: float) -> Value:
+        """LayerNorm of each row: less its mean, over its standard deviation, times gain, plus bias."""
+
     def linear(
         self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
@@ -168,6 +194,12 @@ class Backend(Protocol):
 
         sinks [heads]: one more score in the softmax of each head, that of no key."""
 
+    def choose(
+        self, q: Value, key: Value, weight: Value, shape: ChooseShape, *, layer: int
+    ) -> None:
+        """Append the index key [T, dim], choose the positions that each token attends to by the index
+        queries [T, heads * dim] and their weights [T, heads]. Lasts until the next `choose`."""
+
     def mla(
         self,
         q: Value,
@@ -176,8 +208,11 @@ class Backend(Protocol):
         shape: MlaShape,
         *,
         layer: int,
+        chosen: bool = False,
     ) -> Value:
-        """Append the latent [T, lora + rope], attend -> [T, heads * v]. Weights: uk_in, uk_out, uv."""
+        """Append the latent [T, lora + rope], attend -> [T, heads * v]. Weights: uk_in, uk_out, uv.
+
+        With `chosen`, to what the last `choose` chose."""
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ktcli.layers.backend import (
     Backend,
+    ChooseShape,
     DeltaShape,
     Gate,
     GqaShape,
@@ -26,7 +27,7 @@ from ktcli.layers.backend import (
     Value,
 )
 from ktcli.layers.tensors import Tensor
-from ktcli.native import BLOCK_COLUMNS, SILU, Glu, Program, View, Weight
+from ktcli.native import BLOCK_COLUMNS, PAGE_TOKENS, SILU, Glu, Program, View, Weight
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
 # do not share it; bf16 rows of the embedding, f32 vectors.
@@ -73,6 +74,7 @@ class NativeBackend(Backend):
         self._routes: list[_Routed] = []  # in layer order
         self._numbers: dict[_Routed, int] = {}  # of those and of their parts, in the program
         self._ropes: dict[Rope, int] = {}
+        self._choice = 0  # while recording: the number of the last one
 
     # -- tracing -----------------------------------------------------------------------------------
 
@@ -99,6 +101,12 @@ class NativeBackend(Backend):
         part = x if columns is None else replace(x, width=columns)
         self._note(lambda p, v: p.norm(v[0], v[0], values, eps), part)
         return x
+
+    def layer_norm(self, x: View, gain: Tensor, bias: Tensor, eps: float) -> Value:
+        values = self._array(gain), self._array(bias)
+        out = self._buffer(x.width, like=x)
+        self._note(lambda p, v: p.layer_norm(v[0], v[1], *values, eps), out, x)
+        return out
 
     def linear(
         self, x: View, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
@@ -151,6 +159,15 @@ class NativeBackend(Backend):
         self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts, values), out, q, k, v)
         return out
 
+    def choose(self, q: View, key: View, weight: View, shape: ChooseShape, *, layer: int) -> None:
+        s, offset = shape, self._offsets[layer]
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            at = offset + s.behind * PAGE_TOKENS * (4 if p.exact else 2)
+            self._choice = p.choose(v[0], v[1], v[2], (s.heads, s.dim, s.top_k, s.scale, at))
+
+        self._note(emit, q, key, weight)
+
     def mla(
         self,
         q: View,
@@ -159,12 +176,18 @@ class NativeBackend(Backend):
         shape: MlaShape,
         *,
         layer: int,
+        chosen: bool = False,
     ) -> Value:
         out = self._buffer(shape.heads * shape.v, like=q)
         s = shape
         facts = (s.heads, s.nope, s.rope, s.v, s.lora, s.scale, self._offsets[layer])
         uk_in, uk_out, uv = (self._slices(tensor)[0] for tensor in weights)
-        self._note(lambda p, w: p.mla(w[0], w[1], w[2], facts, (uk_in, uk_out, uv)), out, q, latent)
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            choice = self._choice if chosen else 0
+            p.mla(v[0], v[1], v[2], facts, (uk_in, uk_out, uv), choice)
+
+        self._note(emit, out, q, latent)
         return out
 
     def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:

@@ -18,11 +18,14 @@ class LayerState:
     """One layer's state of one sequence.
 
     Attributes:
-        position_elements: cached for each position, in pages: bf16, f32 when exact.
+        position_elements: cached for each position, in pages: bf16, f32 when exact; all of them together.
         sequence_elements: f32 that are kept whatever the length, and rewritten by every token.
         ops_per_token: operations (a multiply-add is two) of one token with those.
         ops_per_position: of one token against one cached position.
         window: a token reads only the last so many positions, itself included; 0: all.
+        chosen: a token attends to at most so many positions, chosen among all that it sees; 0: to all.
+        index_elements: those of `position_elements` by which they are chosen: read at every position.
+        index_ops: operations of a token's choice against one cached position.
     """
 
     position_elements: int = 0
@@ -30,16 +33,37 @@ class LayerState:
     ops_per_token: int = 0
     ops_per_position: int = 0
     window: int = 0
+    chosen: int = 0
+    index_elements: int = 0
+    index_ops: int = 0
 
-    def positions_read(self, start: int, n_tokens: int) -> int:
-        """Cached positions that a step of tokens start … start + n_tokens - 1 touches."""
-        return n_tokens + (min(start, self.window - 1) if self.window else start)
+    def elements_read(self, start: int, n_tokens: int) -> int:
+        """Cached elements that a step of tokens start … start + n_tokens - 1 touches.
 
-    def pairs(self, start: int, n_tokens: int) -> int:
-        """(token, position) pairs of that step."""
-        end = start + n_tokens
-        whole = end * (end + 1) // 2 - start * (start + 1) // 2
-        if not self.window:
-            return whole
-        beyond = max(0, end - self.window), max(0, start - self.window)
-        return whole - (beyond[0] * (beyond[0] + 1) - beyond[1] * (beyond[1] + 1)) // 2
+        Of a step that ends within `chosen` positions everything is, and nothing is scored."""
+        positions = n_tokens + (min(start, self.window - 1) if self.window else start)
+        attended = self.position_elements - self.index_elements
+        if not self._chooses(start, n_tokens):
+            return positions * attended
+        some = min(positions, n_tokens * self.chosen)
+        return some * attended + positions * self.index_elements
+
+    def ops(self, start: int, n_tokens: int) -> int:
+        """Operations of that step against the cache."""
+        if not self._chooses(start, n_tokens):
+            return _pairs(start, n_tokens, self.window) * self.ops_per_position
+        choosing = _pairs(start, n_tokens, 0) * self.index_ops
+        return choosing + _pairs(start, n_tokens, self.chosen) * self.ops_per_position
+
+    def _chooses(self, start: int, n_tokens: int) -> bool:
+        return 0 < self.chosen < start + n_tokens
+
+
+def _pairs(start: int, n_tokens: int, most: int) -> int:
+    """(token, position) pairs of a step whose tokens see at most so many positions; 0: all."""
+    end = start + n_tokens
+    whole = end * (end + 1) // 2 - start * (start + 1) // 2
+    if not most:
+        return whole
+    beyond = max(0, end - most), max(0, start - most)
+    return whole - (beyond[0] * (beyond[0] + 1) - beyond[1] * (beyond[1] + 1)) // 2

@@ -15,8 +15,19 @@ from typing import Any, Protocol
 
 import torch
 
-from ktcli.layers.backend import Backend, DeltaShape, Gate, GqaShape, MlaShape, Reads, Rope, Routing
+from ktcli.layers.backend import (
+    Backend,
+    ChooseShape,
+    DeltaShape,
+    Gate,
+    GqaShape,
+    MlaShape,
+    Reads,
+    Rope,
+    Routing,
+)
 from ktcli.layers.gpu import recurrent
+from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
 from ktcli.layers.gpu.packed import Matrix, Packed, Stack
@@ -101,6 +112,7 @@ class TorchBackend(Backend):
         self._weights, self._step = weights, step
         self._kernels, self._runner = kernels, runner
         self.routings: list[Routed] = []
+        self._chosen: Chosen = None
 
     def embed(self, table: Tensor) -> Value:
         """The rows that the caller gathered: the table itself stays in host memory."""
@@ -121,6 +133,10 @@ class TorchBackend(Backend):
             return self._kernels.norm(x, values, eps)
         x[:, :columns] = self._kernels.norm(x[:, :columns], values, eps)
         return x
+
+    def layer_norm(self, x: Value, gain: Tensor, bias: Tensor, eps: float) -> Value:
+        scale, offset = (self._weights.vectors[each.name] for each in (gain, bias))
+        return torch.nn.functional.layer_norm(x, (x.shape[1],), scale, offset, eps)
 
     def linear(
         self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
@@ -159,9 +175,20 @@ class TorchBackend(Backend):
         shape: MlaShape,
         *,
         layer: int,
+        chosen: bool = False,
     ) -> Value:
-        pages = self._step.caches[layer].view(-1, PAGE_TOKENS, shape.lora + shape.rope)
-        return self._kernels.mla(q, latent, pages, self._absorbed(weights), self._step.rows, shape)
+        pages, _ = both_parts(self._step.caches[layer], shape.lora + shape.rope, shape.beside)
+        rest = self._step.rows, shape
+        if chosen and self._chosen is not None:
+            absorbed = self._absorbed(weights)
+            return self._kernels.mla_chosen(q, latent, pages, absorbed, self._chosen, *rest)
+        return self._kernels.mla(q, latent, pages, self._absorbed(weights), *rest)
+
+    def choose(
+        self, q: Value, key: Value, weight: Value, shape: ChooseShape, *, layer: int
+    ) -> None:
+        _, keys = both_parts(self._step.caches[layer], shape.behind, shape.dim)
+        self._chosen = self._kernels.choose(q, key, weight, keys, self._step.rows, shape)
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
@@ -230,6 +257,14 @@ def kv_pages(flat: torch.Tensor, shape: GqaShape) -> KvPages:
     """K and V of a layer's cache, each [pages, 64, kv_heads, head_dim]."""
     keys, values = flat.view(2, -1, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
     return keys, values
+
+
+def both_parts(flat: torch.Tensor, first: int, behind: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer's cache as pages of two parts, [pages, 64, first] and [pages, 64, behind]."""
+    pages = flat.shape[0] // (PAGE_TOKENS * (first + behind))
+    cut = pages * PAGE_TOKENS * first
+    rest = flat[cut:].view(pages, PAGE_TOKENS, behind)
+    return flat[:cut].view(pages, PAGE_TOKENS, first), rest
 
 
 @cache

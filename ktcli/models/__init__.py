@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
     deepseek,
+    deepseek_v32,
     dense,
     glm4_moe,
     gpt_oss,
@@ -35,6 +36,7 @@ class Family(Protocol):
 
 _FAMILIES: tuple[Family, ...] = (
     deepseek,
+    deepseek_v32,
     dense,
     glm4_moe,
     gpt_oss,

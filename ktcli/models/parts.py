@@ -252,6 +252,41 @@ def cut_first_dense(config: Mapping[str, Any], layers: int, default: int) -> dic
     return {**cut_layers(config, layers), "first_k_dense_replace": dense}
 
 
+def read_typed_dense(f: Fields, default: int) -> Callable[[int], bool]:
+    """Whether a layer has no experts: by a list of types, or the first so many."""
+    types = _mlp_types(f)
+    if types is not None:
+        return lambda i: types[i] == "dense"
+    first = read_first_dense(f, default)
+    return lambda i: i < first
+
+
+def cut_typed_dense(config: Mapping[str, Any], layers: int, default: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    types = _mlp_types(Fields(config))
+    if types is None:
+        return cut_first_dense(config, layers, default)
+    kept = types[:layers]
+    if "sparse" not in kept:
+        kept = [*kept[:-1], "sparse"]
+    return {**cut_layers(config, layers), "mlp_layer_types": kept}
+
+
+def _mlp_types(f: Fields) -> list[str] | None:
+    """Of each layer "dense" or "sparse"; None: the config does not list them."""
+    types = f.values.get("mlp_layer_types")
+    if types is None:
+        return None
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if isinstance(types, list) and len(types) >= n_layers:
+        found = [each for each in types if each in ("dense", "sparse")]
+        if len(found) == len(types):
+            return found
+    raise BadCheckpoint(
+        f"{f.where}: mlp_layer_types does not say of {n_layers} layers whether they are dense or sparse"
+    )
+
+
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
     """Whether a layer has no experts: those of a list, and all but every so many-th."""
     listed, step = _listed_dense(f), _sparse_step(f)
@@ -281,4 +316,6 @@ def _sparse_step(f: Fields) -> int:
 
 def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, where all have experts or none."""
-    return {**config, "num_hidden_layers": layers}
+    each = ("layer_types", "mlp_layer_types")
+    lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
+    return {**config, "num_hidden_layers": layers, **lists}

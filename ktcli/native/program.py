@@ -134,6 +134,13 @@ class Program:
             eps,
         )
 
+    def layer_norm(self, out: View, x: View, gain: F32Array, bias: F32Array, eps: float) -> None:
+        """LayerNorm of each row; gain and bias [width]."""
+        require(gain.size == bias.size == x.width, "gain and bias do not fit")
+        values = self._borrow("float[]", gain), self._borrow("float[]", bias)
+        views = self._view(out), self._view(x)
+        self._record("norm", self._lib.kt_program_layer_norm, *views, *values, eps)
+
     def linear(
         self, out: View, x: View, slices: Sequence[Weight], bias: F32Array | None, reads: int
     ) -> None:
@@ -183,6 +190,19 @@ class Program:
         struct = self._ffi.new("kt_gqa *", (*shape, pointer))
         self._record("gqa", self._lib.kt_program_gqa, *views, struct)
 
+    def choose(
+        self, q: View, key: View, weight: View, shape: tuple[int, int, int, float, int]
+    ) -> int:
+        """`shape`: heads, dim, top_k, score scale, layer offset; single positions.
+
+        Returns the number of the choice.
+        """
+        *sizes, scale, offset = shape
+        self.labels.append("choose")
+        struct = self._ffi.new("kt_choose *", (*sizes, 1, 0, scale, offset))
+        views = map(self._view, (q, key, weight))
+        return self._check(self._lib.kt_program_choose(self.handle, *views, struct))
+
     def mla(
         self,
         out: View,
@@ -190,10 +210,13 @@ class Program:
         latent: View,
         shape: tuple[int, int, int, int, int, float, int],
         weights: tuple[Weight, Weight, Weight],
+        choice: int = 0,
     ) -> None:
-        """`shape`: heads, nope, rope, v, lora, score scale, layer offset; `weights`: uk_in, uk_out, uv."""
+        """`shape`: heads, nope, rope, v, lora, score scale, layer offset; `weights`: uk_in, uk_out, uv;
+        `choice`: whose positions are attended to, 0: all."""
         packed = self._weights(weights)  # an item of a C array lives as long as the array
-        struct = self._ffi.new("kt_mla *", (*shape, *(packed[i] for i in range(len(weights)))))
+        fields = (*shape, *(packed[i] for i in range(len(weights))), choice)
+        struct = self._ffi.new("kt_mla *", fields)
         self._record("mla", self._lib.kt_program_mla, *map(self._view, (out, q, latent)), struct)
 
     def conv(self, out: View, x: View, weight: F32Array, state_first: int) -> None:

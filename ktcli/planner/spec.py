@@ -192,9 +192,8 @@ def _attention_work(spec: Spec, step: Step) -> Work:
     """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions at most."""
     read = ops = 0
     for state in spec.states:
-        positions = state.positions_read(step.start, step.n_tokens)
-        read += positions * state.position_elements * KV_ELEMENT_BYTES
-        ops += state.pairs(step.start, step.n_tokens) * state.ops_per_position
+        read += state.elements_read(step.start, step.n_tokens) * KV_ELEMENT_BYTES
+        ops += state.ops(step.start, step.n_tokens)
     return Work(KV_CACHE, Unit.ATTENTION, read, ops)
 
 

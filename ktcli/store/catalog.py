@@ -106,6 +106,7 @@ def nearest(name: str, known: tuple[str, ...]) -> list[str]:
     lower = name.lower()
     unique = sorted(set(known))
     inside = [candidate for candidate in unique if len(lower) >= 3 and lower in candidate.lower()]
+    inside.sort(key=len)
     close = get_close_matches(lower, unique, n=3, cutoff=0.55)
     return list(dict.fromkeys([*inside, *close]))[:3]
 

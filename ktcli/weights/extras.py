@@ -16,6 +16,7 @@ EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
         (r"chat_template\.jinja", 1_000_000),
         (r"[A-Za-z0-9_.-]{1,60}\.tiktoken", 100_000_000),
         (r"tiktoken\.model", 100_000_000),
+        (r"tokenizer\.model", 64_000_000),
         (r"LICENSE[A-Za-z0-9_.-]{0,40}", 1_000_000),
     )
 )

@@ -261,6 +261,10 @@ KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *ta
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
                            const float *gain, float eps);
 
+/* Each row: out = (in - mean) / sqrt(mean((in - mean)^2) + eps) * gain + bias;  gain, bias [in.width] f32. */
+KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view in, const float *gain, const float *bias,
+                                 float eps);
+
 /* What a product reads its activations as. */
 enum kt_reads {
     KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
@@ -297,15 +301,38 @@ typedef struct kt_gqa {
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);
 
+/* Which cached places each token attends to; the step's own index keys are appended first. A place is a block of
+ * so many positions. With weight [heads] there is one list per token: position j is worth
+ *   scale * sum over heads h, ascending, of weight[h] * max(0, q[h] . key[j]),
+ * and block is 1. Without (weight.width 0) each head has a list, a block of a multiple of 64 positions is worth the
+ * greatest q[h] . key[j] of those that the token sees, and its own block and the local - 1 before it come first.
+ * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
+ * every place is, and nothing is scored.
+ * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
+ * them; rows [64][dim] f32 when exact. dim is even. */
+typedef struct kt_choose {
+    int32_t heads, dim, top_k, block, local;
+    float scale;
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+} kt_choose;
+/* Returns the number (>= 1) of the choice or KT_ERR_*. It lasts until the next choose of the same top_k, block and
+ * lists in the program, which gives it the same number. */
+KT_API int32_t kt_program_choose(kt_program *program, kt_view q, kt_view key, kt_view weight, const kt_choose *shape);
+/* What the last step chose: places [max_tokens][lists][top_k], ascending, and count [max_tokens][lists]. NULL: there
+ * is no such choice. Without meaning after a step that scored nothing. */
+KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, const int32_t **count);
+
 /* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact).
  * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
  * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
- * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). */
+ * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single
+ * positions): absorbed over the chosen positions alone, unless all are. */
 typedef struct kt_mla {
     int32_t heads, nope, rope, v, lora;
     float scale;
     size_t layer_offset;
     kt_weight uk_in, uk_out, uv;
+    int32_t choice;         /* what kt_program_choose returned; 0: a token attends to all that it sees */
 } kt_mla;
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 

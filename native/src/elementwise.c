@@ -16,7 +16,7 @@ typedef struct rowwise {
     kt_glu glu;
     gate_by gate;
     float eps;
-    const float *gain;
+    const float *gain, *bias;
     const uint16_t *rows;       /* the embedding table */
 } rowwise;
 
@@ -94,6 +94,42 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, 
                             (long long)head_width, gain ? "" : ", without a gain");
     return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
                   OWN_ROWS);
+}
+
+/* An RMSNorm of what is left without the mean, in double: a row is short. */
+static void layer_norm_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last, n = o->out.width;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float *y = view_row(w, o->out, t);
+        double sum = 0;
+        for (int64_t c = 0; c < n; c++)
+            sum += (double)x[c];
+        for (int64_t c = 0; c < n; c++)
+            y[c] = (float)((double)x[c] - sum / (double)n);
+        w->kernels->norm(y, o->gain, n, o->eps, y);
+        for (int64_t c = 0; c < n; c++)
+            y[c] += o->bias[c];
+    }
+}
+
+int kt_program_layer_norm(kt_program *p, kt_view out, kt_view in, const float *gain, const float *bias, float eps)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "layer_norm in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "layer_norm out", out, program_domain(p, in));
+    if (!failed)
+        failed = program_check_overlap(p, "layer_norm", out, in, 1);
+    if (failed)
+        return failed;
+    if (!gain || !bias || in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "layer_norm: %d columns to %d%s", in.width, out.width,
+                            gain && bias ? "" : ", without a gain or a bias");
+    return record(p, layer_norm_run, &(rowwise){.out = out, .a = in, .gain = gain, .bias = bias, .eps = eps}, OWN_ROWS);
 }
 
 /* ---- rope --------------------------------------------------------------------------------------- */

@@ -3,14 +3,18 @@
  * Here is the *absorbed* form: each head's q_nope goes through uk_in into the latent space, the heads
  * attend over the latent rows as if those were their keys and values, and uv brings the result back. It
  * reads each latent row once for all heads, but multiplies with lora columns instead of a head's few; so
- * many tokens take the *expanded* form (mla_expanded.c). Source: DeepSeek-V2 report, section 2.1.
+ * many tokens take the *expanded* form (mla_expanded.c). Over chosen positions it is always the absorbed one
+ * (mla_chosen.c). Source: DeepSeek-V2 report, section 2.1.
  */
 #include "mla.h"
 
 #include <string.h>
 
-/* A step of more tokens is always expanded: bounds the scratch, [tokens][heads][2 * lora + rope] f32. */
-#define MOST_ABSORBED 128
+/* The step attends to chosen positions only. */
+static int is_chosen(const mla *o, const worker *w)
+{
+    return o->selection >= 0 && !selection_is_all(&w->program->selections.at[o->selection], w->step);
+}
 
 /* Multiply-adds of one head decide, and only those: the same step always takes the same form. */
 static int is_expanded(const mla *o, const kt_step *s)
@@ -19,12 +23,23 @@ static int is_expanded(const mla *o, const kt_step *s)
     double both = (double)o->s.lora * (o->s.nope + o->s.v);     /* uk and uv of one row */
     double absorbed = tokens * (both + seen * (2 * o->s.lora + o->s.rope));
     double expanded = keys * both + tokens * seen * (o->s.nope + o->s.rope + o->s.v);
-    return s->n_tokens > MOST_ABSORBED || expanded < absorbed;
+    return s->n_tokens > MLA_ABSORBED || expanded < absorbed;
+}
+
+/* The step takes the absorbed form in the phases recorded for it. */
+static int is_absorbed(const mla *o, const worker *w)
+{
+    return !is_chosen(o, w) && !is_expanded(o, w->step);
+}
+
+static mla_rows all_rows(const worker *w)
+{
+    return (mla_rows){0, w->step->n_tokens};
 }
 
 static int64_t most_absorbed(const kt_program *p)
 {
-    return min64(MOST_ABSORBED, p->options.max_tokens);
+    return min64(MLA_ABSORBED, p->options.max_tokens);
 }
 
 /* Scratch: q_nope converted [heads][T], absorbed queries [T][heads][lora + rope], results
@@ -42,12 +57,12 @@ static act result_act(const mla *o, const worker *w)
                   act_stride(o->uv.kind, o->s.lora));
 }
 
-static head_rows queries(const mla *o, const worker *w)
+head_rows mla_queries(const mla *o, const worker *w)
 {
     return (head_rows){(float *)(void *)(shared_scratch(w) + o->query_offset), (int64_t)o->s.heads * o->a.dk, o->a.dk};
 }
 
-static head_rows results(const mla *o, const worker *w)
+head_rows mla_results_at(const mla *o, const worker *w)
 {
     return (head_rows){(float *)(void *)(shared_scratch(w) + o->result_offset), (int64_t)o->s.heads * o->s.lora,
                        o->s.lora};
@@ -70,24 +85,27 @@ static void append_run(const void *arg, worker *w)
     }
 }
 
-/* q_nope as uk_in reads it, q_rope to the end of the absorbed queries. */
-static void split_run(const void *arg, worker *w)
+void mla_split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t last)
 {
-    const mla *o = arg;
-    if (is_expanded(o, w->step))
-        return;
     act a = nope_act(o, w);
-    head_rows to = queries(o, w);
-    int64_t t, last, tokens = w->step->n_tokens;
-    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+    head_rows to = mla_queries(o, w);
+    for (int64_t t = first; t < last; t++) {
         for (int64_t h = 0; h < o->s.heads; h++) {
-            const float *x = view_row(w, o->q, t) + h * (o->s.nope + o->s.rope);
+            const float *x = view_row(w, o->q, r.first + t) + h * (o->s.nope + o->s.rope);
             if (a.kind != ACT_F32)
-                act_convert(w, &a, x, o->s.nope, -1.0f, h * tokens + t);
+                act_convert(w, &a, x, o->s.nope, -1.0f, h * r.n + t);
             memcpy(to.data + t * to.token_stride + h * to.head_stride + o->s.lora, x + o->s.nope,
                    (size_t)o->s.rope * sizeof *x);
         }
     }
+}
+
+static void split_run(const void *arg, worker *w)
+{
+    int64_t first, last;
+    own_rows(w, KT_ROWS_TOKENS, &first, &last);
+    if (is_absorbed(arg, w))
+        mla_split(arg, w, all_rows(w), first, last);
 }
 
 /* Task i of the products of all heads: a head and a run of its panels. One task per head would leave most
@@ -107,21 +125,18 @@ static head_part part_at(const mla *o, const worker *w, const matrices *m, int64
     return (head_part){i / n, m->panels * (i % n) / n, m->panels * (i % n + 1) / n};
 }
 
-static void absorb_run(const void *arg, worker *w)
+void mla_absorb(const mla *o, const worker *w, mla_rows r)
 {
-    const mla *o = arg;
-    if (is_expanded(o, w->step))
-        return;
     act all = nope_act(o, w), some;
-    head_rows to = queries(o, w);
-    product p = {.n_tokens = w->step->n_tokens, .y_stride = to.token_stride};
+    head_rows to = mla_queries(o, w);
+    product p = {.n_tokens = r.n, .y_stride = to.token_stride};
     for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uk_in);) {
         head_part t = part_at(o, w, &o->uk_in, i);
         matrices_bind(w, &o->uk_in, t.head, t.first, t.last, &p);
         some = act_rows(&all, t.head * p.n_tokens);
         act_bind(&some, &p);
         if (all.kind == ACT_F32) {
-            p.xf = view_row(w, o->q, 0) + t.head * (o->s.nope + o->s.rope);
+            p.xf = view_row(w, o->q, r.first) + t.head * (o->s.nope + o->s.rope);
             p.x_stride = view_stride(w, o->q);
         }
         p.y = to.data + t.head * to.head_stride + t.first * KT_PANEL_ROWS;
@@ -129,35 +144,42 @@ static void absorb_run(const void *arg, worker *w)
     }
 }
 
+static void absorb_run(const void *arg, worker *w)
+{
+    if (is_absorbed(arg, w))
+        mla_absorb(arg, w, all_rows(w));
+}
+
 static void attend_run(const void *arg, worker *w)
 {
     const mla *o = arg;
-    if (is_expanded(o, w->step))
+    if (is_chosen(o, w))
+        mla_chosen(o, w);
+    else if (is_expanded(o, w->step))
         mla_expanded(o, w);
     else
-        attend(&o->a, w, queries(o, w), results(o, w));
+        attend(&o->a, w, mla_queries(o, w), mla_results_at(o, w));
+}
+
+void mla_results(const mla *o, const worker *w, mla_rows r)
+{
+    act a = result_act(o, w);
+    head_rows from = mla_results_at(o, w);
+    for (int64_t i; (i = worker_take(w, 1)) < r.n * o->s.heads;)
+        act_convert(w, &a, from.data + i * from.head_stride, o->s.lora, -1.0f, i % o->s.heads * r.n + i / o->s.heads);
 }
 
 static void results_run(const void *arg, worker *w)
 {
-    const mla *o = arg;
-    if (is_expanded(o, w->step))
-        return;
-    act a = result_act(o, w);
-    head_rows from = results(o, w);
-    int64_t tokens = w->step->n_tokens;
-    for (int64_t i; (i = worker_take(w, 1)) < tokens * o->s.heads;)
-        act_convert(w, &a, from.data + i * from.head_stride, o->s.lora, -1.0f, i % o->s.heads * tokens + i / o->s.heads);
+    if (is_absorbed(arg, w))
+        mla_results(arg, w, all_rows(w));
 }
 
-static void values_run(const void *arg, worker *w)
+void mla_values(const mla *o, const worker *w, mla_rows r)
 {
-    const mla *o = arg;
-    if (is_expanded(o, w->step))
-        return;
     act all = result_act(o, w), some;
-    head_rows from = results(o, w);
-    product p = {.n_tokens = w->step->n_tokens, .y_stride = view_stride(w, o->out)};
+    head_rows from = mla_results_at(o, w);
+    product p = {.n_tokens = r.n, .y_stride = view_stride(w, o->out)};
     for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uv);) {
         head_part t = part_at(o, w, &o->uv, i);
         matrices_bind(w, &o->uv, t.head, t.first, t.last, &p);
@@ -167,9 +189,15 @@ static void values_run(const void *arg, worker *w)
             p.xf = from.data + t.head * from.head_stride;
             p.x_stride = from.token_stride;
         }
-        p.y = view_row(w, o->out, 0) + t.head * o->s.v + t.first * KT_PANEL_ROWS;
+        p.y = view_row(w, o->out, r.first) + t.head * o->s.v + t.first * KT_PANEL_ROWS;
         product_run(w, all.kind, &p);
     }
+}
+
+static void values_run(const void *arg, worker *w)
+{
+    if (is_absorbed(arg, w))
+        mla_values(arg, w, all_rows(w));
 }
 
 /* ---- recording ---------------------------------------------------------------------------------- */
@@ -195,6 +223,9 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt
                             out.width);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "mla: layer_offset %zu is not a multiple of 64", s->layer_offset);
+    if (s->choice < 0 || s->choice > p->selections.n || (s->choice && p->selections.at[s->choice - 1].block != 1))
+        return program_fail(p, KT_ERR_RANGE, "mla: choice %d of %d, or not of single positions", s->choice,
+                            p->selections.n);
     return check_scale(p, "mla", s->scale);
 }
 
@@ -214,6 +245,11 @@ static void reserve(kt_program *p, mla *o)
     program_reserve(p, size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))),
                     attention_local_bytes(&o->a));
     program_reserve(p, mla_expanded_shared_bytes(o, p->options.max_tokens), mla_expanded_local_bytes(o));
+    if (o->selection < 0)
+        return;
+    const selection *c = &p->selections.at[o->selection];
+    o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));
+    program_reserve(p, size_add(o->chosen_offset, mla_chosen_bytes(o, p->options.max_tokens, c)), 0);
 }
 
 static void record(kt_program *p, mla *o, size_t layer_bytes)
@@ -232,6 +268,8 @@ static void record(kt_program *p, mla *o, size_t layer_bytes)
     program_touch_view(p, o->q, ANY_ROWS);
     program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
+    if (o->selection >= 0)
+        program_touch(p, p->selections.at[o->selection].resource, 0, 1, ANY_ROWS);
     program_touch_view(p, o->out, ANY_ROWS | WRITES);
     if (o->uv.kind != ACT_F32) {
         program_phase(p, results_run, o);
@@ -261,11 +299,14 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
     int32_t width = latent.width, exact = p->options.exact;
     size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
+               .selection = shape->choice - 1,
                .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
                      .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
                                                                       : shape->layer_offset + layer_bytes;
+    if (o->selection >= 0 && !(o->identity = mla_chosen_pages(p, &p->selections.at[o->selection])))
+        return KT_ERR_MEMORY;
     reserve(p, o);
     record(p, o, layer_bytes);
     return KT_OK;

@@ -113,6 +113,7 @@ void kt_program_free(kt_program *p)
     free(p->slots.at);
     free(p->tables.at);
     free(p->routings.at);
+    free(p->selections.at);
     free(p->phases.at);
     free(p->parts.at);
     free(p->recent.at);
@@ -342,6 +343,12 @@ static size_t lay_out(kt_program *p, uint8_t *base)
         if (r->gates == i)
             PLACE(r->gate, float, size);
         r->gate = p->routings.at[r->gates].gate;
+    }
+    for (int32_t i = 0; i < p->selections.n; i++) {
+        selection *s = &p->selections.at[i];
+        size_t size = size_mul((size_t)p->options.max_tokens, (size_t)s->lists * sizeof(int32_t));
+        PLACE(s->at, int32_t, size_mul(size, (size_t)s->top_k));
+        PLACE(s->count, int32_t, size);
     }
     PLACE(p->scratch, uint8_t, p->scratch_bytes);
 #undef PLACE

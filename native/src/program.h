@@ -77,6 +77,14 @@ typedef struct routing {
     float *gate;
 } routing;
 
+/* Where each token attends: of each of its lists the chosen places, ascending. */
+typedef struct selection {
+    int32_t lists, top_k, resource;
+    int32_t block;                  /* positions of a place */
+    int32_t *at;                    /* [max_tokens][lists][top_k] */
+    int32_t *count;                 /* [max_tokens][lists] */
+} selection;
+
 /* The first id of a given routing that this run could not use. */
 typedef struct stray {
     _Atomic int32_t found;
@@ -127,6 +135,7 @@ struct kt_program {
     LIST(slot) slots;
     LIST(rope_table) tables;
     LIST(routing) routings;
+    LIST(selection) selections;
     LIST(phase) phases;
     LIST(int32_t) parts;            /* first phases of parts 1, 2, ... */
     LIST(access) recent;            /* touched since the last barrier */

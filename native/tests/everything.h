@@ -83,7 +83,7 @@ static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_
     kt_program *p = e->program;
     kt_view q = make_view(p, 128, KT_ROWS_TOKENS), latent = make_view(p, EV_LORA + 16, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 64, KT_ROWS_TOKENS), y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
-    kt_mla shape = {4, 16, 16, 16, EV_LORA, 0.2f, offset, e->uk_in.w, e->uk_out.w, e->uv.w};
+    kt_mla shape = {4, 16, 16, 16, EV_LORA, 0.2f, offset, e->uk_in.w, e->uk_out.w, e->uv.w, 0};
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, q, normed, &e->q.w, NULL, KT_READ_FORMAT), kt_program_error(p));
     OK(kt_program_linear(p, latent, normed, &e->latent.w, NULL, KT_READ_FORMAT), kt_program_error(p));

@@ -88,7 +88,7 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
     r.v = s->mla ? r.k : make_view(p, m->kv_width, KT_ROWS_TOKENS);
     r.out = make_view(p, m->out_width, KT_ROWS_TOKENS);
     if (s->mla) {
-        kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w};
+        kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w, 0};
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
         kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL};

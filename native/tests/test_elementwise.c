@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, normed, heads, all, rotated[2], gated, act, open[2], sum, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[2], sum, picked;
     uint16_t *rows;
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
@@ -26,6 +26,7 @@ static void record(fixture *f, kt_pool *pool)
     f->table = (kt_view){wide.buffer, 5, WIDE};
     f->normed = (kt_view){wide.buffer, WIDE + 6, WIDE};
     f->heads = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->centred = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
@@ -34,6 +35,7 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_norm(p, f->normed, f->table, WIDE, f->full_gain, 1e-6f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->table, HEAD, f->gain, 1e-5f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->heads, HEAD, f->gain, 1e-5f), kt_program_error(p));
+    OK(kt_program_layer_norm(p, f->centred, f->table, f->full_gain, f->full_gain, 1e-6f), kt_program_error(p));
     int32_t table = kt_program_rope_table(p, ROPE, f->inv_freq, 1.25f);
     OK(table, kt_program_error(p));
     for (int i = 0; i < 2; i++) {
@@ -60,6 +62,17 @@ static void expect_norm(const float *x, const float *gain, int n, double eps, do
         sum += (double)x[i] * (double)x[i];
     for (int i = 0; i < n; i++)
         out[i] = (double)x[i] / sqrt(sum / n + eps) * (double)gain[i];
+}
+
+static void expect_layer_norm(const float *x, const float *gain, int n, double eps, double *out)
+{
+    double mean = 0, square = 0;
+    for (int i = 0; i < n; i++)
+        mean += (double)x[i] / n;
+    for (int i = 0; i < n; i++)
+        square += ((double)x[i] - mean) * ((double)x[i] - mean) / n;
+    for (int i = 0; i < n; i++)
+        out[i] = ((double)x[i] - mean) / sqrt(square + eps) * (double)gain[i] + (double)gain[i];
 }
 
 static void expect_rope(const fixture *f, const float *x, int64_t position, int interleaved, double *out)
@@ -91,6 +104,9 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     close_to("norm", row_of(f->p, f->normed, t), want, WIDE);
     for (int i = 0; i < WIDE; i++)
         want[i] = want[i] + 2 * (double)x[i];
+    double centred[WIDE];
+    expect_layer_norm(x, f->full_gain, WIDE, 1e-6, centred);
+    close_to("layer_norm", row_of(f->p, f->centred, t), centred, WIDE);
     close_to("add", row_of(f->p, f->sum, t), want, WIDE);
     for (int h = 0; h < HEADS; h++) {
         float once[HEAD];

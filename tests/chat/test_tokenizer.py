@@ -326,3 +326,71 @@ def test_thinking(size: int) -> None:
     pieces += stream.finish()
     assert "".join(part for _, part in pieces) == text
     assert "".join(part for thought, part in pieces if not thought) == "<b>c"
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def pieces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece model trained on a few sentences, as Llama's and T5's are."""
+    trainer = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp(request.param)
+    text = folder / "text.txt"
+    text.write_text("\n".join(TEXTS[:5] * 20 + ["the theory of the thing, then there"] * 9))
+    llama = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    trainer.SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=request.param,
+        vocab_size=360,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        **(llama if request.param == "bpe" else {}),
+    )
+    return folder
+
+
+def test_sentencepiece_equals_its_library(pieces: Path) -> None:
+    import sentencepiece
+
+    judge = sentencepiece.SentencePieceProcessor(model_file=str(pieces / "tokenizer.model"))
+    tokenizer = load_tokenizer(pieces)
+    for text in [*TEXTS, "then the thing", "  the   the  ", "naïve ①ﬁ", "unseen Ωmega ☃"]:
+        ids = tokenizer.encode(text)
+        assert ids == judge.encode(text), text
+        assert tokenizer.decode(ids) == judge.decode(ids), text
+    assert {judge.bos_id(), judge.eos_id()} <= tokenizer.special_ids
+
+
+def test_a_sentencepiece_config_may_add_tokens(pieces: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes((pieces / "tokenizer.model").read_bytes())
+    added = {"360": {"content": "[INST]", "special": True}, "361": {"content": ""}, "362": 5}
+    config = {"legacy": False, "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("the[INST]the")
+    assert tokenizer.id_of("[INST]") in tokenizer.special_ids
+    plain = load_tokenizer(pieces)
+    assert ids[: len(plain.encode("the"))] == plain.encode("the")
+    assert "▁" not in tokenizer._inner.id_to_token(ids[-1])  # no space after a special token
+
+
+def test_damaged_sentencepiece_files_are_refused(pieces: Path, tmp_path: Path) -> None:
+    data = (pieces / "tokenizer.model").read_bytes()
+    draw = random.Random(3)
+    damaged = [
+        data[: len(data) // 3],
+        b"",
+        b"\x0a",
+        b"\xff" * 40,
+        b"\x0a\xff\xff\xff\xff\x0f" + data,
+    ]
+    for _ in range(30):
+        at = draw.randrange(len(data))
+        damaged.append(data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :])
+    for each in damaged:
+        (tmp_path / "tokenizer.model").write_bytes(each)
+        try:
+            load_tokenizer(tmp_path).encode("the theory")
+        except BadCheckpoint as error:
+            assert "tokenizer.model" in str(error)

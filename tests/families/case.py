@@ -50,6 +50,8 @@ class Case:
         renamed: transformers' name of a field → the hub's.
         router: end of the name of the routers' modules, whose output is (logits, weights, ids).
         choice: how they choose.
+        fast_error: rms error of the fast path's logits, of their spread, that is no fault: more where rounding
+            decides which positions are attended to, and each is one of few.
         publish: turns the folder that transformers wrote into what the hub has, where they differ.
         thorough: every row of kernels and every format runs it: once for each kind of part.
     """
@@ -63,6 +65,7 @@ class Case:
     renamed: dict[str, str] = field(default_factory=dict)
     router: str = "mlp.gate"
     choice: Choice = usual_choice
+    fast_error: float = 0.03
     publish: Callable[[Path], None] | None = None
     task: str = "ForCausalLM"
     thorough: bool = False

@@ -55,6 +55,7 @@ class Pair:
     """A pack loaded for the device, and what the native engine says of IDS.
 
     Attributes:
+        error: rms, that the fast path may have.
         chosen: per layer the sorted experts of each position.
     """
 
@@ -62,6 +63,7 @@ class Pair:
     fast: DeviceRun
     logits: np.ndarray
     chosen: list[np.ndarray]
+    error: float
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,9 @@ def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
     chosen = [np.sort(each, axis=1) for each in routed]
-    return Pair(DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen)
+    return Pair(
+        DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen, case.fast_error
+    )
 
 
 @thorough
@@ -117,8 +121,8 @@ def test_fast_stays_close(pair: Pair) -> None:
     same = [(np.sort(ids.numpy(), axis=1) == expected).all(1) for (ids, _), expected in routed]
     agreed = np.all(same, axis=0)
     error = (logits - pair.logits)[agreed]
-    assert agreed.mean() >= 0.9
-    assert np.sqrt((error**2).mean()) <= 0.03 * pair.logits.std()
+    assert agreed.mean() >= (0.9 if pair.error <= 0.03 else 0.7)
+    assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
 
 
 @thorough

@@ -5,7 +5,18 @@ from shapes import config
 
 from ktcli.models import build, cut
 
-NAMES = ["deepseek-v2-lite", "deepseek-v3", "kimi-k2", "qwen3-30b-a3b"]
+NAMES = [
+    "deepseek-v2-lite",
+    "deepseek-v3",
+    "deepseek-v3.2",
+    "kimi-k2.5",
+    "qwen3-30b-a3b",
+    "qwen2-57b-a14b",
+    "glm-4.5",
+    "glm-5",
+    "mixtral-8x7b",
+    "gpt-oss-20b",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,8 @@
 """transformers is the judge: logits of every position, however the tokens are fed.
 
 Exact: portable row, f32 activations and cache; maximum error 1e-4 of the logits' standard deviation,
-equal routing. Fast: rms error 3 %, top-1 97 %, positions left out whose reference router is undecided.
+equal routing. Fast: rms error 3 %, top-1 97 % (or as the case says), positions left out whose reference
+router is undecided.
 """
 
 from __future__ import annotations
@@ -110,4 +111,5 @@ def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> N
     difference = (logits - judged.logits)[decided]
     rms = np.sqrt((difference**2).mean()) / judged.logits.std()
     top1 = (logits.argmax(-1) == judged.logits.argmax(-1))[decided].mean()
-    assert rms <= 0.03 and top1 >= 0.97, f"rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"
+    bound = converted.case.fast_error
+    assert rms <= bound and top1 >= 1 - bound, f"rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"

@@ -6,6 +6,8 @@ position, so that shapes never depend on a length; longer runs gather the pages 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -42,7 +44,7 @@ def gqa(
     """
     s = shape
     for pages, new in zip(cache, (k, v), strict=True):
-        _append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
+        append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.run == 1:
         return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
@@ -50,7 +52,7 @@ def gqa(
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         table, positions = _reached(table, rows.positions[of], s.window)
-        keys, values = (_held(pages, table, positions) for pages in cache)  # [L, kv, D]
+        keys, values = (held_by(pages, table, positions) for pages in cache)  # [L, kv, D]
         heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
         if sinks is not None:
             heads, keys, values = _sunk(heads, keys, values, sinks / s.scale)
@@ -68,7 +70,7 @@ def _gqa_one(
     keys, values = (
         pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
     )  # [S, L, kv, D]
-    seen = _seen(rows, s.window)  # [S, L]
+    seen = seen_by(rows, s.window)  # [S, L]
     scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
     weights = _with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
@@ -96,23 +98,31 @@ def mla(
     Returns:
         [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
     """
-    _append(cache, latent, rows)
+    append(cache, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
-        return _mla_one(query, cache, weights, rows, shape, exact)
+        held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+        return absorb(query, held, seen_by(rows), weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        held = _held(cache, table, rows.positions[of])  # [L, lora + rope]
-        width = held.shape[0] * (shape.nope + shape.rope + shape.v)
-        step = max(1, _EXPANDED_ELEMENTS // width)
-        for first in range(0, shape.heads, step):
-            heads = slice(first, min(first + step, shape.heads))
-            keys, values = _expand(held, weights, heads, shape, exact)
+        held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
+        for heads, keys, values in expand(held, weights, shape, exact):
             asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
             mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
             out[of, heads] = mixed[0].transpose(0, 1)
     return out.flatten(1)
+
+
+def expand(
+    held: Tensor, weights: tuple[Packed, Packed, Packed], s: MlaShape, exact: bool
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Of some heads after the other: which, keys [heads, L, nope + rope] and values [heads, L, v] of the cached
+    rows [L, lora + rope], in the cache's dtype."""
+    step = max(1, _EXPANDED_ELEMENTS // (held.shape[0] * (s.nope + s.rope + s.v)))
+    for first in range(0, s.heads, step):
+        heads = slice(first, min(first + step, s.heads))
+        yield heads, *_expand(held, weights, heads, s, exact)
 
 
 def _expand(
@@ -131,18 +141,20 @@ def _expand(
     return torch.cat((through(uk_out), turned), -1), through(uv)
 
 
-def _mla_one(
+def absorb(
     query: Tensor,
-    cache: Tensor,
+    held: Tensor,
+    seen: Tensor,
     weights: tuple[Packed, Packed, Packed],
-    rows: Rows,
     s: MlaShape,
     exact: bool,
 ) -> Tensor:
-    """One query per sequence, [S, heads, nope + rope], on the latent itself."""
+    """One query per sequence, [S, heads, nope + rope], on the latents held [S, L, lora + rope] f32 themselves.
+
+    Args:
+        seen: bool [S, L], which of them count.
+    """
     uk_in, _, uv = (unpack_whole(w, reads(exact)).float() for w in weights)
-    held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
-    seen = _seen(rows)
     absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
     asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
     scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
@@ -153,14 +165,14 @@ def _mla_one(
     return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
 
 
-def _append(pages: Tensor, new: Tensor, rows: Rows) -> None:
+def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
     """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
     pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
 
 
-def _held(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
     anything."""
     held = pages[table.long()].flatten(0, 1)
@@ -168,7 +180,7 @@ def _held(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
 
 
-def _seen(rows: Rows, window: int = 0) -> Tensor:
+def seen_by(rows: Rows, window: int = 0) -> Tensor:
     """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
     length = rows.pages.shape[1] * PAGE_TOKENS
     return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)

@@ -16,8 +16,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ktcli.layers.backend import GqaShape, MlaShape, Routing
-from ktcli.layers.gpu import attention, functions
+from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape, Routing
+from ktcli.layers.gpu import attention, chosen, functions
+from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.packed import Extras, Matrix, Packed
 from ktcli.native import Glu
@@ -38,6 +39,8 @@ class Kernels:
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
     gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape, Tensor | None], Tensor]
     mla: Callable[[Tensor, Tensor, Tensor, Absorbed, Rows, MlaShape], Tensor]
+    choose: Callable[[Tensor, Tensor, Tensor, Tensor, Rows, ChooseShape], Chosen]
+    mla_chosen: Callable[[Tensor, Tensor, Tensor, Absorbed, Tensor, Rows, MlaShape], Tensor]
     unpack_all: Callable[[Packed, Tensor], Tensor]
 
 
@@ -53,6 +56,8 @@ def _torch_row(name: str, *, exact: bool) -> Kernels:
         experts=partial(f.experts, exact=exact),
         gqa=partial(attention.gqa, exact=exact),
         mla=partial(attention.mla, exact=exact),
+        choose=partial(chosen.choose, exact=exact),
+        mla_chosen=partial(chosen.mla, exact=exact),
         unpack_all=partial(f.unpack_all, exact=exact),
     )
 
@@ -97,5 +102,7 @@ def triton_row() -> Kernels:
         experts=f.experts,
         gqa=f.gqa,
         mla=f.mla,
+        choose=chosen.choose,
+        mla_chosen=chosen.mla,
         unpack_all=f.unpack_all,
     )

@@ -49,8 +49,14 @@ def _append_kernel(
 
 
 @triton.jit
+def _lowest(last, window):
+    """The first position that one at `last` sees; window 0: there is none."""
+    return tl.where(window > 0, tl.maximum(last + 1 - window, 0), 0)
+
+
+@triton.jit
 def _gqa_kernel(
-    q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale,
+    q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
     D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
@@ -58,13 +64,13 @@ def _gqa_kernel(
 
     q [sequences][kv heads * group * D]; k, v [pages][PAGE][kv heads][D]; out: peaks and weights
     [sequences][heads][splits], sums [sequences][heads][splits][D], for splits that hold a position.
-    BH, BD: group and D, up to a power of two.
+    window: 0: none. BH, BD: group and D, up to a power of two.
     """
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
     last = tl.load(positions + sequence).to(tl.int32)
-    first = split * (SPLIT * PAGE)
-    if first > last:
+    first, low = split * (SPLIT * PAGE), _lowest(last, window)
+    if (first > last) | (first + SPLIT * PAGE <= low):
         return
     h = tl.arange(0, BH)
     d = tl.arange(0, BD)
@@ -76,11 +82,13 @@ def _gqa_kernel(
     weight = tl.zeros([BH], tl.float32)
     total = tl.zeros([BH, BD], tl.float32)
     table = pages + sequence.to(tl.int64) * table_width
-    # No tile is wholly behind `last`: each has a position, so that no peak stays infinite.
-    for at in range(first, tl.minimum(first + SPLIT * PAGE, last + 1), BL):
+    # No tile is wholly behind `last` or before `low`: each has a position, so that no peak stays infinite.
+    begin = tl.maximum(first, low // BL * BL)
+    for at in range(begin, tl.minimum(first + SPLIT * PAGE, last + 1), BL):
         page = tl.load(table + at // PAGE).to(tl.int64)
         place = at % PAGE + tl.arange(0, BL)
-        seen = at + tl.arange(0, BL) <= last
+        position = at + tl.arange(0, BL)
+        seen = (position <= last) & (position >= low)
         rows = ((page * PAGE + place) * kv_heads + kv) * D
         inside = seen[:, None] & (d < D)[None, :]
         keys = tl.load(k + rows[:, None] + d[None, :], mask=inside, other=0.0)  # [BL, BD]
@@ -159,25 +167,31 @@ def _mla_kernel(
 
 @triton.jit
 def _merge_kernel(
-    sums, peaks, weights, positions, out, n_splits, heads,
-    D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    sums, peaks, weights, positions, sinks, out, n_splits, heads, window,
+    SINKS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """out[sequence][head][D] of the partial results of its splits, BS at a time, first to last.
 
-    SPAN: positions of a split. Grid (blocks of D, heads, sequences).
+    SPAN: positions of a split. sinks [heads]: if SINKS, one more score of each head, of a value 0. Grid (blocks
+    of D, heads, sequences).
     """
     head, sequence = tl.program_id(1), tl.program_id(2)
-    used = tl.load(positions + sequence).to(tl.int32) // SPAN + 1
+    last = tl.load(positions + sequence).to(tl.int32)
+    begin, used = _lowest(last, window) // SPAN, last // SPAN + 1
     d = tl.program_id(0) * BD + tl.arange(0, BD)
     row = (sequence.to(tl.int64) * heads + head) * n_splits
     peak = tl.full([1], float("-inf"), tl.float32)
     weight = tl.zeros([1], tl.float32)
+    if SINKS:
+        peak = tl.zeros([1], tl.float32) + tl.load(sinks + head)
+        weight = tl.full([1], 1.0, tl.float32)
     total = tl.zeros([BD], tl.float32)
-    for at in range(0, used, BS):
+    for at in range(begin // BS * BS, used, BS):
         s = at + tl.arange(0, BS)
-        peak_s = tl.load(peaks + row + s, mask=s < used, other=float("-inf"))
-        weight_s = tl.load(weights + row + s, mask=s < used, other=0.0)
-        inside = (s < used)[:, None] & (d < D)[None, :]
+        there = (s >= begin) & (s < used)
+        peak_s = tl.load(peaks + row + s, mask=there, other=float("-inf"))
+        weight_s = tl.load(weights + row + s, mask=there, other=0.0)
+        inside = there[:, None] & (d < D)[None, :]
         sums_s = tl.load(sums + (row + s)[:, None] * D + d[None, :], mask=inside, other=0.0)
         new_peak = tl.maximum(peak, tl.max(peak_s, axis=0))
         shrink = tl.exp(peak - new_peak)
@@ -199,7 +213,9 @@ def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
     )  # fmt: skip
 
 
-def gqa_one(q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape) -> Tensor:
+def gqa_one(
+    q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape, sinks: Tensor | None = None
+) -> Tensor:
     """One query per sequence, q [sequences, heads * D], over what the cache holds up to its position."""
     s = shape
     group = s.heads // s.kv_heads
@@ -207,12 +223,12 @@ def gqa_one(q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape) -> Tensor:
     width = triton.next_power_of_2(s.head_dim)
     _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
         q, *cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
-        q.stride(0), rows.pages.shape[1], group, s.scale,
+        q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
         D=s.head_dim, PAGE=PAGE_TOKENS, SPLIT=_GQA_SPLIT_PAGES,
         BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BL=64 if width <= 128 else 32,
         num_stages=2,
     )  # fmt: skip
-    return parts.merged(rows)
+    return parts.merged(rows, s.window, sinks)
 
 
 def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaShape) -> Tensor:
@@ -253,13 +269,14 @@ class _Parts:
         self.peaks = torch.empty(places, dtype=torch.float32, device=rows.pages.device)
         self.weights = torch.empty_like(self.peaks)
 
-    def merged(self, rows: Rows) -> Tensor:
+    def merged(self, rows: Rows, window: int = 0, sinks: Tensor | None = None) -> Tensor:
         """[sequences, heads * width] f32."""
         sequences = self.peaks.shape[0]
         out = self.sums.new_empty(sequences, self.heads * self.width)
         block = min(128, max(16, triton.next_power_of_2(self.width)))
         _merge_kernel[(triton.cdiv(self.width, block), self.heads, sequences)](
-            self.sums, self.peaks, self.weights, rows.positions, out, self.splits, self.heads,
-            D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block,
+            self.sums, self.peaks, self.weights, rows.positions, sinks, out,
+            self.splits, self.heads, window,
+            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block,
         )  # fmt: skip
         return out

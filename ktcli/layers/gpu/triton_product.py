@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.layers.gpu.packed import Packed
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Packed
 from ktcli.layers.gpu.triton_panels import (
     column_of,
     panel_arguments,
@@ -42,6 +42,7 @@ from ktcli.layers.gpu.triton_panels import (
     words_and_scales,
     zero_of,
 )
+from ktcli.layers.gpu.triton_small import activated, glu_arguments
 
 _LINES = 64  # of one tile, at most; fewer than the 128 threads, so that x is read where it is used
 # Wanted: 4 per SM of the largest GPU considered, 132 SMs. A constant, so that bits do not depend on the GPU.
@@ -232,14 +233,17 @@ def _product_kernel(
 
 @triton.jit
 def _gate_up_kernel(
-    x, words, scales, ids, slots, out, n_rows, n_columns, x_row, top_k,
+    x, words, scales, ids, slots, bias, out, n_rows, n_columns, x_row, top_k, bias_row,
+    alpha, limit, shift,
+    BIASED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out[job] [n_rows / 2] = silu(gate) * up of the matrix that slot `job` chose, times its token's x.
+    """out[job] [n_rows / 2] = the activation of the matrix that slot `job` chose, times its token's x, + the bias
+    of its expert if BIASED.
 
-    Grid (pairs of a gate and an up panel, jobs).
+    Grid (pairs of a gate and an up panel, jobs). bias [E][bias_row]
     """
     pair, job = tl.program_id(0), tl.program_id(1)
     matrix = matrix_of(ids, slots, job)
@@ -253,8 +257,12 @@ def _gate_up_kernel(
         words + panel * (PANEL_BYTES // 4), scales, 1, 0, COLUMNS * BITS // 32,
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, L, EVEN,
     )  # fmt: skip
+    if BIASED:
+        bias += tl.load(ids + job).to(tl.int64) * bias_row + pair * 32 + tl.arange(0, 16)
+        gate += tl.load(bias)
+        up += tl.load(bias + 16)
     to = out + job.to(tl.int64) * (n_rows // 2) + pair * 16 + tl.arange(0, 16)
-    tl.store(to, gate / (1 + tl.exp(-gate)) * up)
+    tl.store(to, activated(gate, up, alpha, limit, shift))
 
 
 @triton.jit
@@ -299,7 +307,13 @@ def vector_products(x: Tensor, w: Packed) -> Tensor:
 
 
 def vector_experts(
-    x: Tensor, ids: Tensor, gate: Tensor, slots: Tensor, gate_up: Packed, down: Packed
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
 ) -> Tensor:
     """Sum over the slots, as a fixed tree, of gate * down(swiglu(gate_up x)) -> [T, H] f32.
 
@@ -307,14 +321,30 @@ def vector_experts(
     """
     rows, top_k = ids.shape
     inner = torch.empty(rows * top_k, gate_up.n // 2, dtype=torch.float32, device=x.device)
+    bias = extras.gate_up_bias
     arguments: dict[str, Any] = panel_arguments(gate_up)
     lines = arguments["COLUMNS"] * gate_up.format.bits // 32
     _gate_up_kernel[(gate_up.n // 32, rows * top_k)](
-        x, *words_and_scales(gate_up), ids, slots, inner, gate_up.n, gate_up.k, x.stride(0), top_k,
+        x, *words_and_scales(gate_up), ids, slots, bias, inner,
+        gate_up.n, gate_up.k, x.stride(0), top_k, 0 if bias is None else bias.stride(0),
+        *glu_arguments(extras.glu), BIASED=bias is not None,
         **arguments, L=tile_lines(arguments), EVEN=even_tiles(gate_up.k, arguments, lines),
     )  # fmt: skip
     parts = _products(inner, down, (inner.stride(0), 0, 1), (ids, slots), splits=1)
-    return sum_parts(parts.view(rows, top_k, down.n), routed=(ids, slots, gate))
+    out = sum_parts(parts.view(rows, top_k, down.n), routed=(ids, slots, gate))
+    return with_down_bias(out, (ids, slots, gate), extras)
+
+
+def with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
+    """out [T, H] + the biases of the chosen experts that are here, times their gates. As a product with all
+    biases: there are few experts, and many rows of a long prompt."""
+    if extras.down_bias is None:
+        return out
+    ids, slots, gate = routed
+    expert = ids.clamp(min=0).long()
+    weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
+    every = out.new_zeros(out.shape[0], extras.down_bias.shape[0]).scatter_add_(1, expert, weights)
+    return out.addmm_(every, extras.down_bias)
 
 
 def _products(

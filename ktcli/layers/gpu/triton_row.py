@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from ktcli.layers.backend import GqaShape, MlaShape
-from ktcli.layers.gpu import attention, functions, triton_small
+from ktcli.layers.gpu import attention, functions
 from ktcli.layers.gpu.functions import KvPages, Rows
 from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Matrix, Packed, Plain
 from ktcli.layers.gpu.triton_attention import append, gqa_one, mla_one
 from ktcli.layers.gpu.triton_panels import unpack_all
 from ktcli.layers.gpu.triton_product import vector_experts, vector_product, vector_products
-from ktcli.layers.gpu.triton_small import norm, rope, route
+from ktcli.layers.gpu.triton_small import norm, rope, route, swiglu
 from ktcli.layers.gpu.triton_tiles import TILE_ROWS, operand_type, tile_experts, tile_product
-from ktcli.native import SILU, Glu
 
 __all__ = [
     "experts", "gqa", "linear", "mla", "norm", "rope", "route", "swiglu", "unpack_all",
@@ -50,11 +49,6 @@ def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """The activation of a gated product -> [T, width]; kernels know only one."""
-    return triton_small.swiglu(x, width) if glu == SILU else functions.swiglu(x, width, glu)
-
-
 def experts(
     x: Tensor,
     ids: Tensor,
@@ -65,12 +59,10 @@ def experts(
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
     """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
-    if extras != NO_EXTRAS:
-        return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
     few = x.shape[0] <= FEW_ROWS
-    return (vector_experts if few else tile_experts)(x, ids, gate, slots, gate_up, down)
+    return (vector_experts if few else tile_experts)(x, ids, gate, slots, gate_up, down, extras)
 
 
 def gqa(
@@ -82,13 +74,12 @@ def gqa(
     shape: GqaShape,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Append k and v to the cache, then attend causally; runs of more than one row, windows and sinks as in
-    `functions`."""
-    if rows.run > 1 or shape.window or sinks is not None:
+    """Append k and v to the cache, then attend causally; runs of more than one row as in `functions`."""
+    if rows.run > 1:
         return attention.gqa(q, k, v, cache, rows, shape, sinks)
     append(cache[0], k, rows)
     append(cache[1], v, rows)
-    return gqa_one(q, cache, rows, shape)
+    return gqa_one(q, cache, rows, shape, sinks)
 
 
 def mla(

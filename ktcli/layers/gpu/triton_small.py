@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ktcli.layers.backend import GroupScore, Routing, Score
 from ktcli.layers.gpu.functions import RopeTable, Rows
-from ktcli.native import PANEL_ROWS
+from ktcli.native import PANEL_ROWS, SILU, Glu
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
@@ -66,15 +66,31 @@ def _rope_kernel(
 
 
 @triton.jit
-def _swiglu_kernel(x, out, x_row, width, RUN: tl.constexpr, BLOCK: tl.constexpr):
-    """out [width] = silu(gate) * up of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
+def activated(gate, up, alpha, limit, shift):
+    """What kt_glu says; NaN stays NaN. The limit may be infinite."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
+
+
+def glu_arguments(glu: Glu) -> tuple[float, float, float]:
+    """alpha, limit and shift as `activated` takes them."""
+    return glu.alpha, glu.limit or float("inf"), glu.shift
+
+
+@triton.jit
+def _swiglu_kernel(
+    x, out, x_row, width, alpha, limit, shift, RUN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out [width] = the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     at = x + row * x_row + column // RUN * (2 * RUN) + column % RUN
     gate = tl.load(at, mask=inside, other=0.0)
     up = tl.load(at + RUN, mask=inside, other=0.0)
-    tl.store(out + row * width + column, gate / (1 + tl.exp(-gate)) * up, mask=inside)
+    value = activated(gate, up, alpha, limit, shift)
+    tl.store(out + row * width + column, value, mask=inside)
 
 
 @triton.jit
@@ -177,11 +193,11 @@ def rope(
     return out
 
 
-def swiglu(x: Tensor, width: int) -> Tensor:
-    """silu(gate) * up -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
+def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
+    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
     out = torch.empty(x.shape[0], width, dtype=torch.float32, device=x.device)
     _swiglu_kernel[(triton.cdiv(width, _BLOCK), x.shape[0])](
-        x, out, x.stride(0), width, RUN=PANEL_ROWS, BLOCK=_BLOCK
+        x, out, x.stride(0), width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=_BLOCK
     )
     return out
 

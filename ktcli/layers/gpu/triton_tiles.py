@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.layers.gpu.packed import Packed
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Packed
 from ktcli.layers.gpu.triton_panels import (
     code_of,
     panel_arguments,
@@ -33,7 +33,8 @@ from ktcli.layers.gpu.triton_panels import (
     scales_of,
     words_and_scales,
 )
-from ktcli.layers.gpu.triton_product import sum_parts
+from ktcli.layers.gpu.triton_product import sum_parts, with_down_bias
+from ktcli.layers.gpu.triton_small import activated, glu_arguments
 
 TILE_ROWS = 64  # up to so many rows of x, a product is made here
 # Of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
@@ -124,21 +125,25 @@ def _tile_kernel(
 
 @triton.jit
 def _expert_gate_up_kernel(
-    x, words, scales, tiles, order, out, n_rows, n_columns, top_k, count,
+    x, words, scales, tiles, order, ids, bias, out, n_rows, n_columns, top_k, count, bias_row,
+    alpha, limit, shift,
+    BIASED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     OUT_BITS: tl.constexpr, OUT_COLUMNS: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[place] = silu(gate) * up of the place's matrix times its token's x, in word order for OUT_BITS.
+    """out[place] = the activation of the place's matrix times its token's x, + the bias of its expert if BIASED,
+    in word order for OUT_BITS.
 
-    Grid (blocks of n_columns = n_rows / 2 of out, tiles); tiles and order: see `Groups`.
+    Grid (blocks of n_columns = n_rows / 2 of out, tiles); tiles and order: see `Groups`. bias [E][bias_row]
     """
     block, tile = tl.program_id(0), tl.program_id(1)
     matrix = tl.load(tiles + tile * 3)
     if matrix >= count:
         return
-    places = tl.load(tiles + tile * 3 + 1) + tl.arange(0, BT)
+    start = tl.load(tiles + tile * 3 + 1)
+    places = start + tl.arange(0, BT)
     taken = places < tl.load(tiles + tile * 3 + 2)
     tokens = tl.load(order + places, mask=taken, other=0) // top_k
     panel = matrix.to(tl.int64) * (n_rows // 16) + block * (BN // 8)
@@ -158,6 +163,11 @@ def _expert_gate_up_kernel(
         BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
     )  # fmt: skip
     column = block * BN + tl.arange(0, BN)
+    if BIASED:  # one expert for all places of a tile
+        bias += tl.load(ids + tl.load(order + start)).to(tl.int64) * bias_row
+        at = bias + column // 16 * 32 + column % 16
+        gate += tl.load(at, mask=column < n_columns, other=0.0)[None, :]
+        up += tl.load(at + 16, mask=column < n_columns, other=0.0)[None, :]
     if OUT_BITS == 4:
         code = column % 4 * 2 + column % 64 // 32
         line = column // 64 * 8 + column % 32 // 4
@@ -168,7 +178,7 @@ def _expert_gate_up_kernel(
     # Columns from n_columns on are those of padding in `down`, and there is none of it beyond OUT_COLUMNS.
     inside = (column < n_columns) & (column < OUT_COLUMNS)
     to = out + places.to(tl.int64)[:, None] * OUT_COLUMNS + at[None, :]
-    value = gate / (1 + tl.exp(-gate)) * up
+    value = activated(gate, up, alpha, limit, shift)
     tl.store(to, value.to(out.dtype.element_ty), mask=taken[:, None] & inside[None, :])
 
 
@@ -269,21 +279,33 @@ def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
 
 
 def tile_experts(
-    x: Tensor, ids: Tensor, gate: Tensor, slots: Tensor, gate_up: Packed, down: Packed
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
 ) -> Tensor:
     """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32; see `functions.experts`."""
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
         of = slice(first, first + CHUNK_TOKENS)
-        done.append(_tile_experts(x[of], ids[of], gate[of], slots, (gate_up, down)))
+        routed = ids[of], slots, gate[of]
+        out = _tile_experts(x[of], routed, (gate_up, down), extras)
+        done.append(with_down_bias(out, routed, extras))
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def _tile_experts(
-    x: Tensor, ids: Tensor, gate: Tensor, slots: Tensor, stacks: tuple[Packed, Packed]
+    x: Tensor,
+    routed: tuple[Tensor, Tensor, Tensor],
+    stacks: tuple[Packed, Packed],
+    extras: Extras,
 ) -> Tensor:
-    """One chunk of `tile_experts`."""
-    gate_up, down = stacks
+    """One chunk of `tile_experts`, without the bias of down."""
+    (ids, slots, _), (gate_up, down) = routed, stacks
+    bias = extras.gate_up_bias
     n_tokens, top_k = ids.shape
     places = n_tokens * top_k
     rows = tile_rows(triton.cdiv(places, gate_up.count))
@@ -295,8 +317,9 @@ def _tile_experts(
     make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
     inner = make(places, columns, dtype=operand_type(down), device=x.device)
     _expert_gate_up_kernel[(triton.cdiv(width, _WEIGHT_ROWS), groups.tiles.shape[0])](
-        in_word_order(x, gate_up), *words_and_scales(gate_up), groups.tiles, groups.order, inner,
-        gate_up.n, width, top_k, gate_up.count, **first,
+        in_word_order(x, gate_up), *words_and_scales(gate_up), groups.tiles, groups.order, ids, bias,
+        inner, gate_up.n, width, top_k, gate_up.count, 0 if bias is None else bias.stride(0),
+        *glu_arguments(extras.glu), BIASED=bias is not None, **first,
         OUT_BITS=down.format.bits, OUT_COLUMNS=columns, **block,
     )  # fmt: skip
     out = torch.empty(n_tokens, top_k, down.n, dtype=torch.float32, device=x.device)
@@ -304,7 +327,7 @@ def _tile_experts(
         inner, *words_and_scales(down), groups.tiles, groups.order, out, down.n, down.count,
         **second, **block,
     )  # fmt: skip
-    return sum_parts(out, routed=(ids, slots, gate))
+    return sum_parts(out, routed=routed)
 
 
 def tile_rows(rows: int) -> int:

@@ -9,29 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import IntEnum
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB, Fields
 from ktcli.weights.gguf.words import WORDS
+from ktcli.weights.pieces import Kind, Piece, Pieces, added_tokens, bpe, steps, whole
 
-MAX_MERGES = 1_000_000  # a vocabulary of 256 000 pieces makes 580 000
-MAX_PIECE = 256  # letters of one SentencePiece piece; a merge is tried at each place in it
-_SPACE = "\u2581"  # stands for a space in SentencePiece vocabularies
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
-
-
-class Kind(IntEnum):
-    """tokenizer.ggml.token_type."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3  # never part of an answer
-    USER_DEFINED = 4  # taken whole wherever it stands in a text
-    UNUSED = 5
-    BYTE = 6
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
@@ -57,21 +43,8 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
         raise BadCheckpoint(
             f"{where} has a tokenizer of the kind {kind[:40]!r}", hint="kt reads gpt2 and llama"
         )
-    added = [
-        {
-            "id": id,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind != Kind.USER_DEFINED,
-        }
-        for id, (token, kind) in enumerate(tokens)
-        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED) and token
-    ]
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **model}
-    files["tokenizer.json"] = json.dumps(whole, ensure_ascii=False).encode()
+    document = whole(added_tokens(tokens), model)
+    files["tokenizer.json"] = json.dumps(document, ensure_ascii=False).encode()
     files["tokenizer_config.json"] = _settings(fields, tokens)
     return files
 
@@ -137,65 +110,22 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
         },
         "post_processor": None,
         "decoder": {**level, "use_regex": True},
-        "model": _bpe(tokens, [merge.split(" ") for merge in merges], words.ignore_merges),
+        "model": bpe(
+            [text for text, _ in tokens],
+            [merge.split(" ") for merge in merges],
+            ignore_merges=words.ignore_merges,
+        ),
     }
 
 
 def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
-    """Model and steps of a SentencePiece tokenizer.
-
-    SentencePiece joins the two neighbours whose union has the highest score; so every split of a piece into
-    two pieces is a merge, and merges are ordered by the score of the union.
-    """
+    """Model and steps of a SentencePiece tokenizer."""
     scores = _array(fields, "scores", float)
     if len(scores) != len(tokens):
         raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
-    whole = (Kind.NORMAL, Kind.UNUSED)
-    ids = {text: id for id, (text, kind) in enumerate(tokens) if kind in whole}
-    pairs: list[tuple[float, int, str, str]] = []
-    for text, id in ids.items():
-        splits = ((text[:cut], text[cut:]) for cut in range(1, min(len(text), MAX_PIECE)))
-        pairs += [(-scores[id], ids[a], a, b) for a, b in splits if a in ids and b in ids]
-        if len(pairs) > MAX_MERGES:
-            raise BadCheckpoint(
-                f"{fields.where} has pieces that make more than {MAX_MERGES} merges"
-            )
-    prefix = fields.flag(f"{_KEY}add_space_prefix", True)
-    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
-    before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-    unknown = next((text for text, kind in tokens if kind == Kind.UNKNOWN), None)
-    return {
-        "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
-        },
-        "model": {
-            **_bpe(tokens, [[left, right] for *_, left, right in sorted(pairs)], False),
-            "unk_token": unknown,
-            "fuse_unk": True,
-            "byte_fallback": True,
-        },
-    }
-
-
-def _bpe(tokens: _Tokens, merges: list[list[str]], ignore_merges: bool) -> dict[str, Any]:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": ignore_merges,
-        "vocab": {text: id for id, (text, _) in enumerate(tokens)},
-        "merges": merges,
-    }
+    pairs = zip(tokens, scores, strict=True)
+    pieces = tuple(Piece(text, score, kind) for (text, kind), score in pairs)
+    return steps(Pieces(pieces, prefix=fields.flag(f"{_KEY}add_space_prefix", True)))
 
 
 def _settings(fields: Fields, tokens: _Tokens) -> bytes:

@@ -16,6 +16,7 @@
 #include "attend_f32.inc.c"
 #include "attend_bf16.inc.c"
 #include "recurrent.inc.c"
+#include "index.inc.c"
 #include "encode.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
@@ -255,6 +256,8 @@ const kt_kernels NAME(KT_ISA) = {
     .summarize = summarize,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,
+    .index_f32 = index_f32,
+    .index_bf16 = index_bf16,
     .pack_keys = pack_keys,
     .conv = conv,
     .delta_rule = delta_rule,

@@ -90,6 +90,20 @@ typedef struct gate_by {
     int32_t one, kind;
 } gate_by;
 
+/* Scores of one token's index heads for the keys of a page, whose layout is that of attend_*; dim is even.
+ *   weight      out[j] = sum over heads, ascending, of weight[h] * max(0, q[h] . key[j])      [64]
+ *   NULL        out[h][j] = q[h] . key[j]                                                     [n_heads][64]
+ * What is written for keys from n_keys on means nothing. The same bits for any order of calls. */
+typedef struct page_index {
+    int64_t n_heads, dim, n_keys;
+    const void *q;              /* [n_heads][q_stride]: f32 rows for index_f32, bf16 for index_bf16 */
+    int64_t q_stride;
+    const void *k;
+    int64_t k_stride;           /* index_f32: elements from one key to the next */
+    const float *weight;
+    float *out;
+} page_index;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -122,6 +136,8 @@ typedef struct kt_kernels {
     /* out[c] = silu(sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */
     void (*conv)(const float *const *rows, const float *weight, int64_t width, int64_t n, float *out);
     void (*delta_rule)(const delta_block *d);
+    void (*index_f32)(const page_index *a);
+    void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
     /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared

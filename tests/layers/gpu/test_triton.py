@@ -86,7 +86,7 @@ def test_every_law_is_run() -> None:
 
 
 def test_what_models_launch_compiles(children: Children) -> None:
-    """At the shapes of qwen3-30b-a3b and deepseek-v3, each kernel for one GPU generation after the other; for all
+    """At the shapes of published models, each kernel for one GPU generation after the other; for all
     of them: triton_launches.py 80 89 90 120. Products of few rows, above all, keep everything in registers."""
     made = [json.loads(line) for line in _output(children["--in-turn"]).splitlines()]
     assert {each["capability"] for each in made} == set(CAPABILITIES)

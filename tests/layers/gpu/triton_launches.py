@@ -28,8 +28,8 @@ from triton.runtime.jit import JITFunction
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
 from ktcli.layers.gpu import triton_row as row
 from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.packed import Packed
-from ktcli.native import packed_bytes
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Packed
+from ktcli.native import Glu, packed_bytes
 from ktcli.weights.formats import FORMATS
 
 Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
@@ -91,12 +91,27 @@ def deepseek_v3() -> None:
     row.unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
 
+def gpt_oss() -> None:
+    """Windows and sinks; experts with biases."""
+    pages = empty(600, 64, 8, 64, dtype=torch.bfloat16)
+    shape = GqaShape(64, 8, 64, 0.125, 128)
+    row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape, empty(64))
+    extras = Extras(Glu(1.702, 7.0, 1.0), empty(32, 5760), empty(32, 2880))
+    experts("int4-g32", 2880, 2880, 32, empty(1, 4, dtype=torch.int32), empty(1, 4), extras)
+
+
 def experts(
-    name: str, hidden: int, inner: int, n: int, ids: torch.Tensor, gate: torch.Tensor
+    name: str,
+    hidden: int,
+    inner: int,
+    n: int,
+    ids: torch.Tensor,
+    gate: torch.Tensor,
+    extras: Extras = NO_EXTRAS,
 ) -> None:
     stacks = packed(name, 2 * inner, hidden, n), packed(name, hidden, inner, n)
     slots = empty(n, dtype=torch.int32)
-    row.experts(empty(ids.shape[0], hidden), ids, gate, slots, *stacks)
+    row.experts(empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras)
 
 
 def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
@@ -138,6 +153,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 def main() -> None:
     qwen3_30b_a3b()
     deepseek_v3()
+    gpt_oss()
     different = {source.hash() + str(options): (source, options) for source, options in sources()}
     capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
     for i, (source, options) in enumerate(different.values()):

@@ -22,9 +22,9 @@ from ktcli.layers.gpu import (
     triton_tiles,
 )
 from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.packed import Packed
+from ktcli.layers.gpu.packed import NO_EXTRAS, Extras, Packed
 from ktcli.layers.gpu.triton_panels import unpack_all
-from ktcli.native import Format, Scale
+from ktcli.native import SILU, Format, Glu, Scale
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
@@ -115,8 +115,8 @@ def linear() -> None:
 
 def experts() -> None:
     """Both ways equal the torch row; what is not here is skipped, whatever its gate."""
-    names = (("int4", "int4"), ("int8", "bf16"))
-    for first, second in names:
+    biased = Extras(Glu(1.702, 0.9, 1.0), torch.randn(6, 64), torch.randn(6, 72))
+    for first, second, extras in (("int4", "int4", biased), ("int8", "bf16", NO_EXTRAS)):
         gate_up, _ = _stack(FORMATS[first], 4, 64, 72)
         down, _ = _stack(FORMATS[second], 4, 72, 24)
         ids = torch.stack([torch.randperm(6)[:2] for _ in range(19)]).int()
@@ -124,12 +124,13 @@ def experts() -> None:
         ids[3, 1] = -1
         slots = torch.tensor([3, -1, 0, 1, 2, -1], dtype=torch.int32)
         x = torch.randn(19, 72)
-        right = functions.experts(x, ids, gate, slots, gate_up, down, exact=True)
+        right = functions.experts(x, ids, gate, slots, gate_up, down, extras, exact=True)
         gate[3, 1] = float("nan")
-        few = triton_product.vector_experts(x[3:5], ids[3:5], gate[3:5], slots, gate_up, down)
+        stacks = slots, gate_up, down, extras
+        few = triton_product.vector_experts(x[3:5], ids[3:5], gate[3:5], *stacks)
         torch.testing.assert_close(few, right[3:5], atol=2e-4, rtol=1e-4)
         triton_tiles.CHUNK_TOKENS = 16
-        many = triton_row.experts(x, ids, gate, slots, gate_up, down)
+        many = triton_row.experts(x, ids, gate, *stacks)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
 
 
@@ -163,20 +164,21 @@ def _rows(width: int) -> Rows:
 
 
 def gqa() -> None:
-    for heads, kv, width in ((4, 2, 64), (3, 1, 80), (1, 1, 256)):
-        shape = GqaShape(heads, kv, width, width**-0.5)
+    for heads, kv, width, window in ((4, 2, 64, 0), (3, 1, 80, 70), (1, 1, 256, 0), (2, 1, 16, 3)):
+        shape = GqaShape(heads, kv, width, width**-0.5, window)
+        sinks = torch.randn(heads) if window else None
         rows = _rows(5)
         cache = _cached(rows, kv, width), _cached(rows, kv, width)
         same = cache[0].clone(), cache[1].clone()
         q, k, v = (torch.randn(3, n * width) for n in (heads, kv, kv))
-        out = triton_row.gqa(q, k, v, cache, rows, shape)
-        right = attention.gqa(q, k, v, same, rows, shape)
+        out = triton_row.gqa(q, k, v, cache, rows, shape, sinks)
+        right = attention.gqa(q, k, v, same, rows, shape, sinks)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for a, b in zip(cache, same, strict=True):
             assert torch.equal(a.view(torch.int16), b.view(torch.int16))
         # A wider table, of pages that are nobody's, changes no bit.
         wide = Rows(rows.positions, torch.nn.functional.pad(rows.pages, (0, 4)), 1)
-        assert torch.equal(out, triton_attention.gqa_one(q, cache, wide, shape))
+        assert torch.equal(out, triton_attention.gqa_one(q, cache, wide, shape, sinks))
 
 
 def mla() -> None:
@@ -208,9 +210,10 @@ def small() -> None:
     for first, interleaved in product((0, 16), (False, True)):
         of = (x, rows, table, 80, first, interleaved)
         torch.testing.assert_close(triton_small.rope(*of), functions.rope(*of))
-    torch.testing.assert_close(
-        triton_small.swiglu(wide[:, :96], 40), functions.swiglu(wide[:, :96], 40)
-    )
+    for glu in (SILU, Glu(1.702, 0.9, 1.0)):
+        torch.testing.assert_close(
+            triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)
+        )
 
 
 ROUTINGS = (

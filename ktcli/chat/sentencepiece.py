@@ -1,0 +1,133 @@
+"""A SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
+
+The file is a protocol buffer; the few fields that matter are read here, field by field, with bounds. What
+the pieces mean is the business of `ktcli.weights.pieces`. Source: sentencepiece_model.proto.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ktcli.chat.files import check_size, read_json
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.pieces import Kind, Piece, Pieces, document
+
+if TYPE_CHECKING:
+    import tokenizers
+
+NAME = "tokenizer.model"
+MAX_BYTES = 64_000_000  # published ones reach 5 MB
+MAX_PIECES = 1 << 20
+_UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
+
+Value = int | bytes
+
+
+def load(path: Path, config: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a SentencePiece file.
+
+    Args:
+        config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
+            what follows a special token ("legacy").
+    Raises:
+        BadCheckpoint: it is malformed, or of a kind that cannot be read.
+    """
+    from tokenizers import AddedToken, Tokenizer
+
+    settings = read_json(config) if config.is_file() else {}
+    pieces = replace(read_pieces(path), first_only=settings.get("legacy") is False)
+    tokenizer = Tokenizer.from_str(json.dumps(document(pieces)))
+    given = settings.get("added_tokens_decoder")
+    rows = given.values() if isinstance(given, dict) else ()
+    tokens = [
+        AddedToken(row["content"], special=row.get("special") is True, normalized=False)
+        for row in rows
+        if isinstance(row, dict) and isinstance(row.get("content"), str) and row["content"]
+    ]
+    tokenizer.add_tokens(tokens)
+    return tokenizer
+
+
+def read_pieces(path: Path) -> Pieces:
+    """What the file says.
+
+    Raises:
+        BadCheckpoint: it is malformed, or a model by words or by letters.
+    """
+    check_size(path, MAX_BYTES)
+    try:
+        return _parse(path.read_bytes(), path)
+    except (ValueError, struct.error) as error:
+        raise BadCheckpoint(f"{path} is no SentencePiece model: {error}") from error
+
+
+def _parse(data: bytes, path: Path) -> Pieces:
+    pieces: list[Piece] = []
+    trainer: dict[int, Value] = {}
+    normalizer: dict[int, Value] = {}
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
+            if len(pieces) == MAX_PIECES:
+                raise ValueError(f"it has more than {MAX_PIECES} pieces")
+            pieces.append(_piece(dict(_fields(value))))
+        elif number in (2, 3) and isinstance(value, bytes):
+            (trainer if number == 2 else normalizer).update(_fields(value))
+    kind = trainer.get(3, _UNIGRAM)
+    if kind not in (_UNIGRAM, _BPE):
+        raise BadCheckpoint(f"{path} is a SentencePiece model of kind {kind!r}; kt reads 1 and 2")
+    if not pieces:
+        raise ValueError("it has no pieces")
+    charsmap = normalizer.get(2, b"")
+    return Pieces(
+        tuple(pieces),
+        unigram=kind == _UNIGRAM,
+        prefix=bool(normalizer.get(3, True)),
+        single_spaces=bool(normalizer.get(4, True)),
+        charsmap=charsmap if isinstance(charsmap, bytes) else b"",
+    )
+
+
+def _piece(fields: dict[int, Value]) -> Piece:
+    text, score, kind = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, Kind.NORMAL)
+    if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
+        raise ValueError("a piece has fields of the wrong type")
+    return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], Kind(kind))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """(number, value) of each field of a message: an integer, or the bytes of all else."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        if key & 7 == 0:
+            value, at = _varint(data, at)
+            yield key >> 3, value
+            continue
+        if key & 7 == 2:
+            size, at = _varint(data, at)
+        elif key & 7 in (1, 5):
+            size = 8 if key & 7 == 1 else 4
+        else:
+            raise ValueError(f"a field has the wire type {key & 7}")
+        if size > len(data) - at:
+            raise ValueError("a field ends behind the file")
+        yield key >> 3, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of 7 bits a byte, lowest first, and where the next field begins."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            raise ValueError("it ends in a number")
+        value |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:
+            return value, at
+    raise ValueError("a number has more than ten bytes")

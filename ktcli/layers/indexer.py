@@ -1,0 +1,72 @@
+"""The lightning indexer: small heads that score every cached position, so that a token attends to few of them.
+
+Source: DeepSeek-V3.2 report, section 2.1. Published engines turn its queries and keys by a Hadamard matrix and
+round them to FP8; the turn changes no product and the rounding is only for speed, so neither is done here, as
+in transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.layers.tensors import Role, Tensor, whole
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """The parts that an attention does not share with it; the projections of keys and queries lie in its own.
+
+    Attributes:
+        rope: of the first columns of each head.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.3.self_attn.indexer".
+    """
+
+    hidden: int
+    shape: ChooseShape
+    rope: Rope
+    layer: int = 0
+    source: str = ""
+
+    # Of the norm of the keys, whatever the config says, as the reference does.
+    EPS = 1e-6
+
+    @property
+    def width(self) -> int:
+        """Columns of all queries."""
+        return self.shape.heads * self.shape.dim
+
+    @cached_property
+    def key_norm(self) -> tuple[Tensor, Tensor]:
+        """Gain and bias, [dim]."""
+        return self._vector("weight"), self._vector("bias")
+
+    def _vector(self, name: str) -> Tensor:
+        source = whole((f"{self.source}.k_norm.{name}", (self.shape.dim,)))
+        where = f"layers.{self.layer}.attn.index_norm_{name}"
+        return Tensor(where, 1, self.shape.dim, Role.VECTOR, source, layer=self.layer)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """[heads, hidden]: decides like a router, and is kept like one."""
+        shape = (self.shape.heads, self.hidden)
+        source = whole((f"{self.source}.weights_proj.weight", shape))
+        where = f"layers.{self.layer}.attn.index_weights"
+        return Tensor(where, *shape, Role.KEPT, source, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weights, *self.key_norm)
+
+    def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
+        """Choose, for the attentions up to the next indexer.
+
+        Args:
+            x: [T, hidden], what the attention reads; q: [T, heads * dim] and key: [T, dim], projected.
+        """
+        dim = self.shape.dim
+        weight = b.linear(x, self.weights, reads=Reads.F32)
+        key = b.rope(b.layer_norm(key, *self.key_norm, self.EPS), self.rope, head_width=dim)
+        b.choose(b.rope(q, self.rope, head_width=dim), key, weight, self.shape, layer=self.layer)

@@ -1,0 +1,116 @@
+"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3 whose attention reads few positions, which an indexer chooses.
+
+In GLM-5 a layer may attend to what the indexer of an earlier layer chose. Sources: the DeepSeek-V3.2 report;
+transformers 5.23 (deepseek_v32, glm_moe_dsa). A multi-token-prediction layer in the checkpoint is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import LatentAttention
+from ktcli.layers.backend import ChooseShape
+from ktcli.layers.indexer import Indexer
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_mla,
+    read_sparse,
+    read_typed_dense,
+)
+
+_FIRST_DENSE = 3
+_MAX_CHOSEN = 1 << 16  # of kt_program_choose
+_FULL, _SHARED = "full", "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What a config may leave out.
+
+    Attributes:
+        index_heads: of the indexer.
+        interleaved: its rotation turns pairs of neighbours.
+    """
+
+    index_heads: int
+    interleaved: bool
+
+
+_TYPES = {"deepseek_v32": _Published(64, False), "glm_moe_dsa": _Published(32, True)}
+MODEL_TYPES: tuple[str, ...] = tuple(_TYPES)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    f.require("mlp_bias", f.flag("mlp_bias", False), False)
+    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.whole("q_lora_rank")  # the indexer reads the query latent
+    attention = read_mla(f)
+    indexer = _read_indexer(f, attention, _TYPES[f.text("model_type", "deepseek_v32")])
+    shared = replace(attention, chosen=indexer.shape.top_k)
+    beside = replace(attention.shape, beside=indexer.shape.dim)
+    full = replace(shared, shape=beside, indexer=indexer)
+    is_shared = _read_shared(f)
+    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True)
+    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    return assemble(
+        f,
+        "deepseek_v32",
+        lambda i: (shared if is_shared[i] else full, read_dense(f) if is_dense(i) else sparse),
+    )
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    types = config.get("indexer_types")
+    short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
+    return {**cut_typed_dense(config, layers, _FIRST_DENSE), **short}
+
+
+def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) -> Indexer:
+    s = attention.shape
+    heads = f.whole("index_n_heads", high=MAX_HEADS, default=published.index_heads)
+    dim = f.whole("index_head_dim", low=s.rope, high=4096, default=128)
+    f.require_multiple("index_head_dim", dim, 2)
+    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    top_k = f.whole("index_topk", high=_MAX_CHOSEN, default=2048)
+    rope = replace(
+        attention.rope, interleaved=f.flag("indexer_rope_interleave", published.interleaved)
+    )
+    shape = ChooseShape(heads, dim, top_k, (heads * dim) ** -0.5, behind=s.lora + s.rope)
+    return Indexer(attention.hidden, shape, rope)
+
+
+def _read_shared(f: Fields) -> list[bool]:
+    """Of each layer, whether it attends to what an earlier layer's indexer chose.
+
+    A list of types, or a pattern of letters, or every so many-th layer after some is full.
+    """
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    types = f.values.get("indexer_types")
+    if types is None and (pattern := f.values.get("index_topk_pattern")) is not None:
+        letters = {"F": _FULL, "S": _SHARED}
+        types = [letters.get(c) for c in pattern] if isinstance(pattern, str) else pattern
+    if types is None:
+        every = f.whole("index_topk_freq", low=0, high=MAX_LAYERS, default=1) or 1
+        first = f.whole("index_skip_topk_offset", low=0, high=MAX_LAYERS, default=2)
+        return [max(i - first + 1, 0) % every > 0 for i in range(n_layers)]
+    if not isinstance(types, list) or any(each not in (_FULL, _SHARED) for each in types):
+        raise BadCheckpoint(f"{f.where}: indexer_types is not a list of {_FULL} and {_SHARED}")
+    if len(types) < n_layers or types[0] != _FULL:
+        raise BadCheckpoint(
+            f"{f.where}: indexer_types has {len(types)} of {n_layers} layers, or begins with one that"
+            " shares what no layer chose"
+        )
+    return [each == _SHARED for each in types[:n_layers]]

@@ -1,0 +1,169 @@
+"""SentencePiece vocabularies as documents of the tokenizers library (`tokenizer.json`).
+
+A vocabulary is a list of pieces with scores; where it comes from (`tokenizer.model`, a GGUF file) is the
+business of others. Sources: sentencepiece_model.proto; the tokenizers library's file format.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+
+SPACE = "\u2581"  # stands for a space in a piece
+MAX_LETTERS = 256  # of a piece; a merge is tried at each place in it
+MAX_MERGES = 1_000_000  # a vocabulary of 256,000 pieces makes 580,000
+
+Json = dict[str, Any]
+
+
+class Kind(IntEnum):
+    """Of a piece; GGUF files count the same way."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3  # never part of an answer
+    USER_DEFINED = 4  # taken whole wherever it stands in a text
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token: its text, how much it is liked, and what it is."""
+
+    text: str
+    score: float
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A vocabulary, and how a text is prepared for it.
+
+    Attributes:
+        pieces: by id.
+        unigram: the likeliest cut is taken; else neighbours are joined, those with the best union first.
+        prefix: texts begin with a space.
+        first_only: but not those that follow a special token.
+        single_spaces: runs of spaces become one, those at the ends none.
+        charsmap: normalisation of characters, as the file has it; b"": none.
+    """
+
+    pieces: tuple[Piece, ...]
+    unigram: bool = False
+    prefix: bool = True
+    first_only: bool = False
+    single_spaces: bool = False
+    charsmap: bytes = b""
+
+
+def document(vocabulary: Pieces) -> Json:
+    """The whole `tokenizer.json` of a vocabulary."""
+    texts = [(piece.text, piece.kind) for piece in vocabulary.pieces]
+    return whole(added_tokens(texts), steps(vocabulary))
+
+
+def whole(added: list[Json], steps: Json) -> Json:
+    """A `tokenizer.json` of these parts."""
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **steps}
+
+
+def added_tokens(tokens: Sequence[tuple[str, Kind]]) -> list[Json]:
+    """Those that are found in a text before it is cut."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return [
+        {"id": id, "content": text, **flags, "special": kind != Kind.USER_DEFINED}
+        for id, (text, kind) in enumerate(tokens)
+        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED) and text
+    ]
+
+
+def steps(vocabulary: Pieces) -> Json:
+    """Normalizer, pre-tokenizer, model and decoder."""
+    before, cut = _spaces(vocabulary)
+    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
+    back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*_cleaning(vocabulary), *before]},
+        "pre_tokenizer": cut,
+        "post_processor": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip],
+        },
+        "model": _unigram(vocabulary) if vocabulary.unigram else _merged(vocabulary),
+    }
+
+
+def bpe(texts: Sequence[str], merges: list[list[str]], **more: Any) -> Json:
+    """A model that joins neighbours by a list of pairs."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {text: id for id, text in enumerate(texts)},
+        "merges": merges,
+        **more,
+    }
+
+
+def _cleaning(vocabulary: Pieces) -> list[Json]:
+    made: list[Json] = []
+    if vocabulary.charsmap:
+        charsmap = base64.b64encode(vocabulary.charsmap).decode()
+        made.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if vocabulary.single_spaces:
+        made.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        made.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    return made
+
+
+def _spaces(vocabulary: Pieces) -> tuple[list[Json], Json | None]:
+    """The steps that spell spaces: of the normalizer, and the pre-tokenizer."""
+    if vocabulary.prefix and vocabulary.first_only:
+        first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first"}
+        return [], {**first, "split": False}
+    prepend = [{"type": "Prepend", "prepend": SPACE}] if vocabulary.prefix else []
+    return [*prepend, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}], None
+
+
+def _merged(vocabulary: Pieces) -> Json:
+    """SentencePiece joins the two neighbours whose union has the highest score; so every split of a piece
+    into two pieces is a merge, and merges are ordered by the score of the union.
+
+    Raises:
+        BadCheckpoint: there are more merges than any published vocabulary has.
+    """
+    pieces = vocabulary.pieces
+    usable = (Kind.NORMAL, Kind.UNUSED)
+    ids = {piece.text: id for id, piece in enumerate(pieces) if piece.kind in usable}
+    pairs: list[tuple[float, int, str, str]] = []
+    for text, id in ids.items():
+        splits = ((text[:cut], text[cut:]) for cut in range(1, min(len(text), MAX_LETTERS)))
+        pairs += [(-pieces[id].score, ids[a], a, b) for a, b in splits if a in ids and b in ids]
+        if len(pairs) > MAX_MERGES:
+            raise BadCheckpoint(f"the tokenizer's pieces make more than {MAX_MERGES:,} merges")
+    merges = [[left, right] for *_, left, right in sorted(pairs)]
+    unknown = next((piece.text for piece in pieces if piece.kind == Kind.UNKNOWN), None)
+    texts = [piece.text for piece in pieces]
+    return bpe(texts, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+
+
+def _unigram(vocabulary: Pieces) -> Json:
+    pieces = vocabulary.pieces
+    return {
+        "type": "Unigram",
+        "unk_id": next((i for i, piece in enumerate(pieces) if piece.kind == Kind.UNKNOWN), None),
+        "vocab": [[piece.text, piece.score] for piece in pieces],
+        "byte_fallback": any(piece.kind == Kind.BYTE for piece in pieces),
+    }

@@ -1,0 +1,47 @@
+/* index.inc.c - scores of a token's index heads against the keys of a page: what decides which positions are
+ * attended to. The products are those of attention, in its layouts (attend_bf16.inc.c, attend_f32.inc.c).
+ */
+
+/* Take the scores s of `heads` heads from `first` on: add them up by weight, or write them. */
+INLINE void index_take(const page_index *a, int64_t first, int heads, float (*s)[KT_PAGE_TOKENS])
+{
+    for (int i = 0; i < heads; i++)
+        for (int c = 0; c < KT_PAGE_TOKENS; c += LANES) {
+            vf x = vf_load(s[i] + c);
+            float *to = a->out + (a->weight ? 0 : (first + i) * KT_PAGE_TOKENS) + c;
+            if (a->weight)
+                x = vf_fma(vf_set1(a->weight[first + i]), vf_max(x, vf_set1(0.0f)), vf_load(to));
+            vf_store(to, x);
+        }
+}
+
+static void index_f32(const page_index *a)
+{
+    page_attention p = {.dk = a->dim, .k = a->k, .k_stride = a->k_stride};
+    float s[EXACT_QUERIES][KT_PAGE_TOKENS] ALIGNED = {{0}};
+    const float *q[EXACT_QUERIES];
+    if (a->weight)
+        memset(a->out, 0, KT_PAGE_TOKENS * sizeof *a->out);
+    for (int64_t h = 0, n; h < a->n_heads; h += n) {
+        n = a->n_heads - h >= EXACT_QUERIES ? EXACT_QUERIES : 1;
+        for (int64_t i = 0; i < n; i++)
+            q[i] = (const float *)a->q + (h + i) * a->q_stride;
+        for (int64_t j = 0; j < a->n_keys; j += KEYS)
+            n > 1 ? exact_scores(&p, q, EXACT_QUERIES, j, a->n_keys, s) : exact_scores(&p, q, 1, j, a->n_keys, s);
+        index_take(a, h, (int)n, s);
+    }
+}
+
+static void index_bf16(const page_index *a)
+{
+    page_attention p = {.dk = a->dim, .q_stride = a->q_stride, .k = a->k};
+    float s[CHUNK][KT_PAGE_TOKENS] ALIGNED;
+    if (a->weight)
+        memset(a->out, 0, KT_PAGE_TOKENS * sizeof *a->out);
+    for (int64_t h = 0, n; h < a->n_heads; h += n) {
+        const uint16_t *q = (const uint16_t *)a->q + h * a->q_stride;
+        n = a->n_heads - h >= CHUNK ? CHUNK : 1;
+        n > 1 ? score_chunk(&p, q, CHUNK, 0, s) : score_chunk(&p, q, 1, 0, s);
+        index_take(a, h, (int)n, s);
+    }
+}

@@ -1,0 +1,19 @@
+"""What a model takes from a checkpoint, counted from the declarations of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import prod
+
+from ktcli.layers.tensors import Role
+from ktcli.models import Model
+
+
+def declared(model: Model, roles: Collection[Role] = tuple(Role)) -> dict[str, int]:
+    """Checkpoint name → elements, each name once: MLA's kv_b and a tied head are stored twice."""
+    return {
+        piece.name: prod(piece.shape) * (tensor.count if "{e}" in piece.name else 1)
+        for tensor in model.tensors
+        if tensor.role in roles
+        for piece in tensor.sources[0]
+    }
