@@ -52,6 +52,7 @@ complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/
 complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Keep the experts’ down projections one step more precise'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
@@ -128,3 +129,19 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit.'
+complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
+complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Compare with this model or conversion, token by token' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if need be, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that come a layer later, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Numbers in the cache: bf16, f32, or bf16,f32' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text to read' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result: .png or .svg' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit.'

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
+
 
 def gib(size_bytes: int | float) -> str:
     """A size for people: '3.2 GiB', '17 MiB', '512 B'."""

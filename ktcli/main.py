@@ -20,10 +20,9 @@ from typer.core import TyperGroup
 
 from ktcli import __version__
 from ktcli.commands.table import COMMANDS, CONTEXT, load
-from ktcli.errors import KtError, UsageError
+from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
 from ktcli.output import Mode, out
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports
 EXIT_INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 

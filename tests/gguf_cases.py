@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,37 +46,139 @@ def _outer() -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output.weight", (VOCAB, HIDDEN)
 
 
-def _grouped(qk_norm: bool, experts: bool) -> Callable[[GgufCase], Iterator[Any]]:
+@dataclass(frozen=True)
+class Parts:
+    """What a model with grouped-query attention has beside the usual.
+
+    Attributes:
+        qk_norm: widths of the norms of q and k.
+        post_norm: name of the second norm of a layer.
+        biases: projections with a bias, "gate_inp" and "exps" among them.
+        correction: of the router's choice.
+        shared: width of the shared expert.
+        dense: layers before the first with experts.
+        factors: of the rotation, given outright.
+    """
+
+    experts: bool = True
+    qk_norm: tuple[int, int] | None = None
+    post_norm: str = "ffn_norm"
+    biases: tuple[str, ...] = ()
+    correction: bool = False
+    shared: int = 0
+    shared_gate: bool = False
+    sinks: bool = False
+    dense: int = 0
+    factors: bool = False
+
+
+_Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _grouped(parts: Parts) -> Callable[[GgufCase], Iterator[Any]]:
     """Tensors of a model with grouped-query attention."""
 
-    def tensors(case: GgufCase) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def tensors(case: GgufCase) -> _Shapes:
         yield from _outer()
+        if parts.factors:
+            yield "rope_freqs.weight", (_HEAD_DIM // 2,)
         for i in range(LAYERS):
             blk = f"blk.{i}"
-            yield f"{blk}.attn_norm.weight", (HIDDEN,)
-            yield f"{blk}.attn_q.weight", (_HEADS * _HEAD_DIM, HIDDEN)
-            yield f"{blk}.attn_k.weight", (_KV_HEADS * _HEAD_DIM, HIDDEN)
-            yield f"{blk}.attn_v.weight", (_KV_HEADS * _HEAD_DIM, HIDDEN)
-            yield f"{blk}.attn_output.weight", (HIDDEN, _HEADS * _HEAD_DIM)
-            if qk_norm:
-                yield f"{blk}.attn_q_norm.weight", (_HEAD_DIM,)
-                yield f"{blk}.attn_k_norm.weight", (_HEAD_DIM,)
-            yield f"{blk}.ffn_norm.weight", (HIDDEN,)
-            yield from _mlp(blk, experts)
+            for name, shape in (*_attention(parts), *_mlp(parts, i)):
+                yield f"{blk}.{name}", shape
 
     return tensors
 
 
-def _mlp(blk: str, experts: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if not experts:
-        yield f"{blk}.ffn_gate.weight", (WIDTH, HIDDEN)
-        yield f"{blk}.ffn_up.weight", (WIDTH, HIDDEN)
-        yield f"{blk}.ffn_down.weight", (HIDDEN, WIDTH)
+def _attention(parts: Parts) -> _Shapes:
+    q, kv = _HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM
+    yield "attn_norm.weight", (HIDDEN,)
+    for name, n, k in (
+        ("q", q, HIDDEN),
+        ("k", kv, HIDDEN),
+        ("v", kv, HIDDEN),
+        ("output", HIDDEN, q),
+    ):
+        yield f"attn_{name}.weight", (n, k)
+        if name in parts.biases:
+            yield f"attn_{name}.bias", (n,)
+    if parts.qk_norm:
+        yield "attn_q_norm.weight", (parts.qk_norm[0],)
+        yield "attn_k_norm.weight", (parts.qk_norm[1],)
+    if parts.sinks:
+        yield "attn_sinks.weight", (_HEADS,)
+    yield f"{parts.post_norm}.weight", (HIDDEN,)
+
+
+def _mlp(parts: Parts, layer: int) -> _Shapes:
+    if not parts.experts or layer < parts.dense:
+        yield from _three("", WIDTH)
         return
-    yield f"{blk}.ffn_gate_inp.weight", (EXPERTS, HIDDEN)
-    yield f"{blk}.ffn_gate_exps.weight", (EXPERTS, WIDTH, HIDDEN)
-    yield f"{blk}.ffn_up_exps.weight", (EXPERTS, WIDTH, HIDDEN)
-    yield f"{blk}.ffn_down_exps.weight", (EXPERTS, HIDDEN, WIDTH)
+    yield "ffn_gate_inp.weight", (EXPERTS, HIDDEN)
+    if "gate_inp" in parts.biases:
+        yield "ffn_gate_inp.bias", (EXPERTS,)
+    if parts.correction:
+        yield "exp_probs_b.bias", (EXPERTS,)
+    for name, shape in _three("_exps", WIDTH):
+        yield name, (EXPERTS, *shape)
+        if "exps" in parts.biases:
+            yield name.replace("weight", "bias"), (EXPERTS, shape[0])
+    if parts.shared:
+        yield from _three("_shexp", parts.shared)
+    if parts.shared_gate:
+        yield "ffn_gate_inp_shexp.weight", (HIDDEN,)
+
+
+def _three(suffix: str, width: int) -> _Shapes:
+    yield f"ffn_gate{suffix}.weight", (width, HIDDEN)
+    yield f"ffn_up{suffix}.weight", (width, HIDDEN)
+    yield f"ffn_down{suffix}.weight", (HIDDEN, width)
+
+
+_LORA, _ROPE, _NOPE, _V = 64, 32, 64, 64
+
+
+def _latent(case: GgufCase) -> _Shapes:
+    """DeepSeek-V2: latent attention, one dense layer, shared experts."""
+    yield from _outer()
+    for i in range(LAYERS):
+        blk, q_width = f"blk.{i}", _HEADS * (_NOPE + _ROPE)
+        for name, shape in {
+            "attn_norm": (HIDDEN,),
+            "attn_q_a": (_LORA, HIDDEN),
+            "attn_q_a_norm": (_LORA,),
+            "attn_q_b": (q_width, _LORA),
+            "attn_kv_a_mqa": (_LORA + _ROPE, HIDDEN),
+            "attn_kv_a_norm": (_LORA,),
+            "attn_k_b": (_HEADS, _LORA, _NOPE),
+            "attn_v_b": (_HEADS, _V, _LORA),
+            "attn_output": (HIDDEN, _HEADS * _V),
+            "ffn_norm": (HIDDEN,),
+        }.items():
+            yield f"{blk}.{name}.weight", shape
+        for name, shape in _mlp(Parts(shared=2 * WIDTH, dense=1), i):
+            yield f"{blk}.{name}", shape
+
+
+_LATENT: dict[str, Any] = {
+    **_MOE,
+    "attention.head_count_kv": 1,
+    "attention.key_length": _LORA + _ROPE,
+    "attention.value_length": _LORA,
+    "attention.key_length_mla": _NOPE + _ROPE,
+    "attention.value_length_mla": _V,
+    "attention.q_lora_rank": _LORA,
+    "attention.kv_lora_rank": _LORA,
+    "rope.dimension_count": _ROPE,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 8.0,
+    "rope.scaling.original_context_length": 32,
+    "rope.scaling.yarn_log_multiplier": 0.0707,
+    "leading_dense_block_count": 1,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.0,
+    "expert_gating_func": 1,
+}
 
 
 def _mini(case: GgufCase) -> Iterator[tuple[str, F32]]:
@@ -174,26 +277,78 @@ def _mini_metadata() -> dict[str, Any]:
     }
 
 
-_QWEN3, _MIXTRAL = _grouped(qk_norm=True, experts=True), _grouped(qk_norm=False, experts=True)
 # "Tell me a story about a fox." as the built-in model's chat template frames it.
 _STORY = (0, 2, 1430, 310, 264, 392, 414, 464, 264, 289, 84, 93, 19, 4, 3)
+_HALF = {"rope.dimension_count": _HEAD_DIM // 2}
 _NO_VOCAB = {"tokenizer.ggml.model": "no_vocab", "vocab_size": VOCAB}
+
+
+def _case(architecture: str, kind: str, seed: int, parts: Parts, **metadata: Any) -> GgufCase:
+    """A random model; metadata has "__" for a dot."""
+    base = _MOE if parts.experts else _DECODER
+    given = {key.replace("__", "."): value for key, value in metadata.items()}
+    name = f"{architecture}{'' if parts.experts else '-dense'}-{kind.lower()}"
+    values = {**base, **_NO_VOCAB, **given}
+    return GgufCase(name, architecture, kind, _grouped(parts), values, seed)
+
+
+_QWEN3 = Parts(qk_norm=(_HEAD_DIM, _HEAD_DIM))
+_QWEN3_SEEDS = {"Q8_0": 1, "F16": 10, "Q4_0": 13, "Q4_K": 12, "Q6_K": 4, "mixed": 9}
+_SIGMOID = {
+    "expert_gating_func": 2,
+    "expert_weights_norm": True,
+    "expert_weights_scale": 1.5,
+    "expert_shared_count": 1,
+    "leading_dense_block_count": 1,
+}
 # Seeds are ones where the best token always has a lead over the next, else rounding would choose.
 CASES = (
-    *(
-        GgufCase(f"qwen3moe-{kind.lower()}", "qwen3moe", kind, _QWEN3, {**_MOE, **_NO_VOCAB}, seed)
-        for kind, seed in {
-            "Q8_0": 1,
-            "F16": 10,
-            "Q4_0": 13,
-            "Q4_K": 12,
-            "Q6_K": 4,
-            "mixed": 9,
-        }.items()
+    *(_case("qwen3moe", kind, seed, _QWEN3) for kind, seed in _QWEN3_SEEDS.items()),
+    _case("llama", "Q8_0", 36, Parts()),
+    _case("llama", "mixed", 6, Parts()),
+    _case("llama", "Q8_0", 33, Parts(experts=False, factors=True)),
+    _case("qwen3", "Q8_0", 10, Parts(experts=False, qk_norm=(_HEAD_DIM, _HEAD_DIM))),
+    _case("qwen2", "Q8_0", 0, Parts(experts=False, biases=("q", "k", "v"))),
+    _case(
+        "qwen2moe",
+        "Q8_0",
+        34,
+        Parts(biases=("q", "k", "v"), shared=128, shared_gate=True),
+        expert_shared_feed_forward_length=128,
     ),
-    *(
-        GgufCase(f"mixtral-{kind.lower()}", "llama", kind, _MIXTRAL, {**_MOE, **_NO_VOCAB}, seed)
-        for kind, seed in {"Q8_0": 3, "mixed": 6}.items()
+    _case(
+        "glm4moe",
+        "Q8_0",
+        11,
+        Parts(
+            biases=("q", "k", "v"),
+            post_norm="post_attention_norm",
+            correction=True,
+            shared=WIDTH,
+            dense=1,
+        ),
+        **_SIGMOID,
+        **_HALF,
     ),
+    _case(
+        "minimax-m2",
+        "Q8_0",
+        10,
+        Parts(qk_norm=(_HEADS * _HEAD_DIM, _KV_HEADS * _HEAD_DIM), correction=True),
+        expert_gating_func=2,
+        **_HALF,
+    ),
+    _case(
+        "gpt-oss",
+        "MXFP4",
+        2,
+        Parts(
+            biases=("q", "k", "v", "output", "gate_inp", "exps"),
+            post_norm="post_attention_norm",
+            sinks=True,
+        ),
+        attention__sliding_window=8,
+    ),
+    GgufCase("deepseek2-q8_0", "deepseek2", "Q8_0", _latent, {**_LATENT, **_NO_VOCAB}, 4),
     GgufCase("kt-mini-q8_0", "deepseek2", "Q8_0", _mini, _mini_metadata(), prompt=_STORY),
 )

@@ -32,7 +32,7 @@ class GgufCase:
     """One file.
 
     Attributes:
-        kind: type of its matrices; "mixed": another one for each.
+        kind: type of its matrices; "mixed": another one for each; "MXFP4": of its experts.
         tensors: makes (name, shape) of each, and its numbers.
         metadata: without the architecture's name.
         prompt: ids; none: random ones.
@@ -79,7 +79,7 @@ _ADD: dict[type, Callable[[Any, str, Any], None]] = {
 def _numbers(case: GgufCase, name: str, what: F32 | tuple[int, ...]) -> tuple[NDArray[Any], str]:
     """The stored numbers of a tensor and their type; vectors and routers stay F32."""
     shape = what if isinstance(what, tuple) else what.shape
-    plain = len(shape) == 1 or "ffn_gate_inp" in name
+    plain = len(shape) == 1 or "ffn_gate_inp" in name or name.endswith(".bias")
     kind = "F32" if plain else _kind(case.kind, name, shape[-1])
     if kind in _SCALES:
         return random_blocks(f"{case.seed} {name}", kind, shape, _rms(name, shape)), kind
@@ -93,6 +93,8 @@ _MIX = ("Q4_K", "Q6_K", "Q5_K", "Q8_0", "Q4_0", "Q5_0", "BF16", "Q4_1", "Q5_1", 
 
 
 def _kind(kind: str, name: str, k: int) -> str:
+    if kind == "MXFP4":  # as published: the experts only
+        return kind if "_exps" in name else "Q8_0"
     if kind != "mixed":
         return kind
     fitting = [
@@ -112,11 +114,11 @@ def _rms(name: str, shape: tuple[int, ...]) -> float:
 
 
 def _values(seed: str, name: str, shape: tuple[int, ...]) -> F32:
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.weight") or name == "rope_freqs.weight":
         return 1 + uniform(seed, shape, 0.5)
     if name.endswith("bias"):
         return uniform(seed, shape, 0.3)
-    scale = 8.0 if "ffn_gate_inp" in name else 1.0  # routers that decide
+    scale = 8.0 if "ffn_gate_inp.weight" in name else 1.0  # routers that decide
     return uniform(seed, shape, scale * 3**0.5 * _rms(name, shape))
 
 

@@ -6,23 +6,16 @@ Weights are bf16 values, so that a bf16 pack holds them exactly; transformers ru
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
+import families
 import numpy as np
 import torch
-from families import (
-    deepseek,
-    deepseek_v32,
-    dense,
-    glm4_moe,
-    gpt_oss,
-    mixtral,
-    qwen2_moe,
-    qwen3_moe,
-    qwen3_next,
-)
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -36,17 +29,11 @@ from ktcli.weights.recipe import Recipe, format_of
 
 F32Array = NDArray[np.float32]
 
-_FAMILIES = (
-    qwen3_moe,
-    deepseek,
-    qwen2_moe,
-    mixtral,
-    glm4_moe,
-    gpt_oss,
-    dense,
-    deepseek_v32,
-    qwen3_next,
-)
+_FAMILIES = [
+    import_module(f"families.{module.name}")
+    for module in iter_modules(families.__path__)
+    if module.name != "case"
+]
 CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.CASES)
 ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 
@@ -91,8 +78,14 @@ class Judged:
     margin: F32Array
 
 
-def judge(case: Case, folder: Path, ids: list[int]) -> Judged:
-    """Run transformers in f32 on the checkpoint."""
+def judge(
+    case: Case, folder: Path, ids: list[int], on_router: Callable[..., Any] | None = None
+) -> Judged:
+    """Run transformers in f32 on the checkpoint.
+
+    Args:
+        on_router: a forward hook of every router, which may replace what it says.
+    """
     model = case.model_class.from_pretrained(
         folder, config=case.config(), dtype=torch.float32, attn_implementation="eager"
     )
@@ -108,6 +101,8 @@ def judge(case: Case, folder: Path, ids: list[int]) -> Judged:
 
     for name, module in model.named_modules():
         if name.endswith(case.router) and not isinstance(module, torch.nn.Linear):
+            if on_router:
+                module.register_forward_hook(on_router)
             module.register_forward_hook(see)
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0]

@@ -32,6 +32,7 @@ library = ffi.dlopen(str(data_path("libkt.so")))
 assert data_path("libkt.so").parent == home
 assert library.kt_isa_rows(ffi.NULL, 0) >= 1
 assert list(data_path("profiles", "models").glob("*.toml"))
+assert data_path("profiles", "text", "python.txt").is_file()  # kt eval reads it
 assert not any(name in sys.modules for name in ("torch", "numpy"))
 """
 

@@ -19,6 +19,7 @@ OTHERS = {
     "profiles/models/": "published models: names, repositories, formats, configs",
     "profiles/machines/": "machines to plan for",
     "profiles/kt-mini/": "the built-in model: weights, model card, and the recipe that made them",
+    "profiles/text/": "the text that kt eval reads without --text",
     "tests/": "mirrors ktcli/; native/tests/ holds the C tests, run by the same command",
     "benchmarks/": "how speeds are measured, and results with machine and date",
     "completions/": "shell completions, generated",

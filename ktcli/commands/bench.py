@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +28,7 @@ from ktcli.commands.options import (
     PrefillThresholdOpt,
     RunsOpt,
     ThreadsOpt,
+    writable,
 )
 from ktcli.commands.speed import speed_row, speed_words, warn_about
 from ktcli.commands.subject import Subject, find_subject
@@ -91,29 +90,11 @@ PolicyOpt = Annotated[
 ]
 
 
-def _writable(path: Path | None) -> Path | None:
-    """Refused before the measurement, which takes minutes, and not after it."""
-    if path is None:
-        return None
-    try:
-        if path.exists():
-            mode = path.stat().st_mode
-            plain = stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # nobody may ever read a pipe
-            sound = plain and os.access(path, os.W_OK)
-        else:
-            sound = path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
-    except OSError:
-        sound = False
-    if not sound:
-        raise UsageError(f"--trace: the file {str(path)[:300]} cannot be written")
-    return path
-
-
 TraceOpt = Annotated[
     Path | None,
     typer.Option(
         "--trace",
-        callback=_writable,
+        callback=writable,
         metavar="FILE",
         help="Also write what happened when in one step, for Perfetto or chrome://tracing.",
     ),

@@ -18,7 +18,7 @@ from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind
 
 if TYPE_CHECKING:
     from ktcli.weights.convert import Provenance, Report
@@ -27,6 +27,10 @@ OutOpt = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Folder to write. Default: in the library."),
 ]
+MixedOpt = Annotated[
+    bool,
+    typer.Option("--mixed", help="Keep the experts' down projections one step more precise."),
+]
 
 
 def convert(
@@ -34,6 +38,7 @@ def convert(
     target: OutOpt = None,
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
+    mixed: MixedOpt = False,
     threads: ThreadsOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -42,7 +47,7 @@ def convert(
 
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
     when the same command runs again. Formats: int4, int4-g32, int4-g128,
-    nl4, nl4-g32, mxfp4, int8, fp8, bf16, f32.
+    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32.
 
     Examples:
 
@@ -56,6 +61,7 @@ def convert(
     """
     entry = library.resolve(model, Kind.CHECKPOINT)
     recipe = recipe_for(entry, experts, dense)
+    recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     started = time.monotonic()
     report = convert_entry(entry, recipe, target, threads=threads)
     words = document(entry, recipe, report)
@@ -107,7 +113,7 @@ def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     name = entry.name
     if not entry.managed and name != library.BUILTIN:
         name = library.local_name(entry.path, str(newest_ns(entry.path)))
-    return library.pack_path(name, recipe.experts.name, recipe.dense.name)
+    return library.pack_path(name, recipe.experts_name, recipe.dense.name)
 
 
 def newest_ns(path: Path) -> int:
@@ -140,15 +146,16 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
     return {
         "model": entry.name,
         "path": str(report.path),
-        "experts": recipe.experts.name,
+        "experts": recipe.experts_name,
         "dense": recipe.dense.name,
+        "formats": {kind.value: format_of_kind(kind, recipe).name for kind in TensorKind},
         "source_bytes": report.source_bytes,
         "size_bytes": report.size_bytes,
         "files": len(report.manifest.files),
         "kept_files": report.kept_files,
         "already_complete": report.already_complete,
         "error": {
-            kind: report.error[kind] for kind in ("experts", "dense") if kind in report.error
+            kind: error for kind, error in report.error.items() if kind != TensorKind.KEPT.value
         },
     }
 
@@ -161,9 +168,8 @@ def render(words: dict[str, Any]) -> str:
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
     for kind, error in words["error"].items():
-        lines.append(
-            f"  {kind:<8}{words[kind]:<10}error {error:.2%} of the weights' own size (rms)"
-        )
+        name = words["formats"][kind]
+        lines.append(f"  {kind:<8}{name:<13}error {error:.2%} of the weights' own size (rms)")
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
     return "\n".join(lines)

@@ -8,11 +8,14 @@ at them, it only has to declare them.
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ktcli.errors import UsageError
 from ktcli.hardware.gpu import parse_device
 from ktcli.output import Mode, out
 
@@ -33,6 +36,24 @@ def _device(value: str) -> str:
     """Refused before anything is pulled or converted for it."""
     parse_device(value)
     return value
+
+
+def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refused before a measurement, which takes minutes, and not after it."""
+    if path is None:
+        return None
+    try:
+        if path.exists():
+            mode = path.stat().st_mode
+            plain = stat.S_ISREG(mode) or stat.S_ISCHR(mode)  # nobody may ever read a pipe
+            sound = plain and os.access(path, os.W_OK)
+        else:
+            sound = path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
+    except OSError:
+        sound = False
+    if not sound:
+        raise UsageError(f"{option.opts[0]}: the file {str(path)[:300]} cannot be written")
+    return path
 
 
 ModelArg = Annotated[

@@ -101,7 +101,7 @@ def document(name: str, made: Plan) -> dict[str, Any]:
         "need_bytes": made.need_bytes,
         "available_bytes": host.available_bytes,
         "context": made.context,
-        "experts": made.recipe.experts.name,
+        "experts": made.recipe.experts_name,
         "dense": made.recipe.dense.name,
         "machine": {
             "name": host.name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from ktcli.commands.convert import convert_entry, newest_ns, pack_folder, recipe
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
-from ktcli.errors import Busy, gib
+from ktcli.errors import Busy, UsageError, gib
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import Numa
 from ktcli.output import out, safe
@@ -44,6 +44,7 @@ class Wanted:
     threads: int | None = None
     exact: bool = False
     all_logits: bool = False
+    kv_f32: bool = False
     numa: Numa | None = None
     device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
 
@@ -61,21 +62,31 @@ class Ready:
     pack: Path
 
 
-def prepare(name: str, wanted: Wanted, check: Callable[[str, Path], object] | None = None) -> Ready:
+def prepare(
+    name: str,
+    wanted: Wanted,
+    check: Callable[[str, Path], object] | None = None,
+    formats: str = "",
+) -> Ready:
     """The conversion that `name` means, made now if need be, with progress on stderr.
 
     Args:
         check: looks at (name, folder) of a checkpoint before it is converted, and may raise.
+        formats: "<experts>-<dense>": this conversion of it, and no other.
     Raises:
         UsageError, NotFound: the name means nothing; the hint has the nearest.
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
         KtError: whatever stops a pull or a conversion.
     """
     reference = parse(name)
-    entry = library.find(name)
+    if formats:
+        reference = replace(reference, formats=formats)
+    entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
         entry = library.find(reference.name, Kind.CHECKPOINT)
     if entry is not None and entry.kind is Kind.PACK:
+        if formats not in ("", entry.formats):
+            raise UsageError(f"{name} is a conversion to {entry.formats}, not to {formats}")
         if not _is_stale(entry):
             return Ready(entry.name, entry.path)
         library.remove(entry)
@@ -145,6 +156,7 @@ def _load_on_cpu(ready: Ready, wanted: Wanted) -> Engine:
             exact=wanted.exact,
             all_logits=wanted.all_logits,
             defer=wanted.device.defer or 0,
+            kv_f32=wanted.kv_f32,
             numa=wanted.numa,
             progress=progress,
         )

@@ -21,7 +21,7 @@ def speed_row(subject: Subject, engine: Measured, result: Result) -> dict[str, A
     row: dict[str, Any] = {
         "work": result.job.kind.value,
         "model": subject.name,
-        "format": engine.recipe.experts.name,
+        "format": engine.recipe.experts_name,
         "isa": engine.pool.isa,
         "threads": engine.pool.threads,
         "n_tokens": result.job.n_tokens,

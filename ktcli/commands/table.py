@@ -47,6 +47,9 @@ COMMANDS: dict[str, Row] = {
     "bench": Row(
         "ktcli.commands.bench:app", "Measure speed, without a download if need be.", "Measure"
     ),
+    "eval": Row(
+        "ktcli.commands.eval:evaluate", "Measure how well a model predicts a text.", "Measure"
+    ),
     "logits": Row("ktcli.commands.logits:logits"),
     "names": Row("ktcli.commands.names:names"),
     "completion": Row("ktcli.commands.completion:completion"),

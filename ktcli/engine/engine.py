@@ -65,6 +65,7 @@ class Options:
         numa: teams and their memory; None: KT_NUMA, else one per node.
         exact: f32 activations and cache on the portable row in one team, to compare with a reference.
         all_logits: steps can give logits of every position.
+        kv_f32: f32 cache although the rest is as always, to measure what a bf16 one costs.
         defer: experts of each token that may come a layer later, at most, while answering.
     """
 
@@ -75,6 +76,7 @@ class Options:
     exact: bool = False
     all_logits: bool = False
     defer: int = 0
+    kv_f32: bool = False
 
 
 class Engine:
@@ -102,7 +104,7 @@ class Engine:
         self.spec: Spec = model.spec
         self.defer = options.defer
         self.context = _context(model, recipe, pool, options.context)
-        self.layout = PageLayout.of(self.spec, exact=options.exact)
+        self.layout = PageLayout.of(self.spec, f32=options.exact or options.kv_f32)
         self._states = StateLayout.of(self.spec)
         cache_bytes = self.layout.cache_bytes(self.context) + sequence_bytes(self.spec)
         _require_memory(model, recipe, pool, cache_bytes)
@@ -122,6 +124,7 @@ class Engine:
         exact: bool = False,
         all_logits: bool = False,
         defer: int = 0,
+        kv_f32: bool = False,
         progress: Progress | None = None,
     ) -> Engine:
         """The engine of a converted model; the keywords are `Options`.
@@ -130,7 +133,7 @@ class Engine:
             BadPack: the files are damaged.
             NotEnoughMemory: weights and cache do not fit.
         """
-        options = Options(context, threads, isa, numa, exact, all_logits, defer)
+        options = Options(context, threads, isa, numa, exact, all_logits, defer, kv_f32)
         pack = Pack.open(path)
         model, pool = build(pack.config), make_pool(options)
         have = read_memory(SYSTEM_ROOT).free_bytes
@@ -195,7 +198,13 @@ class Engine:
         outputs = (
             max(1, min(chunk, _LOGITS_BYTES // (4 * self.spec.vocab))) if options.all_logits else 1
         )
-        program = Program(self.pool, max_tokens=chunk, max_outputs=outputs, exact=options.exact)
+        program = Program(
+            self.pool,
+            max_tokens=chunk,
+            max_outputs=outputs,
+            exact=options.exact,
+            kv_f32=options.kv_f32,
+        )
         deferring = self.spec.moe_layers - 1 if options.defer else 0
         offsets = self.layout.offsets, self._states.offsets
         backend = NativeBackend(self._tensors.by_name, *offsets, deferring=deferring)

@@ -38,6 +38,7 @@ from ktcli.native import (
     packed_bytes,
 )
 from ktcli.planner.slices import Slice, slices_of
+from ktcli.weights.recipe import Recipe
 
 # A stack of layers: far larger than a usual last cache, or 8 times this machine's, within reason.
 _STACK_BYTES = 512 << 20
@@ -217,13 +218,14 @@ class Stack:
     def _weights(self) -> list[tuple[Weight, ...]]:
         """The matrices of the next layer, filled: of each the slices of the nodes."""
         return [
-            tuple(self._weight(each, tensor.count, node) for node, each in enumerate(slices))
+            tuple(self._weight(each, tensor, node) for node, each in enumerate(slices))
             for tensor, slices in zip(self._matrices, self._slices, strict=True)
         ]
 
-    def _weight(self, of: Slice, count: int, node: int) -> Weight:
+    def _weight(self, of: Slice, tensor: Tensor, node: int) -> Weight:
         piece = self._memory.take(of.size_bytes, node)
-        weight = Weight(self.format, of.n, of.k, count, piece.address, piece.owner)
+        fmt = self.format.of_columns(tensor.k)
+        weight = Weight(fmt, of.n, of.k, tensor.count, piece.address, piece.owner)
         self._seed += 1
         if weight.size_bytes:
             self.pool.fill_random(weight, self._seed)
@@ -388,7 +390,8 @@ def _ceiling(stack: Stack, case: Case) -> Ceiling:
 def _slices(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
     """Of each node; all of it where there is one."""
     size = packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
-    return slices_of(tensor, fmt, shares) or (Slice(range(tensor.n), tensor.n, tensor.k, size),)
+    slices = slices_of(tensor, Recipe(fmt, fmt), shares)
+    return slices or (Slice(range(tensor.n), tensor.n, tensor.k, size),)
 
 
 def _stack_bytes() -> int:

@@ -32,9 +32,9 @@ class PageLayout:
     page_bytes: int
 
     @classmethod
-    def of(cls, spec: Spec, *, exact: bool = False) -> PageLayout:
-        """bf16 elements; f32 when exact."""
-        each = PAGE_TOKENS * (4 if exact else 2)
+    def of(cls, spec: Spec, *, f32: bool = False) -> PageLayout:
+        """bf16 elements, or f32."""
+        each = PAGE_TOKENS * (4 if f32 else 2)
         sizes = [ceil_to(s.position_elements * each, _LINE_BYTES) for s in spec.states]
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])

@@ -165,7 +165,7 @@ class _Place:
         cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int], kept: tuple[range, ...]
     ) -> _Place:
         fmt = format_of(tensor, recipe)
-        slices = slices_of(tensor, fmt, shares) if fmt is not None else ()
+        slices = slices_of(tensor, recipe, shares)
         return cls(tensor, fmt, stored_bytes(tensor, recipe), slices, kept)
 
     @property

@@ -55,6 +55,10 @@ class GroupedQueryAttention:
     layer: int = 0
     source: str = ""
 
+    def within(self, window: int) -> GroupedQueryAttention:
+        """The same, whose tokens see so many positions; 0: all."""
+        return replace(self, shape=replace(self.shape, window=window))
+
     @property
     def _widths(self) -> tuple[int, int, int]:
         d = self.shape.head_dim

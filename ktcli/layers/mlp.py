@@ -161,19 +161,31 @@ class SparseMlp:
         down = Stored(f"{self.source}.{self.names.down_bias}", (e, self.hidden), matrix=True)
         wide = 2 * ceil_to(self.width, PANEL_ROWS)
         return (
-            self._expert_vector("gate_up_bias", wide, (gate, replace(gate, first=1))),
-            self._expert_vector("down_bias", self.hidden, (down,)),
+            self._expert_vector(
+                "gate_up_bias",
+                wide,
+                (gate, replace(gate, first=1)),
+                self._own_biases(self.width, self.names.gate, self.names.up),
+            ),
+            self._expert_vector(
+                "down_bias", self.hidden, (down,), self._own_biases(self.hidden, self.names.down)
+            ),
         )
 
-    def _expert_vector(self, name: str, k: int, pieces: tuple[Stored, ...]) -> Tensor:
+    def _own_biases(self, length: int, *weights: str) -> tuple[Stored, ...]:
+        """The biases beside these weights, where each expert has tensors of its own."""
+        names = (f"{self.source}.{name.removesuffix('weight')}bias" for name in weights)
+        return tuple(Stored(name, (length,)) for name in names)
+
+    def _expert_vector(self, name: str, k: int, *sources: tuple[Stored, ...]) -> Tensor:
         return Tensor(
             f"{self.name}.experts.{name}",
             1,
             k,
             Role.VECTOR,
-            (pieces,),
+            sources,
             count=self.routing.experts,
-            alternate=len(pieces) > 1,
+            alternate=len(sources[0]) > 1,
             layer=self.layer,
         )
 
@@ -181,26 +193,25 @@ class SparseMlp:
     def gate_up(self) -> Tensor:
         e, rows = self.routing.experts, 2 * self.width
         name = f"{self.source}.{self.names.fused_gate_up}"
+        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
         if self.names.interleaved:
             packed = f"{self.source}.{self.names.packed_gate_up}"
             across = Stored(name, (e, self.hidden, rows), matrix=True, transposed=True, step=2)
             along = Stored(packed, (e, rows, self.hidden), matrix=True, step=2)
             either = tuple((piece, replace(piece, first=1)) for piece in (across, along))
-            return _gate_up(self, Role.EXPERTS, e, either)
+            return _gate_up(self, Role.EXPERTS, e, (*either, each))
         fused = Stored(name, (e, rows, self.hidden), matrix=True, count=self.width)
-        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
         return _gate_up(self, Role.EXPERTS, e, (each, (fused, replace(fused, first=self.width))))
 
     @cached_property
     def down(self) -> Tensor:
         e, shape = self.routing.experts, (self.hidden, self.width)
         name = f"{self.source}.{self.names.fused_down}"
-        fused = Stored(name, (e, *shape), matrix=True)
+        fused, each = Stored(name, (e, *shape), matrix=True), _each(self, (self.names.down,), shape)
         if self.names.interleaved:
             across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
             packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
-            return _down(self, Role.EXPERTS, e, ((across,), (packed,)))
-        each = _each(self, (self.names.down,), shape)
+            return _down(self, Role.EXPERTS, e, ((across,), (packed,), each))
         return _down(self, Role.EXPERTS, e, (each, (fused,)))
 
     @cached_property

@@ -7,6 +7,7 @@ operations that transformers uses, so that positions of thousands agree.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,7 @@ def rotary(
     yarn: Yarn | None = None,
     llama3: Llama3 | None = None,
     linear: float = 1.0,
+    factors: Sequence[float] = (),
     interleaved: bool = False,
 ) -> Rope:
     """The rotary embedding of `dim` columns.
@@ -97,6 +99,7 @@ def rotary(
     Args:
         theta: base of the wavelengths.
         linear: positions are divided by this (rope_type "linear").
+        factors: those of each pair are divided by this; empty: by none.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     wavelengths = np.float32(theta) ** exponents
@@ -108,6 +111,8 @@ def rotary(
         scale = yarn.cos_sin_scale
     if llama3 is not None:
         inverse = llama3.stretch(inverse)
+    if factors:
+        inverse = np.divide(inverse, np.array(factors, dtype=np.float32), dtype=np.float32)
     return Rope(
         dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved
     )

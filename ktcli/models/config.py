@@ -100,6 +100,14 @@ class Fields:
                 f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
             )
 
+    def require_no_windows(self) -> None:
+        """Refuse a list of layer types in which one attends through a window."""
+        types = self.values.get("layer_types") or []
+        if not isinstance(types, list) or any(each != "full_attention" for each in types):
+            raise BadCheckpoint(
+                f"{self.where}: layer_types has other than full_attention, which is not supported here"
+            )
+
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
         for name in names:
@@ -130,12 +138,15 @@ def read_rope(
     source = rope if rope.has("rope_theta") else fields
     theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=theta)
     kind = rope.text("rope_type", rope.text("type", "default"))
-    rope.require("type", kind, "default", "linear", "yarn", "llama3")
+    rope.require("type", kind, "default", "linear", "yarn", "llama3", "factors")
     if kind == "yarn":
         yarn = _read_yarn(rope, fields)
         return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
     if kind == "llama3":
         return rotary(dim, theta, llama3=_read_llama3(rope, fields), interleaved=interleaved), 1.0
+    if kind == "factors":
+        factors = _read_factors(rope, dim // 2)
+        return rotary(dim, theta, factors=factors, interleaved=interleaved), 1.0
     linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
 
@@ -157,6 +168,14 @@ def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
 def _rope_fields(fields: Fields) -> Fields:
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")
+
+
+def _read_factors(rope: Fields, count: int) -> list[float]:
+    """What GGUF files give outright instead of how it was computed: one factor per pair of columns."""
+    given = rope.values.get("factors")
+    if not isinstance(given, list) or len(given) != count:
+        raise BadCheckpoint(f"{rope.where}: factors are not a list of {count} numbers")
+    return [Fields({"factors": each}, rope.where).number("factors", low=1e-6) for each in given]
 
 
 def _read_llama3(rope: Fields, fields: Fields) -> Llama3:

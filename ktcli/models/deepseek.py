@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2-Lite, V3, R1 and Kimi-K2 to 2.6: latent attention, shared expert, group-limited routing.
+"""DeepSeek-V2, V2-Lite, V3, R1, Kimi-K2 to 2.6, GLM-4.7-Flash: latent attention, shared expert, groups of experts.
 
 V2 scores its experts by softmax and its groups by their best; V3 and Kimi-K2 by sigmoid with a learned
 correction, groups by their two best. Sources: the DeepSeek-V2 and V3 reports; transformers 5.23.
@@ -18,17 +18,23 @@ from ktcli.models.parts import (
     USUAL_PREFIXES,
     Prefixes,
     assemble,
-    cut_first_dense,
+    cut_typed_dense,
     read_corrected_routing,
     read_dense,
-    read_first_dense,
     read_groups,
     read_mla,
     read_softmax_routing,
     read_sparse,
+    read_typed_dense,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
+MODEL_TYPES: tuple[str, ...] = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "kimi_k2",
+    "kimi_k25",
+)
 
 # Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
 _TEXT = "text_config"
@@ -45,17 +51,17 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)
     sparse = read_sparse(f, routing, correction=not v2)
-    n_dense = read_first_dense(f, _default_dense(f))
+    is_dense = read_typed_dense(f, _default_dense(f))
     prefixes = _TEXT_PREFIXES if _is_part(config) else USUAL_PREFIXES
     return assemble(
-        f, "deepseek", lambda i: (attention, read_dense(f) if i < n_dense else sparse), prefixes
+        f, "deepseek", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), prefixes
     )
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     f = _text(config)
-    text = cut_first_dense(f.values, layers, _default_dense(f))
+    text = cut_typed_dense(f.values, layers, _default_dense(f))
     return {**config, _TEXT: text} if _is_part(config) else text
 
 
@@ -77,7 +83,8 @@ def _is_v2(f: Fields) -> bool:
 
 
 def _default_dense(f: Fields) -> int:
-    return 0 if _is_v2(f) else 3
+    """Layers before the first with experts, where the config does not say."""
+    return {"deepseek_v2": 0, "glm4_moe_lite": 1}.get(f.text("model_type", ""), 3)
 
 
 def _v2_routing(f: Fields) -> Routing:
@@ -95,4 +102,5 @@ def _v2_routing(f: Fields) -> Routing:
 def _v3_routing(f: Fields) -> Routing:
     f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
     f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    return read_corrected_routing(f, scale=2.5)
+    scale = 1.8 if f.text("model_type", "") == "glm4_moe_lite" else 2.5
+    return read_corrected_routing(f, scale=scale)

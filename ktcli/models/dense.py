@@ -5,12 +5,11 @@ Sources: the reports of the models; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.layers.attention import QkNorm
-from ktcli.models.config import Fields
+from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_dense, read_gqa, read_windows
 
@@ -24,11 +23,18 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f = Fields(config)
     kind = f.text("model_type", "")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.require("use_sliding_window", f.flag("use_sliding_window", False), False)
     bias = kind in ("llama", "qwen3") and f.flag("attention_bias", False)
     norm = QkNorm.HEADS if kind == "qwen3" else QkNorm.NONE
     attention = read_gqa(f, qk_norm=norm, qkv_bias=bias or kind == "qwen2", o_bias=bias)
-    if kind == "mistral":  # version 0.1 looks back 4096 positions
-        window = read_windows(f, default=lambda _: True)
-        attention = replace(attention, shape=replace(attention.shape, window=window(0)))
-    return assemble(f, kind, lambda _: (attention, read_dense(f)))
+    window = _windows(f, kind)
+    return assemble(f, kind, lambda i: (attention.within(window(i)), read_dense(f)))
+
+
+def _windows(f: Fields, kind: str) -> Callable[[int], int]:
+    """All layers of Mistral; of Qwen, where windows are used at all, those from a number on."""
+    if kind == "mistral":
+        return read_windows(f, default=lambda _: True)
+    if kind == "llama" or not f.flag("use_sliding_window", False):
+        return lambda _: 0
+    first = f.whole("max_window_layers", low=0, high=MAX_LAYERS, default=28)
+    return read_windows(f, default=lambda i: i >= first)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import Attention
-from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
+from ktcli.layers.mlp import SparseMlp, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -60,10 +59,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         biases=True,
     )
 
-    def parts(i: int) -> tuple[Attention, Mlp]:
-        return replace(attention, shape=replace(attention.shape, window=window(i))), sparse
-
-    return assemble(f, "gpt_oss", parts)
+    return assemble(f, "gpt_oss", lambda i: (attention.within(window(i)), sparse))
 
 
 def _glu(f: Fields) -> Glu:

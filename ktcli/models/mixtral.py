@@ -21,6 +21,7 @@ from ktcli.models.parts import (
     cut_layers,
     read_gqa,
     read_softmax_routing,
+    read_windows,
 )
 
 MODEL_TYPES: tuple[str, ...] = ("mixtral", "minimax_m2")
@@ -45,12 +46,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         attention = read_gqa(f, qk_norm=QkNorm.ROWS, theta=5e6)
         routing = replace(routing, score=Score.SIGMOID)
     else:
-        f.require_absent("sliding_window")
         attention = read_gqa(f, theta=1e6)
     width = f.whole("intermediate_size")
     sparse = SparseMlp(attention.hidden, width, routing, correction=minimax, names=_NAMES)
     prefixes = Prefixes(mlp="block_sparse_moe")
-    return assemble(f, "mixtral", lambda _: (attention, sparse), prefixes)
+    window = read_windows(f, default=lambda _: True) if not minimax else lambda _: 0
+    return assemble(f, "mixtral", lambda i: (attention.within(window(i)), sparse), prefixes)
 
 
 def _require_known(f: Fields) -> None:

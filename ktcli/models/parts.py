@@ -198,11 +198,11 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
     return Routing(experts, top_k, normalize=normalize, scale=scale)
 
 
-def read_corrected_routing(f: Fields, *, scale: float = 1.0) -> Routing:
+def read_corrected_routing(f: Fields, *, scale: float = 1.0, normalize: bool = True) -> Routing:
     """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best.
 
     Args:
-        scale: of the weights, unless the config says.
+        scale, normalize: of the weights, unless the config says.
     """
     experts, top_k = _experts(f)
     routing = Routing(
@@ -210,8 +210,8 @@ def read_corrected_routing(f: Fields, *, scale: float = 1.0) -> Routing:
         top_k,
         Score.SIGMOID,
         group_score=GroupScore.TOP2,
-        normalize=f.flag("norm_topk_prob", True),
-        scale=f.number("routed_scaling_factor", high=1e4, default=scale),
+        normalize=f.flag("norm_topk_prob", normalize),
+        scale=f.number("routed_scaling_factor", "router_scaling_factor", high=1e4, default=scale),
     )
     n_group, topk_group = read_groups(f, routing)
     return replace(routing, n_group=n_group, topk_group=topk_group)

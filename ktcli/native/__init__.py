@@ -25,7 +25,7 @@ from ktcli.native.library import (
     packed_bytes,
 )
 from ktcli.native.offload import Offload, Span
-from ktcli.native.pool import Axis, Pool, Team
+from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import SILU, Glu, Program, Step, View
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Glu",
     "IsaRow",
     "Offload",
+    "PackError",
     "Pool",
     "Program",
     "Scale",

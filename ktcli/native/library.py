@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from ktcli.errors import NativeError, NotEnoughMemory
 PAGE_TOKENS = 64
 BLOCK_COLUMNS = 64  # logits that are summed up together
 PANEL_ROWS = 16
+ROTATION_UNIT = 64  # columns of the smallest block that a format rotates
 ERROR_BYTES = 400
 
 
@@ -93,6 +94,7 @@ class Format:
         group: columns per scale; 0 = one scale per row.
         codebook: 16 ascending values in -127..127 for 4 bits, else empty.
         codes: signed integers, or (8 bits only) E4M3 bytes.
+        rotation: columns of a block of the Hadamard rotation before encoding, at most: 64, 128 or 256; 0: none.
     """
 
     name: str
@@ -101,6 +103,15 @@ class Format:
     scale: Scale = Scale.NONE
     codebook: tuple[int, ...] = ()
     codes: Codes = Codes.INTEGER
+    rotation: int = 0
+
+    def of_columns(self, k: int) -> Format:
+        """The format of a matrix with `k` columns: its rotation is that of its blocks, so that parts of its
+        columns have the same ones."""
+        block = self.rotation
+        while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
+            block //= 2
+        return self if block == self.rotation else replace(self, rotation=block)
 
     @property
     def activation_bits(self) -> int:
@@ -206,7 +217,8 @@ def cache_bytes(level: int) -> int:
 def c_format(fmt: Format) -> Any:
     ffi, _ = library()
     codebook = list(fmt.codebook) or [0] * 16
-    return ffi.new("kt_format *", (fmt.bits, fmt.group, int(fmt.scale), codebook, int(fmt.codes)))
+    row = (fmt.bits, fmt.group, int(fmt.scale), codebook, int(fmt.codes), fmt.rotation)
+    return ffi.new("kt_format *", row)
 
 
 def packed_bytes(fmt: Format, n: int, k: int) -> int:

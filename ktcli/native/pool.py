@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,21 @@ class Team(Protocol):
 
     @property
     def memory(self) -> tuple[int, ...]: ...
+
+
+class PackError(NamedTuple):
+    """Sums of squares over what was packed; see kt_pack_error.
+
+    Attributes:
+        error, square: of stored values less source values, and of source values.
+        out_error, out_square, out_stored: weighted by importance: of errors, source and stored values.
+    """
+
+    error: float
+    square: float
+    out_error: float
+    out_square: float
+    out_stored: float
 
 
 class Axis(IntEnum):
@@ -159,12 +174,14 @@ class Pool:
         dst: NDArray[np.uint8],
         *,
         scales: NDArray[np.float32] | None = None,
+        importance: NDArray[np.float32] | None = None,
         panel_step: int = 1,
-    ) -> tuple[float, float]:
-        """Encode `matrix` [n, k] into `dst`; returns (sum of squared error, sum of squares).
+    ) -> PackError:
+        """Encode `matrix` [n, k] into `dst`.
 
         `dst` must hold the panels, the gaps of `panel_step` included; `scales` [n, groups], instead of
-        those the encoder would choose, for 8 bits with f32 scales; 0: it chooses (see kt_pack).
+        those the encoder would choose, for 8 bits with f32 scales; 0: it chooses; `importance` [k], of the
+        squared errors of each column, 2^-20..2^20 (see kt_pack).
         """
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
@@ -182,6 +199,11 @@ class Pool:
             require(scales.shape == (n, groups), f"scales are not {n} x {groups}")
             scales = np.ascontiguousarray(scales, dtype=np.float32)
             given = self._ffi.from_buffer("float[]", scales)
+        counts = self._ffi.NULL
+        if importance is not None:
+            require(importance.shape == (k,), f"importance is not {k} columns")
+            importance = np.ascontiguousarray(importance, dtype=np.float32)
+            counts = self._ffi.from_buffer("float[]", importance)
         error = self._ffi.new("kt_pack_error *")
         target = self._ffi.from_buffer("char[]", dst, True)
         self.check(
@@ -192,12 +214,14 @@ class Pool:
                 k,
                 self._ffi.from_buffer("float[]", matrix),
                 given,
+                counts,
                 panel_step,
                 target,
                 error,
             )
         )
-        return float(error.sum_sq_error), float(error.sum_sq)
+        sums = (error.sum_sq_error, error.sum_sq, error.out_error, error.out_sq, error.out_stored)
+        return PackError(*map(float, sums))
 
     def unpack(self, weight: Weight, index: int = 0) -> NDArray[np.float32]:
         """Matrix `index` decoded to f32 [n, k]."""

@@ -88,12 +88,15 @@ class Program:
         max_tokens: rows of a step, at most.
         max_outputs: output rows of a step, at most.
         exact: f32 activations and f32 KV cache instead of the fast path.
+        kv_f32: f32 KV cache although the rest is fast.
     """
 
-    def __init__(self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool) -> None:
+    def __init__(
+        self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool, kv_f32: bool = False
+    ) -> None:
         self._ffi, self._lib = library()
         ffi = self._ffi
-        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, int(exact)))
+        options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, kv_f32))
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = self._lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:

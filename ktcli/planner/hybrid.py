@@ -270,7 +270,7 @@ def _device_lines(
     yield line("workspace", "f32", need.workspace, f"activations of {device.chunk} tokens")
     if need.stream:
         words = f"two buffers of {device.stream_experts} experts for long prompts"
-        yield line("stream buffers", recipe.experts.name, need.stream, words)
+        yield line("stream buffers", recipe.experts_name, need.stream, words)
     runtime = f"CUDA, graphs; {gib(need.margin)} left free"
     yield line("runtime, margin", "", need.runtime + need.graph + need.margin, runtime)
 

@@ -38,8 +38,7 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 
     Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
-    fmt = format_of(tensor, recipe)
-    return tuple(each.size_bytes for each in slices_of(tensor, fmt, shares)) if fmt else ()
+    return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
 
 def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:

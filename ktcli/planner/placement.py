@@ -238,7 +238,7 @@ def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[
         yield "--numa off fits, but reads most weights from far memory"
     for smaller in _smaller(recipe):
         if need_bytes(model, smaller, context) <= _room_bytes(model, smaller, host):
-            yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
+            yield f"--experts {smaller.experts_name} --dense {smaller.dense.name} fits"
             break
     missing = _total_bytes(model, recipe, host, context) - host.room_bytes
     if missing > 0:
@@ -262,7 +262,7 @@ def _hybrid_advice(
         except NotEnoughMemory:
             continue
         if fits:
-            yield f"--experts {smaller.experts.name} --dense {smaller.dense.name} fits"
+            yield f"--experts {smaller.experts_name} --dense {smaller.dense.name} fits"
             break
     missing = made.need_bytes - made.host.available_bytes
     if missing > 0:
@@ -276,7 +276,9 @@ def _hybrid_advice(
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
     """Recipes that take less memory, the least change first: experts, then dense, then both."""
     experts = [
-        FORMATS[name] for name in ("int8", "int4") if FORMATS[name].bits < recipe.experts.bits
+        FORMATS[name]
+        for name in ("int8", "int4")
+        if FORMATS[name].bits < recipe.experts.bits or (recipe.down and name == "int4")
     ]
     dense = [FORMATS["int8"]] if recipe.dense.bits > 8 else []
     yield from (Recipe(fmt, recipe.dense) for fmt in experts)

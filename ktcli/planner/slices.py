@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 
 from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import PANEL_ROWS, Format, cut_columns, packed_bytes
+from ktcli.weights.recipe import Recipe, TensorKind, format_of, format_of_kind
 
 ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
 
@@ -55,17 +56,20 @@ class Slice:
     size_bytes: int
 
 
-def slices_of(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
+def slices_of(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[Slice, ...]:
     """The slices of a packed tensor, one per team; empty if it is not cut.
 
     The experts of a layer are cut by width: columns of down, and the rows of gate and up that give them.
     """
-    if tensor.cut is Cut.NONE or len(shares) == 1:
+    fmt = format_of(tensor, recipe)
+    if fmt is None or tensor.cut is Cut.NONE or len(shares) == 1:
         return ()
     by_rows = tensor.cut is Cut.ROWS
     if tensor.role is Role.EXPERTS and by_rows:
         # Gate and up alternate: two rows per column of down.
-        columns = cut(tensor.n // 2, cut_columns(fmt), shares)
+        width = tensor.n // 2
+        down = format_of_kind(TensorKind.DOWN, recipe).of_columns(width)
+        columns = cut(width, cut_columns(down), shares)
         ranges = tuple(range(2 * each.start, 2 * each.stop) for each in columns)
     elif by_rows:
         ranges = cut(tensor.n, ROW_UNIT, shares)

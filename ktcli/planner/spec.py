@@ -88,7 +88,7 @@ STATES_REASON = f"before and after a step, and at {STATE_SLOTS - 2} earlier posi
 
 
 def part_name(tensor: Tensor) -> str:
-    """The part a tensor is counted under; all tensors of one part have one number format."""
+    """The part a tensor is counted under; all tensors of one part have one number format, but mixed experts."""
     if tensor.role is Role.EXPERTS:
         return "routed experts"
     if tensor.role is Role.TABLE:
@@ -109,6 +109,8 @@ def part_name(tensor: Tensor) -> str:
 
 def format_name(tensor: Tensor, recipe: Recipe) -> str:
     """The number format of a tensor, for people."""
+    if tensor.role is Role.EXPERTS:
+        return recipe.experts_name
     fmt = format_of(tensor, recipe)
     if fmt is not None:
         return fmt.name

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ktcli.config import lock
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
-from ktcli.layers.tensors import Role
+from ktcli.layers.tensors import Tensor
 from ktcli.models import build
-from ktcli.native import Pool
+from ktcli.native import PackError, Pool
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.encode import Encoder, check
 from ktcli.weights.header import is_regular, read_bounded
@@ -32,7 +32,7 @@ from ktcli.weights.manifest import (
 )
 from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
 from ktcli.weights.reader import open_checkpoint
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import (
     SUFFIX,
@@ -45,7 +45,7 @@ from ktcli.weights.writer import (
 
 PART = "kt.json.part"
 LOCK = "kt.lock"
-ERROR_DIGITS = 4
+ERROR_DIGITS, COSINE_DECIMALS = 4, 7
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
 
@@ -199,7 +199,7 @@ def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
         return
     mine, theirs = plan.manifest.recipe, found.recipe
     if replace(found, recipe=mine) == plan.manifest:
-        what = f"this model as --experts {theirs.experts.name} --dense {theirs.dense.name}"
+        what = f"this model as --experts {theirs.experts_name} --dense {theirs.dense.name}"
     else:
         what = f"a conversion of another checkpoint ({found.repository or found.family})"
     raise UsageError(
@@ -238,20 +238,15 @@ def _convert(
             assert target.size_bytes == file.size_bytes, f"{file.name} is not as planned"
             digest = target.finish()
         written += file.size_bytes
-        error = {
-            role.value: _relative(*sums)
-            for role, sums in sorted(encoder.sums.items(), key=_by_role)
-        }
+        sums = {kind: encoder.sums[kind] for kind in TensorKind if kind in encoder.sums}
+        error = {kind.value: _relative(each.error, each.square) for kind, each in sums.items()}
+        cosine = {kind.value: _cosine(each) for kind, each in sums.items()}
         encoder.sums.clear()
-        records.append(FileRecord(file.name, file.size_bytes, digest, error))
+        records.append(FileRecord(file.name, file.size_bytes, digest, error, cosine))
         append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
     _finish(checkpoint, out, manifest)
     return _report(out, plan, manifest, kept)
-
-
-def _by_role(item: tuple[Role, object]) -> int:
-    return list(Role).index(item[0])
 
 
 def _resume(out: Path, plan: Plan) -> list[FileRecord]:
@@ -313,12 +308,24 @@ def _overall(plan: Plan, manifest: Manifest) -> dict[str, float]:
     squares: dict[str, list[tuple[float, int]]] = {}
     for file, record in zip(plan.files, manifest.files, strict=True):
         for kind, error in record.error.items():
-            weight = sum(tensor.elements for tensor in file.tensors if tensor.role.value == kind)
+            weight = sum(t.elements for t in file.tensors if _kind_name(t) == kind)
             squares.setdefault(kind, []).append((error * error, weight))
     return {
         kind: _relative(sum(e * w for e, w in rows), sum(w for _, w in rows))
         for kind, rows in squares.items()
     }
+
+
+def _kind_name(tensor: Tensor) -> str:
+    kind = kind_of(tensor)
+    return kind.value if kind else ""
+
+
+def _cosine(sums: PackError) -> float:
+    """Between W x and W' x, from <a, b> = (|a|^2 + |b|^2 - |a - b|^2) / 2; 1 where both are 0."""
+    sizes = math.sqrt(sums.out_square * sums.out_stored)
+    both = sums.out_square + sums.out_stored - sums.out_error
+    return round(both / (2 * sizes), COSINE_DECIMALS) if sizes else 1.0
 
 
 def _relative(sum_sq_error: float, sum_sq: float) -> float:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
-from ktcli.native import PANEL_ROWS, Format, Pool, packed_bytes
+from ktcli.native import PANEL_ROWS, Format, PackError, Pool, packed_bytes
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.oracle import round_to_bf16
-from ktcli.weights.recipe import Recipe, format_of
+from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
 from ktcli.weights.storage import FP8_BLOCK, Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
@@ -83,15 +83,14 @@ class Encoder:
     """Encodes the tensors of one checkpoint by one recipe.
 
     Attributes:
-        sums: by kind of tensor, (sum of squared error, sum of squares) of what was packed since the
-            caller last cleared it.
+        sums: by kind of tensor, of what was packed since the caller last cleared it.
     """
 
     def __init__(self, checkpoint: Reader, recipe: Recipe, pool: Pool) -> None:
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
         self._raw = Slots(READ_AHEAD + 1)  # being read, and being decoded
         self._part = Slots(2)  # being written, and being packed
-        self.sums: dict[Role, tuple[float, float]] = {}
+        self.sums: dict[TensorKind, PackError] = {}
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
         """The stored bytes of `tensors`, one behind the other, in parts.
@@ -184,11 +183,13 @@ class Encoder:
             self._add(tensor, self._pool.pack(fmt, matrix, target, scales=kept, panel_step=2))
         return stored
 
-    def _add(self, tensor: Tensor, sums: tuple[float, float]) -> None:
+    def _add(self, tensor: Tensor, sums: PackError) -> None:
         if not all(map(math.isfinite, sums)):
             raise _too_large(tensor)
-        before = self.sums.get(tensor.role, (0.0, 0.0))
-        self.sums[tensor.role] = (before[0] + sums[0], before[1] + sums[1])
+        kind = kind_of(tensor)
+        assert kind is not None
+        before = self.sums.get(kind, PackError(0.0, 0.0, 0.0, 0.0, 0.0))
+        self.sums[kind] = PackError(*map(sum, zip(before, sums, strict=True)))
 
 
 def _aligned(read: Read) -> int:

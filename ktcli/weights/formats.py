@@ -24,6 +24,8 @@ _ROWS = (
     Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR),  # 4.125
     Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.25
     Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.5
+    # 4 bits, and 32 per row: the rotation spreads what is large over 256 columns, so that one scale serves a row.
+    Format("int4-row-had", bits=4, group=0, scale=Scale.F32, codebook=LINEAR, rotation=256),
     # 4.25 bits. Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
     Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1),
     Format("int8", bits=8, group=0, scale=Scale.F32),
@@ -35,6 +37,19 @@ _ROWS = (
 )
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
+
+# One step more precise, for the down projections of --mixed: their errors go straight into the sum of all layers.
+MORE_PRECISE = {
+    "int4-row-had": "int4",
+    "int4-g128": "int8",
+    "int4": "int8",
+    "int4-g32": "int8",
+    "nl4": "int8",
+    "nl4-g32": "int8",
+    "mxfp4": "int8",
+    "int8": "bf16",
+    "fp8": "bf16",
+}
 
 
 def format_named(name: str) -> Format:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.errors import BadCheckpoint, BadPack, UsageError
 from ktcli.native import Codes, Format
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.extras import extra_limit
-from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
 
 VERSION = 1
@@ -32,13 +31,16 @@ class FileRecord:
 
     Attributes:
         error: of a weight file: relative error (rms of the difference over rms of the source) of what
-            the recipe rounded, by kind of tensor ("experts", "dense"), to four digits.
+            the recipe rounded, by kind of tensor (`recipe.TensorKind`), to four digits.
+        cosine: what is to be expected of the cosine between the outputs of source and stored matrices, by
+            kind, to seven decimals.
     """
 
     name: str
     size_bytes: int
     sha256: str
     error: Mapping[str, float] = field(default_factory=dict)
+    cosine: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class Manifest:
 
     def encode(self, *, indent: int | None = 1) -> bytes:
         """The bytes of `kt.json`; without indent one line."""
-        formats = {row.name: _format_row(row) for row in (self.recipe.experts, self.recipe.dense)}
+        chosen = (self.recipe.experts, self.recipe.dense, self.recipe.down)
+        formats = {row.name: _format_row(row) for row in chosen if row}
         document = {
             "kt_pack": VERSION,
             "family": self.family,
@@ -79,7 +82,7 @@ class Manifest:
                 "revision": self.revision,
                 "digest": self.digest,
             },
-            "recipe": {"experts": self.recipe.experts.name, "dense": self.recipe.dense.name},
+            "recipe": {"experts": self.recipe.experts_name, "dense": self.recipe.dense.name},
             "formats": formats,
             "extras": [encode_record(record) for record in self.extras],
             "files": [encode_record(record) for record in self.files],
@@ -94,7 +97,8 @@ def encode_record(record: FileRecord) -> dict[str, Any]:
         "size_bytes": record.size_bytes,
         "sha256": record.sha256,
     }
-    return row | ({"error": dict(record.error)} if record.error else {})
+    found = {"error": record.error, "cosine": record.cosine}
+    return row | {key: dict(each) for key, each in found.items() if each}
 
 
 def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
@@ -122,14 +126,14 @@ def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
     if not all(_WEIGHTS.fullmatch(record.name) for record in files):
         raise BadPack(f"{what} lists a weight file that is none")
     formats = _object(document, "formats", what)
-    experts, dense = (_read_format(formats, recipe.get(key), what) for key in ("experts", "dense"))
+    chosen = _read_recipe(recipe, formats, what)
     return Manifest(
         family=_text(document, "family", what),
         hub=_optional_text(source, "hub", what),
         repository=_optional_text(source, "repository", what),
         revision=_optional_text(source, "revision", what),
         digest=_text(source, "digest", what),
-        recipe=Recipe(experts, dense),
+        recipe=chosen,
         extras=extras,
         files=files,
     )
@@ -151,12 +155,19 @@ def parse_record(row: object, what: str) -> FileRecord:
         or not _SHA256.fullmatch(digest)
     ):
         raise BadPack(f"{what} gives {name[:60]!r} a size or hash that is none")
-    error = row.get("error", {})
-    if not isinstance(error, dict) or not all(
-        isinstance(each, float | int) for each in error.values()
+    return FileRecord(
+        name, size, digest, *(_figures(row, key, name, what) for key in ("error", "cosine"))
+    )
+
+
+def _figures(row: Mapping[str, Any], key: str, name: str, what: str) -> dict[str, float]:
+    """A number for each kind of tensor."""
+    found = row.get(key, {})
+    if not isinstance(found, dict) or not all(
+        isinstance(each, float | int) for each in found.values()
     ):
-        raise BadPack(f"{what} gives {name[:60]!r} an error that is no number")
-    return FileRecord(name, size, digest, {str(kind): float(each) for kind, each in error.items()})
+        raise BadPack(f"{what} gives {name[:60]!r} an {key} that is no number")
+    return {str(kind): float(each) for kind, each in found.items()}
 
 
 def _format_row(row: Format) -> dict[str, Any]:
@@ -165,17 +176,30 @@ def _format_row(row: Format) -> dict[str, Any]:
         "group": row.group,
         "scale": row.scale.name.lower(),
         "codebook": list(row.codebook),
-    } | ({"codes": row.codes.name.lower()} if row.codes is not Codes.INTEGER else {})
+    } | (
+        ({"codes": row.codes.name.lower()} if row.codes is not Codes.INTEGER else {})
+        | ({"rotation": row.rotation} if row.rotation else {})
+    )
 
 
-def _read_format(formats: Mapping[str, Any], name: object, what: str) -> Format:
-    row = FORMATS.get(name) if isinstance(name, str) else None
-    if row is None or formats.get(row.name) != _format_row(row):
+def _read_recipe(recipe: Mapping[str, Any], formats: Mapping[str, Any], what: str) -> Recipe:
+    """The recipe, whose formats are those of this kt."""
+
+    def read(name: object, named: Callable[[str], Recipe]) -> Recipe:
+        try:
+            found = named(name if isinstance(name, str) else "")
+            rows = [row for row in (found.experts, found.dense, found.down) if row]
+            if all(formats.get(row.name) == _format_row(row) for row in rows):
+                return found
+        except UsageError:
+            pass
         raise BadPack(
             f"{what} uses the number format {str(name)[:40]!r}, which this kt does not know",
             hint="convert the model again: kt convert NAME",
         )
-    return row
+
+    dense = read(recipe.get("dense"), lambda name: Recipe.named(name, name)).dense
+    return read(recipe.get("experts"), lambda name: replace(Recipe.named(name), dense=dense))
 
 
 def _object(document: Mapping[str, Any], key: str, what: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ktcli.native import PANEL_ROWS, Codes, Format, Scale
 
 F32 = NDArray[np.float32]
+ROTATION_UNIT = 64  # columns of the smallest rotated block
 TINY = np.float32(2.0**-60)  # a group below this encodes as zero
 FACTORS = tuple(np.float32(j) / np.float32(32) for j in range(26, 49))  # of the scale search
 LINE = 64  # bytes; a panel is padded to a multiple
@@ -64,16 +65,30 @@ def layout(fmt: Format, k: int) -> Layout:
     return Layout(line, step, columns, group, groups, -(-size // LINE) * LINE)
 
 
-def pack(fmt: Format, matrix: F32, scales: F32 | None = None) -> NDArray[np.uint8]:
-    """The packed bytes of `matrix` [n, k] f32; `scales` [n, groups]: given ones, for 8 bits."""
+def pack(
+    fmt: Format, matrix: F32, scales: F32 | None = None, importance: F32 | None = None
+) -> NDArray[np.uint8]:
+    """The packed bytes of `matrix` [n, k] f32.
+
+    Args:
+        scales: [n, groups]: given ones, for 8 bits.
+        importance: [k]: how much the errors of each column count.
+    """
     n, k = matrix.shape
     lay = layout(fmt, k)
     panels = -(-n // PANEL_ROWS)
     padded = np.zeros((panels * PANEL_ROWS, lay.columns), dtype=np.float32)
     padded[:n, :k] = matrix
+    counts = None if importance is None else np.zeros(lay.columns, dtype=np.float32)
+    if counts is not None:
+        counts[:k] = importance
+    if fmt.rotation:
+        block = rotation_block(fmt, k)
+        padded = rotate(padded, block)
+        counts = None if counts is None else _block_means(counts, block, k)
     given = np.zeros((len(padded), lay.groups), dtype=np.float32)
     given[:n] = 0 if scales is None else scales
-    codes, scales = encode(fmt, padded, given)
+    codes, scales = encode(fmt, padded, given, counts)
     out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
     lines = _to_lines(fmt, lay, codes)
     out[:, : lines.shape[1]] = lines
@@ -100,16 +115,49 @@ def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
         tail = np.ascontiguousarray(rows[:, code_bytes : code_bytes + size]).view(kind)
         stored = tail.reshape(panels, lay.groups, PANEL_ROWS).transpose(0, 2, 1)
         scales = _load_scale(fmt, np.ascontiguousarray(stored).reshape(-1, lay.groups))
-    return decode(fmt, codes, scales)[:n, :k]
+    values = decode(fmt, codes, scales)
+    if fmt.rotation:
+        values = rotate(values, rotation_block(fmt, k))
+    return values[:n, :k]
+
+
+def rotation_block(fmt: Format, k: int) -> int:
+    """Columns of each block that is rotated of a matrix with `k` columns."""
+    block = fmt.rotation
+    while -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
+        block //= 2
+    return block
+
+
+def rotate(x: F32, block: int) -> F32:
+    """Rows [n, columns] times the Hadamard matrix of their blocks, in the specified order of operations."""
+    out = x.reshape(-1, block)
+    h = 1
+    while h < block:
+        a, b = np.moveaxis(out.reshape(-1, block // (2 * h), 2, h), 2, 0)
+        out = np.stack((a + b, a - b), axis=2).reshape(-1, block)
+        h *= 2
+    return (out * np.float32(1 / np.sqrt(block))).reshape(x.shape)
+
+
+def _block_means(counts: F32, block: int, k: int) -> F32:
+    """The mean importance of each block's columns within `k`, in all its columns."""
+    means = np.zeros_like(counts)
+    for first in range(0, k, block):
+        total = np.float32(0)
+        for value in counts[first : min(first + block, k)]:
+            total += value
+        means[first : first + block] = total / np.float32(min(first + block, k) - first)
+    return means
 
 
 def encode(
-    fmt: Format, matrix: F32, given: F32 | None = None
+    fmt: Format, matrix: F32, given: F32 | None = None, importance: F32 | None = None
 ) -> tuple[NDArray[np.generic], F32 | None]:
     """Codes [n, k] and scales [n, groups] of a matrix of whole groups; scales None where there are none.
 
     Codes are f32 values, bf16 bits, signed integers, E4M3 bytes, or indices into the codebook. Given
-    scales [n, groups] are used where their magnitude is within 2^-60..2^60.
+    scales [n, groups] are used where their magnitude is within 2^-60..2^60. importance [k]: of the columns.
     """
     if fmt.bits == 32:
         return matrix.copy(), None
@@ -119,7 +167,10 @@ def encode(
     groups = matrix.reshape(-1, fmt.group or k)
     codes: NDArray[np.integer[Any]]
     if fmt.bits == 4:
-        codes, scales = _encode_codebook(fmt, groups)
+        counts = (
+            None if importance is None else np.tile(importance.reshape(-1, groups.shape[1]), (n, 1))
+        )
+        codes, scales = _encode_codebook(fmt, groups, counts)
     else:
         wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
         codes, scales = _encode_8_bits(fmt, groups, wanted)
@@ -180,8 +231,8 @@ def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
-    """Groups x [G, g] to indices [G, g] and scales [G]."""
+def _encode_codebook(fmt: Format, x: F32, importance: F32 | None) -> tuple[NDArray[np.uint8], F32]:
+    """Groups x [G, g] to indices [G, g] and scales [G]; importance [G, g]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
     hi, lo = x.max(axis=1), x.min(axis=1)
@@ -202,7 +253,7 @@ def _encode_codebook(fmt: Format, x: F32) -> tuple[NDArray[np.uint8], F32]:
                 chosen = np.where(exact, s, chosen)
         best = np.where(chosen != 0, np.float32(-1), np.float32(np.inf))
         for s in _searched(fmt, book, m):
-            error = np.where(s == 0, np.float32(np.nan), _total(errors(s)))
+            error = np.where(s == 0, np.float32(np.nan), _total(errors(s), importance))
             better = error < best
             best, chosen = np.where(better, error, best), np.where(better, s, chosen)
         chosen = np.where(np.abs(m) < TINY, np.float32(0), chosen).astype(np.float32)
@@ -226,9 +277,10 @@ def _searched(fmt: Format, book: F32, m: F32) -> list[F32]:
     ]
 
 
-def _total(e: F32) -> F32:
-    """Sum of squares of [G, g] in the specified order: 16 partial sums, then a tree."""
-    squares = (e * e).reshape(e.shape[0], -1, 16)
+def _total(e: F32, importance: F32 | None) -> F32:
+    """Sum of squares of [G, g], times their importance, in the specified order: 16 partial sums, then a tree."""
+    squares = e * e if importance is None else e * e * importance
+    squares = squares.reshape(e.shape[0], -1, 16)
     q = np.zeros((e.shape[0], 16), dtype=np.float32)
     for i in range(squares.shape[1]):
         q = q + squares[:, i]

@@ -38,11 +38,15 @@ KT.JSON is a JSON object, one-space indented, ASCII:
     source     hub, repository, revision (null if nobody recorded them; of a GGUF file "gguf" and its name);
                digest: SHA-256 over, for each weight file of the checkpoint by name, "NAME\\nLENGTH\\n" and its
                header's JSON; of GGUF files over the hexadecimal SHA-256 of each header
-    recipe     experts, dense: names of number formats
-    formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers
+    recipe     experts, dense: names of number formats; that of experts may end in "-mixed" (down projections are
+               one step more precise, `formats.MORE_PRECISE`) and then in "-calibrated"
+    formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers; rotation
     extras     files taken over: name, size_bytes, sha256
-    files      weight files in the order written: name, size_bytes, sha256, and error: by kind of tensor
-               sqrt(sum (stored - source)^2 / sum source^2), to four digits
+    files      weight files in the order written: name, size_bytes, sha256, and by kind of tensor (experts: gate
+               and up of the routed ones; down; dense; kept)
+               error: sqrt(sum (stored - source)^2 / sum source^2), to four digits
+               cosine: of W x and W' x, W the sources and W' what is stored, as it is to be expected for inputs x
+               with independent columns: of the same size, or with a calibration of the sizes it found
 
 KT.JSON.PART exists while a conversion is unfinished: its first line is the manifest without files (as one
 line), each further line one complete file. A line without its newline was never finished and counts not.

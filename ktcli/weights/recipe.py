@@ -6,51 +6,103 @@ writes and a third reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
-from ktcli.layers.tensors import Role, Tensor
+from ktcli.errors import UsageError
+from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import Format, packed_bytes
-from ktcli.weights.formats import FORMATS, format_named
+from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
 
 BF16_BYTES = 2  # elements of a table
 F32_BYTES = 4  # elements of a vector
+MIXED, CALIBRATED = "-mixed", "-calibrated"  # endings of a name, in this order
+
+
+class TensorKind(Enum):
+    """Which tensors a recipe tells apart, and an error report counts together."""
+
+    EXPERTS = "experts"  # gate and up of the routed experts
+    DOWN = "down"  # the way back, of the routed experts
+    DENSE = "dense"  # attention projections, dense MLP, shared experts, output head
+    KEPT = "kept"  # what stays bf16
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Number formats of the two kinds of tensors that may be chosen.
+    """Number formats of the kinds of tensors that may be chosen.
 
     Attributes:
         experts: of the routed experts.
         dense: of attention projections, dense MLP, shared experts and the output head.
+        down: of the routed experts' down projection, where it is more precise than `experts`; None: it is not.
+        calibrated: scales were searched with the importance of columns, found by running the model on a text.
     """
 
     experts: Format = FORMATS["int4"]
     dense: Format = FORMATS["int8"]
+    down: Format | None = None
+    calibrated: bool = False
+
+    @property
+    def experts_name(self) -> str:
+        """What `named` makes this recipe's experts from: "int4", "int4-mixed", "int4-calibrated" …"""
+        mixed = MIXED if self.down else ""
+        return f"{self.experts.name}{mixed}{CALIBRATED if self.calibrated else ''}"
 
     @classmethod
     def named(cls, experts: str | None = None, dense: str | None = None) -> Recipe:
-        """The recipe of these format names; None takes the default.
+        """The recipe of these names; None takes the default.
 
+        Args:
+            experts: of a format; with "-mixed", down projections are one step more precise; with
+                "-calibrated", the recipe says that it was calibrated.
         Raises:
-            UsageError: there is no format of that name.
+            UsageError: there is no format of that name, or nothing more precise than it.
         """
         default = cls()
-        return cls(
-            default.experts if experts is None else format_named(experts),
-            default.dense if dense is None else format_named(dense),
-        )
+        made = replace(default, dense=default.dense if dense is None else format_named(dense))
+        if experts is None:
+            return made
+        name = experts.removesuffix(CALIBRATED)
+        plain = name.removesuffix(MIXED)
+        made = replace(made, experts=format_named(plain), calibrated=name != experts)
+        return made.mixed() if plain != name else made
+
+    def mixed(self) -> Recipe:
+        """The same with down projections one step more precise.
+
+        Raises:
+            UsageError: nothing is more precise than the experts' format.
+        """
+        step = MORE_PRECISE.get(self.experts.name)
+        if step is None:
+            raise UsageError(
+                f"nothing is one step more precise than {self.experts.name}, as --mixed asks",
+                hint="it is for: " + ", ".join(MORE_PRECISE),
+            )
+        return replace(self, down=FORMATS[step])
+
+
+def kind_of(tensor: Tensor) -> TensorKind | None:
+    """What a recipe and a report count a tensor as; None: it is stored as plain rows."""
+    if tensor.role is Role.EXPERTS:
+        return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
+    return {Role.DENSE: TensorKind.DENSE, Role.KEPT: TensorKind.KEPT}.get(tensor.role)
+
+
+def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
+    """The packed format of all tensors of a kind."""
+    if kind is TensorKind.DOWN and recipe.down is not None:
+        return recipe.down
+    chosen = {TensorKind.DENSE: recipe.dense, TensorKind.KEPT: FORMATS["bf16"]}
+    return chosen.get(kind, recipe.experts)
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
     """The packed format of `tensor`; None: plain rows of bf16 (a table) or f32 (a vector)."""
-    if tensor.role is Role.EXPERTS:
-        return recipe.experts
-    if tensor.role is Role.DENSE:
-        return recipe.dense
-    if tensor.role is Role.KEPT:
-        return FORMATS["bf16"]
-    return None
+    kind = kind_of(tensor)
+    return None if kind is None else format_of_kind(kind, recipe).of_columns(tensor.k)
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:

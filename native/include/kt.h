@@ -145,6 +145,12 @@ KT_API int kt_copy(kt_pool *pool, const kt_copy_piece *pieces, int64_t n);
  * group 0 = one scale for the whole row. groups = group ? k' / group : 1; group divides k' after k'
  * is rounded up to a multiple of max(step, group).
  * bits 32: f32 values, g = 1, step = 16: for what must stay exact.
+ *
+ * rotation R: the rows of W are multiplied by a block-diagonal Hadamard matrix H before they are encoded, and
+ * activations before they are rounded: (W H)(H x) = W x. H spreads a large column over its whole block, so that
+ * one scale serves a row. A block has B columns: the largest power of two <= R that divides k rounded up to 64.
+ * H of a block x[0..B): for h = 1, 2, 4, ... B/2, for each i without bit h: x[i], x[i+h] = x[i] + x[i+h],
+ * x[i] - x[i+h]; then each times (float)(1 / sqrt(B)). It is its own inverse, but for rounding.
  */
 enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3 };
 enum kt_code_type { KT_CODE_INTEGER = 0, KT_CODE_E4M3 = 1 };
@@ -155,6 +161,7 @@ typedef struct kt_format {
     int32_t scale;          /* enum kt_scale_type */
     int8_t codebook[16];    /* 4 bits only: ascending; linear int4 is -8..7 */
     int32_t codes;          /* enum kt_code_type; KT_CODE_E4M3 with 8 bits only */
+    int32_t rotation;       /* R: 0 (none), 64, 128 or 256; with 4 and 8 bits only */
 } kt_format;
 
 /* `count` packed matrices of one shape, one behind the other. */
@@ -183,6 +190,9 @@ KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, i
 typedef struct kt_pack_error {
     double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
     double sum_sq;          /* sum of source^2 */
+    double out_error;       /* the same two weighted by the importance of the columns, and the sum of value^2: what */
+    double out_sq;          /* is to be expected of the products' error and size, and of their size as stored, for */
+    double out_stored;      /* inputs with independent columns. Without importance each column counts 1 */
 } kt_pack_error;
 
 /* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
@@ -190,11 +200,14 @@ typedef struct kt_pack_error {
  * else it is added to. The bytes do not depend on the row, the threads or the machine.
  * scales [n][groups] f32, for 8 bits with f32 scales: used instead of those that the encoder would choose,
  * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
- * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h. */
+ * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h.
+ * importance [k] f32: how much the squared error of each column counts when scales are searched, 2^-20..2^20; of a
+ * format with rotation, every column of a block counts the block's mean. NULL: all count the same. */
 KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
-                   const float *scales, int64_t panel_step, void *dst, kt_pack_error *error);
+                   const float *scales, const float *importance, int64_t panel_step, void *dst,
+                   kt_pack_error *error);
 
-/* dst[n][k] f32 = matrix `index` of w, decoded. */
+/* dst[n][k] f32 = matrix `index` of w, decoded, and rotated back. */
 KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
 
 /* Nodes share a weight by rows or by columns. A slice is a weight of its own in the same format: rows
@@ -206,7 +219,8 @@ typedef struct kt_slice {
     void *data;
 } kt_slice;
 
-/* Where columns can be cut: every 64, in bf16 every 32, in f32 every 16, and never inside a group. */
+/* Where columns can be cut: every 64, in bf16 every 32, in f32 every 16, and never inside a group or a rotation R.
+ * Columns are cut of weights whose R is their block B, so that slices of any width have the same blocks. */
 KT_API int64_t kt_cut_columns(const kt_format *format);
 
 /* Fill slices[0..nodes of the pool), which follow one another from 0 to the end, with w's bytes: those of the
@@ -233,6 +247,7 @@ typedef struct kt_program_options {
     int64_t max_tokens;     /* rows of token buffers */
     int64_t max_outputs;    /* rows of output buffers */
     int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
+    int32_t kv_f32;         /* 1: f32 KV cache although the rest is fast, to measure what a bf16 one costs */
 } kt_program_options;
 
 typedef struct kt_view {
@@ -287,9 +302,9 @@ KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_
                            int32_t interleaved);
 
 /* Causal attention over the paged cache; the step's own K and V are appended first.
- * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact): K of each kv head in
+ * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
  * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
- * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when exact; V [kv_heads][64][head_dim].
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][head_dim].
  * head_dim is even. q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
@@ -309,7 +324,7 @@ KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k
  * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
  * every place is, and nothing is scored.
  * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
- * them; rows [64][dim] f32 when exact. dim is even. */
+ * them; rows [64][dim] f32 when exact or kv_f32. dim is even. */
 typedef struct kt_choose {
     int32_t heads, dim, top_k, block, local;
     float scale;
@@ -322,7 +337,7 @@ KT_API int32_t kt_program_choose(kt_program *program, kt_view q, kt_view key, kt
  * is no such choice. Without meaning after a step that scored nothing. */
 KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, const int32_t **count);
 
-/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact).
+/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact or kv_f32).
  * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
  * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
  * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single

@@ -309,10 +309,10 @@ int32_t kt_program_choose(kt_program *p, kt_view q, kt_view key, kt_view weight,
     choose *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t exact = p->options.exact, lists = weight.width ? 1 : shape->heads;
+    int32_t kv_f32 = p->options.kv_f32, lists = weight.width ? 1 : shape->heads;
     int64_t pages = max64(1, shape->block / KT_PAGE_TOKENS);
-    size_t bytes = (size_t)shape->dim * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
-    *o = (choose){.q = q, .key = key, .weight = weight, .s = *shape, .lists = lists, .kv_f32 = exact,
+    size_t bytes = (size_t)shape->dim * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    *o = (choose){.q = q, .key = key, .weight = weight, .s = *shape, .lists = lists, .kv_f32 = kv_f32,
                   .span_pages = (SPAN_PAGES + pages - 1) / pages * pages, .number = find_selection(p, shape, lists)};
     if (o->number < 0)
         return o->number;

@@ -1,4 +1,5 @@
 /* experts.c - recording the routed experts: the checks, what each node has of them, and the phases of moe.c. */
+#include "kernels/formats.h"
 #include "moe.h"
 
 static int check(kt_program *p, kt_view out, kt_view in, int32_t number)
@@ -39,12 +40,16 @@ static void record(kt_program *p, moe *o, kt_view in)
 {
     int32_t routed = p->routings.at[o->routing].resource;
     program_operation(p);
-    o->in = program_source(p, in, o->in_kind);
+    o->in = program_source(p, in, o->gate_up);
     p->late = p->routings.at[o->routing].late;
     program_phase(p, gate_up_run, o);
     program_touch_source(p, &o->in);
     program_touch(p, routed, 0, 1, ANY_ROWS);
     program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    if (o->down->rotation) {
+        program_phase(p, rotate_run, o);
+        program_touch_node_scratch(p, ANY_ROWS | WRITES);
+    }
     if (o->kind != ACT_F32) {
         program_phase(p, quantize_run, o);
         program_touch_node_scratch(p, ANY_ROWS | WRITES);
@@ -83,14 +88,19 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *ga
                                       &own->down);
         if (failed)
             return failed;
-        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->in_kind))
+        if (width && (own->down.kind != o->kind || own->gate_up.kind != o->gate_up->kind ||
+                      own->down.rotation != o->down->rotation || own->gate_up.rotation != o->gate_up->rotation))
             return program_fail(p, KT_ERR_SHAPE, "experts: node %d has another format", i);
         own->width = down[i].k;
-        own->h_stride = padded;
+        own->rotated = rotated_columns(&down[i].format, down[i].k);
+        own->h_stride = max64(padded, own->rotated);
         own->gate_up_bias = options->gate_up_bias ? options->gate_up_bias + 2 * width : NULL;
         own->down_bias = width ? NULL : options->down_bias;
-        o->in_kind = own->gate_up.kind;
-        o->kind = own->down.kind;
+        if (!width) {
+            o->gate_up = &own->gate_up;
+            o->down = &own->down;
+            o->kind = own->down.kind;
+        }
         width += own->width;
     }
     o->bias_stride = (width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2;

@@ -90,11 +90,11 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     int32_t dim = shape->head_dim;
-    int32_t exact = p->options.exact;
-    size_t half = (size_t)k.width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
+    int32_t kv_f32 = p->options.kv_f32;
+    size_t half = (size_t)k.width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dim, .dv = dim,
-                     .kv_f32 = exact, .window = shape->window, .scale = shape->scale, .sinks = shape->sinks,
+                     .kv_f32 = kv_f32, .window = shape->window, .scale = shape->scale, .sinks = shape->sinks,
                      .k_stride = dim, .v_stride = dim,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dim, .v_head = (int64_t)KT_PAGE_TOKENS * dim,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + half}};

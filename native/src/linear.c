@@ -110,10 +110,11 @@ static void linear_run(const void *arg, worker *w)
     }
 }
 
-/* Check the nodes' parts and fill them. */
-static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, int32_t reads)
+/* Check the nodes' parts and fill them; *common: the first one, which all are like. */
+static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, int32_t reads, const matrices **common)
 {
     int64_t rows = 0, column = 0;
+    const matrices *first = NULL;
     for (int32_t i = 0; i < p->n_nodes; i++) {
         if (w[i].n < 0 || w[i].n > MAX_COLUMNS || (w[i].n && w[i].k != k))
             return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has [%lld, %lld], but [%d, %lld] is needed in all",
@@ -132,13 +133,14 @@ static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, i
             return program_fail(p, KT_ERR_SHAPE, "linear weight: node %d begins at row %lld; they are cut every %d", i,
                                 (long long)column, KT_PANEL_ROWS);
         int failed = program_matrices(p, "linear weight", &w[i], (int64_t[3]){w[i].n, k, 1}, reads, &own->weight);
-        if (!failed && column && own->weight.kind != o->kind)
+        if (!failed && column && (own->weight.kind != first->kind || own->weight.rotation != first->rotation))
             failed = program_fail(p, KT_ERR_SHAPE, "linear weight: node %d has another format", i);
         if (failed)
             return failed;
-        o->kind = own->weight.kind;
+        first = column ? first : &own->weight;
         column += w[i].n;
     }
+    *common = first;
     return KT_OK;
 }
 
@@ -159,13 +161,15 @@ int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w
     if (!o || !parts)
         return KT_ERR_MEMORY;
     *o = (linear){.out = out, .parts = parts, .bias = bias, .domain = program_domain(p, in)};
-    failed = make_parts(p, o, w, in.width, reads);
+    const matrices *common = NULL;
+    failed = make_parts(p, o, w, in.width, reads, &common);
     if (failed)
         return failed;
+    o->kind = common->kind;
     program_operation(p);
     if (o->kind == ACT_WIDE)
         program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
-    o->in = program_source(p, in, o->kind);
+    o->in = program_source(p, in, common);
     program_phase(p, linear_run, o);
     program_touch_source(p, &o->in);
     program_touch_view(p, out, ANY_ROWS | WRITES);

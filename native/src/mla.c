@@ -293,14 +293,16 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
                                   &uk_out);
     if (!failed)
         failed = program_matrices(p, "mla uv", &shape->uv, (int64_t[3]){shape->v, shape->lora, heads}, 0, &uv);
+    if (!failed && (uk_in.rotation || uk_out.rotation || uv.rotation))
+        failed = program_fail(p, KT_ERR_SHAPE, "mla: weights with a rotation");
     mla *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t width = latent.width, exact = p->options.exact;
-    size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (exact ? sizeof(float) : sizeof(uint16_t));
+    int32_t width = latent.width, kv_f32 = p->options.kv_f32;
+    size_t layer_bytes = (size_t)width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
     *o = (mla){.out = out, .q = q, .latent = latent, .s = *shape, .uk_in = uk_in, .uk_out = uk_out, .uv = uv,
                .selection = shape->choice - 1,
-               .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = exact,
+               .a = {.kv_heads = 1, .group = shape->heads, .dk = width, .dv = shape->lora, .kv_f32 = kv_f32,
                      .pack = 1, .scale = shape->scale, .k_stride = width, .v_stride = width,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes

@@ -116,7 +116,11 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_
         return;
     *a = act_at(m->kind, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
     for (int64_t i = 0; i < p->n_tokens; i++) {
-        w->kernels->from_bf16((const uint16_t *)(const void *)latent_row(o, w, page, i), o->s.lora, rows + i * width);
+        const void *row = latent_row(o, w, page, i);
+        if (o->a.kv_f32)
+            memcpy(rows + i * width, row, (size_t)o->s.lora * sizeof *rows);
+        else
+            w->kernels->from_bf16(row, o->s.lora, rows + i * width);
         if (m->kind != ACT_F32)
             act_convert(w, a, rows + i * width, o->s.lora, -1.0f, i);
     }

@@ -100,7 +100,7 @@ static void gate_up_block(const moe *o, const worker *w, const groups *g, const 
     product_run(w, own->gate_up.kind, &p);
     for (int64_t i = 0; i < p.n_tokens; i++) {
         w->kernels->swiglu(y + i * columns, width, &o->glu, h + i * own->h_stride);
-        if (o->largest)
+        if (o->largest && !o->down->rotation)
             raise_largest(o, w, b->row + i, h + i * own->h_stride, width);
     }
 }
@@ -139,7 +139,8 @@ static int64_t pairs_per_task(const moe *o, const worker *w, const groups *g)
 /* A task has all that a row's conversion needs to know, so it can convert the rows itself. */
 static int has_whole_rows(const moe *o, const worker *w, const groups *g)
 {
-    return o->kind != ACT_F32 && !o->largest && pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
+    return o->kind != ACT_F32 && !o->largest && !o->down->rotation &&
+           pairs_per_task(o, w, g) == own_part(o, w)->gate_up.panels / 2;
 }
 
 void gate_up_run(const void *arg, worker *w)
@@ -165,6 +166,23 @@ void gate_up_run(const void *arg, worker *w)
     }
 }
 
+/* Rows of hidden values are rotated where they lie, before down or its conversion reads them. */
+void rotate_run(const void *arg, worker *w)
+{
+    const moe *o = arg;
+    const part *own = own_part(o, w);
+    groups g = own_groups(o, w);
+    groups_again(&g);
+    int64_t n = own->width ? g.n_slots : 0;
+    for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < n;)
+        for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++) {
+            float *h = hidden(w) + i * own->h_stride;
+            w->kernels->rotate(h, own->width, own->down.rotation, h);
+            if (o->largest)
+                raise_largest(o, w, i, h, own->rotated);
+        }
+}
+
 void quantize_run(const void *arg, worker *w)
 {
     const moe *o = arg;
@@ -175,7 +193,7 @@ void quantize_run(const void *arg, worker *w)
     int64_t n = own->width == 0 || has_whole_rows(o, w, &g) ? 0 : g.n_slots;
     for (int64_t row; (row = worker_take_own(w, QUANTIZE_RUN)) < n;) {
         for (int64_t i = row; i < min64(row + QUANTIZE_RUN, n); i++)
-            act_convert(w, &a, hidden(w) + i * own->h_stride, own->width, o->largest ? largest_of(o, i) : -1.0f, i);
+            act_convert(w, &a, hidden(w) + i * own->h_stride, own->rotated, o->largest ? largest_of(o, i) : -1.0f, i);
     }
 }
 

@@ -13,6 +13,7 @@
 typedef struct part {
     matrices gate_up, down;
     int64_t width;                      /* hidden columns; 0: none */
+    int64_t rotated;                    /* the same in whole blocks of down's rotation */
     int64_t h_stride;                   /* floats of a row of hidden values */
     size_t act_offset, sum_offset;
     const float *gate_up_bias;          /* of expert 0, from the node's first row on; or NULL */
@@ -23,12 +24,13 @@ typedef struct moe {
     kt_view out;
     source in;
     int32_t routing, domain;
-    int32_t nodes, in_kind, kind;       /* what gate and up, and what down read: ACT_* */
+    int32_t nodes, kind;                /* kind: what down reads, ACT_* */
     int64_t top_k, experts, max_slots;
     int64_t sum_stride;
     int64_t bias_stride;                /* floats of an expert's gate_up_bias */
     kt_glu glu;
     part *parts;                        /* [nodes] */
+    const matrices *gate_up, *down;     /* of the first node that has some: all are like them */
     _Atomic uint32_t *largest;          /* [max_slots] bits of the largest hidden value of a row; 0 between steps.
                                          * NULL: one node, or down does not ask for it */
 } moe;
@@ -40,6 +42,7 @@ static inline size_t groups_size(const moe *o)
 
 /* The phases, in this order. */
 void gate_up_run(const void *arg, worker *w);
+void rotate_run(const void *arg, worker *w);        /* if down has a rotation */
 void quantize_run(const void *arg, worker *w);      /* unless down reads f32 */
 void down_run(const void *arg, worker *w);
 void reduce_run(const void *arg, worker *w);        /* with several nodes */

@@ -11,6 +11,7 @@
 #include "kernels/formats.h"
 #include "pool.h"
 
+#define LEAST_IMPORTANCE 0x1p-20f
 #define FP8_BLOCK 128       /* rows and columns that share one scale in FP8 checkpoints */
 
 size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k)
@@ -126,10 +127,22 @@ typedef struct pack_task {
     const kt_format *format;
     int64_t n, k, panels;
     const float *src, *scales;      /* scales: NULL or [n][groups] */
+    const float *importance;        /* NULL or [k]; with a rotation the means of its blocks, [k rounded up to 64] */
     uint8_t *dst;
     size_t stride;                  /* bytes from one panel to the next */
-    double (*error)[2];             /* [panels]: added up in order, so that the sum is always the same */
+    int64_t block, columns;         /* of the rotation, 0: none; columns of a rotated row */
+    float *rotated;                 /* [threads][16][columns] */
+    kt_pack_error *error;           /* [panels]: added up in order, so that the sum is always the same */
 } pack_task;
+
+/* The 16 rows of panel i, rotated, as a matrix of their own. */
+static void pack_rotated(const pack_task *t, const kt_kernels *kernels, int64_t i, float *rows, uint8_t *dst)
+{
+    int64_t first = i * KT_PANEL_ROWS, n = t->n - first < KT_PANEL_ROWS ? t->n - first : KT_PANEL_ROWS;
+    for (int64_t r = 0; r < n; r++)
+        kernels->rotate(t->src + (first + r) * t->k, t->k, t->block, rows + r * t->columns);
+    kernels->encode_panel(t->format, n, t->columns, rows, NULL, t->importance, 0, dst, &t->error[i]);
+}
 
 static void pack_panels(void *arg, int thread, int threads)
 {
@@ -137,51 +150,95 @@ static void pack_panels(void *arg, int thread, int threads)
     const kt_kernels *kernels = pool_kernels(t->pool);
     (void)threads;
     for (int64_t i; (i = pool_take(t->pool, thread, 1)) < t->panels;) {
-        double error[2] = {0.0, 0.0};
-        kernels->encode_panel(t->format, t->n, t->k, t->src, t->scales, i * KT_PANEL_ROWS,
-                              t->dst + (size_t)i * t->stride, error);
-        t->error[i][0] = error[0];
-        t->error[i][1] = error[1];
+        uint8_t *dst = t->dst + (size_t)i * t->stride;
+        if (t->block)
+            pack_rotated(t, kernels, i, t->rotated + (size_t)thread * KT_PANEL_ROWS * (size_t)t->columns, dst);
+        else
+            kernels->encode_panel(t->format, t->n, t->k, t->src, t->scales, t->importance, i * KT_PANEL_ROWS, dst,
+                                  &t->error[i]);
     }
 }
 
+/* The mean importance of each rotated block in all its columns. */
+static void spread_importance(const pack_task *t, const float *importance, float *means)
+{
+    for (int64_t first = 0; first < t->columns; first += t->block) {
+        int64_t last = first + t->block < t->k ? first + t->block : t->k;
+        float sum = 0.0f;
+        for (int64_t c = first; c < last; c++)
+            sum += importance[c];
+        for (int64_t c = first; c < first + t->block; c++)
+            means[c] = sum / (float)(last - first);
+    }
+}
+
+static int importance_is_valid(const float *importance, int64_t k)
+{
+    for (int64_t c = 0; importance && c < k; c++)
+        if (!(importance[c] >= LEAST_IMPORTANCE && importance[c] <= 1.0f / LEAST_IMPORTANCE))
+            return 0;
+    return 1;
+}
+
 int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
-            int64_t panel_step, void *dst, kt_pack_error *error)
+            const float *importance, int64_t panel_step, void *dst, kt_pack_error *error)
 {
     if (!kt_packed_bytes(format, n, k) || panel_step < 1) {
         pool_set_error(pool, "cannot pack a [%" PRId64 ", %" PRId64 "] matrix at %d bits, group %d, step %" PRId64,
                        n, k, (int)format->bits, (int)format->group, panel_step);
         return KT_ERR_SHAPE;
     }
-    if (scales && (format->bits != 8 || format->scale != KT_SCALE_F32)) {
-        pool_set_error(pool, "scales can be given for 8 bits and f32 scales, not for %d bits and scale type %d",
-                       (int)format->bits, (int)format->scale);
+    if (scales && (format->bits != 8 || format->scale != KT_SCALE_F32 || format->rotation)) {
+        pool_set_error(pool, "scales can be given for 8 bits and f32 scales, not for %d bits, scale type %d, rotation "
+                       "%d", (int)format->bits, (int)format->scale, (int)format->rotation);
         return KT_ERR_SHAPE;
+    }
+    if (!importance_is_valid(importance, k)) {
+        pool_set_error(pool, "the importance of a column is not within %g..%g", (double)LEAST_IMPORTANCE,
+                       1.0 / (double)LEAST_IMPORTANCE);
+        return KT_ERR_VALUE;
     }
     layout l = layout_of(format, k);
     int64_t panels = round_up(n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
-    pack_task t = {pool, format, n, k, panels, src, scales, dst, (size_t)panel_step * l.panel_bytes, NULL};
+    pack_task t = {pool, format, n, k, panels, src, scales, importance, dst, (size_t)panel_step * l.panel_bytes,
+                   rotation_block(format, k), rotated_columns(format, k), NULL, NULL};
+    size_t row = (size_t)t.columns * sizeof(float), rows = (size_t)kt_pool_threads(pool) * KT_PANEL_ROWS + 1;
+    float *means = NULL;
     t.error = calloc((size_t)panels, sizeof *t.error);
-    if (!t.error) {
-        pool_set_error(pool, "no memory for the errors of %" PRId64 " panels", panels);
-        return KT_ERR_MEMORY;
+    if (t.block)
+        t.rotated = means = calloc(rows, row);
+    if (!t.error || (t.block && !means)) {
+        pool_set_error(pool, "no memory for %" PRId64 " panels of %" PRId64 " columns", panels, k);
+    } else {
+        if (t.block) {
+            t.rotated += t.columns;
+            if (importance)
+                spread_importance(&t, importance, means);
+            t.importance = importance ? means : NULL;
+        }
+        pool_run(pool, pack_panels, &t);
     }
-    pool_run(pool, pack_panels, &t);
-    for (int64_t i = 0; error && i < panels; i++) {
-        error->sum_sq_error += t.error[i][0];
-        error->sum_sq += t.error[i][1];
+    for (int64_t i = 0; error && t.error && i < panels; i++) {
+        error->sum_sq_error += t.error[i].sum_sq_error;
+        error->sum_sq += t.error[i].sum_sq;
+        error->out_error += t.error[i].out_error;
+        error->out_sq += t.error[i].out_sq;
+        error->out_stored += t.error[i].out_stored;
     }
+    int failed = !t.error || (t.block && !means);
     free(t.error);
-    return KT_OK;
+    free(means);
+    return failed ? KT_ERR_MEMORY : KT_OK;
 }
 
 typedef struct unpack_task {
     kt_pool *pool;
     const kt_format *format;
     layout l;
-    int64_t n, k;
+    int64_t n, k, columns;          /* columns: of a row as it is stored */
     const uint8_t *src;
     float *dst;
+    float *rows;                    /* [threads][columns] rotated ones; NULL: there is no rotation */
 } unpack_task;
 
 /* Row r, column c of a panel. */
@@ -208,9 +265,15 @@ static void unpack_panels(void *arg, int thread, int threads)
     (void)threads;
     for (int64_t i; (i = pool_take(t->pool, thread, 1)) * KT_PANEL_ROWS < t->n;) {
         const uint8_t *panel = t->src + (size_t)i * t->l.panel_bytes;
-        for (int r = 0; r < KT_PANEL_ROWS && i * KT_PANEL_ROWS + r < t->n; r++)
-            for (int64_t c = 0; c < t->k; c++)
-                t->dst[(i * KT_PANEL_ROWS + r) * t->k + c] = unpack_value(t->format, &t->l, panel, r, c);
+        for (int r = 0; r < KT_PANEL_ROWS && i * KT_PANEL_ROWS + r < t->n; r++) {
+            float *dst = t->dst + (i * KT_PANEL_ROWS + r) * t->k, *row = t->rows ? t->rows + thread * t->columns : dst;
+            for (int64_t c = 0; c < t->columns; c++)
+                row[c] = unpack_value(t->format, &t->l, panel, r, c);
+            if (!t->rows)
+                continue;
+            pool_kernels(t->pool)->rotate(row, t->columns, rotation_block(t->format, t->k), row);
+            memcpy(dst, row, (size_t)t->k * sizeof *dst);
+        }
     }
 }
 
@@ -222,9 +285,14 @@ int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst)
                        w->count, w->n, w->k);
         return bytes ? KT_ERR_RANGE : KT_ERR_SHAPE;
     }
-    unpack_task t = {pool, &w->format, layout_of(&w->format, w->k), w->n, w->k,
-                     (const uint8_t *)w->data + (size_t)index * bytes, dst};
+    unpack_task t = {pool, &w->format, layout_of(&w->format, w->k), w->n, w->k, rotated_columns(&w->format, w->k),
+                     (const uint8_t *)w->data + (size_t)index * bytes, dst, NULL};
+    if (w->format.rotation && !(t.rows = calloc((size_t)kt_pool_threads(pool), (size_t)t.columns * sizeof(float)))) {
+        pool_set_error(pool, "no memory for rows of %" PRId64 " columns", t.columns);
+        return KT_ERR_MEMORY;
+    }
     pool_run(pool, unpack_panels, &t);
+    free(t.rows);
     return KT_OK;
 }
 

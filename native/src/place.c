@@ -271,7 +271,8 @@ int64_t kt_cut_columns(const kt_format *format)
     if (!format_is_valid(format))
         return 0;
     layout l = layout_of(format, 1);
-    return format->group > l.step ? format->group : l.step;
+    int64_t unit = format->group > l.step ? format->group : l.step;
+    return format->rotation > unit ? format->rotation : unit;
 }
 
 int kt_place(kt_pool *pool, int32_t fd, uint64_t offset, const kt_weight *w, int32_t axis, const kt_slice *slices)
@@ -281,6 +282,11 @@ int kt_place(kt_pool *pool, int32_t fd, uint64_t offset, const kt_weight *w, int
         (axis != KT_CUT_ROWS && axis != KT_CUT_COLUMNS)) {
         pool_set_error(pool, "cannot place %lld matrices [%lld, %lld] along axis %d", (long long)w->count,
                        (long long)w->n, (long long)w->k, axis);
+        return KT_ERR_SHAPE;
+    }
+    if (axis == KT_CUT_COLUMNS && rotation_block(&w->format, w->k) != w->format.rotation) {
+        pool_set_error(pool, "columns rotated in blocks of %lld are cut of a format that says so, not %d",
+                       (long long)rotation_block(&w->format, w->k), (int)w->format.rotation);
         return KT_ERR_SHAPE;
     }
     cutting c = {.r = {.pool = pool, .fd = fd, .offset = offset, .size = size}, .w = w, .slices = slices,

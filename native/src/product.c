@@ -5,6 +5,7 @@
  * shared expert and every projection of one normed row read the same bytes. The slots of one kind are
  * few and are given away oldest first.
  */
+#include "kernels/formats.h"
 #include "program.h"
 
 #include <string.h>
@@ -24,7 +25,11 @@ int64_t act_stride(int32_t kind, int64_t k)
 size_t act_bytes(int32_t kind, int64_t rows, int64_t stride)
 {
     size_t int8 = (size_t)stride + (size_t)stride / 8 + sizeof(float);
-    size_t row = kind == ACT_WIDE ? 2 * int8 : kind == ACT_INT8 ? int8 : kind == ACT_BF16 ? (size_t)stride * 2 : 0;
+    size_t row = kind == ACT_WIDE      ? 2 * int8
+                 : kind == ACT_INT8    ? int8
+                 : kind == ACT_BF16    ? (size_t)stride * 2
+                 : kind == ACT_ROTATED ? (size_t)stride * sizeof(float)
+                                       : 0;
     return size_mul((size_t)rows, row);
 }
 
@@ -38,12 +43,21 @@ act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride)
                       .stride = stride};
     } else {
         a.xh = (uint16_t *)(void *)data;
+        a.xf = (float *)(void *)data;
     }
     return a;
 }
 
 void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row)
 {
+    if (a->rotation) {
+        float *rotated = a->kind == ACT_ROTATED ? a->xf + row * a->stride : (float *)(void *)w->local;
+        w->kernels->rotate(x, k, a->rotation, rotated);
+        x = rotated;
+        k = (k + ROTATION_UNIT - 1) / ROTATION_UNIT * ROTATION_UNIT;
+    }
+    if (a->kind == ACT_ROTATED)
+        return;
     if (a->kind == ACT_WIDE)
         w->kernels->quantize_wide(x, k, &a->x8, 2 * row);
     else if (a->kind == ACT_INT8)
@@ -62,6 +76,7 @@ act act_rows(const act *a, int64_t row)
         b.x8.scale += row;
     } else {
         b.xh += row * a->stride;
+        b.xf += row * a->stride;
     }
     return b;
 }
@@ -70,6 +85,7 @@ void act_bind(const act *a, product *p)
 {
     p->x8 = &a->x8;
     p->xh = a->xh;
+    p->xf = a->xf;
     p->x_stride = a->stride;
 }
 
@@ -83,6 +99,7 @@ void source_bind(const worker *w, const source *s, act *a, product *p)
     const slot *at = &w->program->slots.at[s->slot];
     const kt_program_options *o = &w->program->options;
     *a = act_at(s->kind, at->data, at->domain == KT_ROWS_TOKENS ? o->max_tokens : o->max_outputs, s->stride);
+    a->rotation = s->rotation;
     act_bind(a, p);
 }
 
@@ -116,12 +133,12 @@ void program_forget(kt_program *p, kt_view v)
 }
 
 /* The slot that holds v already, else the one to fill: a free one, or the one used longest ago. */
-static int32_t find_slot(kt_program *p, kt_view v, int32_t kind)
+static int32_t find_slot(kt_program *p, kt_view v, int32_t kind, int64_t rotation)
 {
     int32_t domain = program_domain(p, v), n = 0, oldest = -1;
     for (int32_t i = 0; i < p->slots.n; i++) {
         slot *s = &p->slots.at[i];
-        if (s->kind != kind || s->domain != domain)
+        if (s->kind != kind || s->domain != domain || s->rotation != rotation)
             continue;
         if (s->valid && memcmp(&s->view, &v, sizeof v) == 0)
             return i;
@@ -133,16 +150,18 @@ static int32_t find_slot(kt_program *p, kt_view v, int32_t kind)
         return oldest;
     if (!ROOM(p, p->slots))
         return -1;
-    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .resource = program_resource(p)};
+    p->slots.at[p->slots.n] = (slot){.kind = kind, .domain = domain, .rotation = rotation,
+                                       .resource = program_resource(p)};
     return p->slots.n++;
 }
 
-source program_source(kt_program *p, kt_view v, int32_t kind)
+source program_source(kt_program *p, kt_view v, const matrices *m)
 {
-    source s = {.kind = kind, .slot = -1, .view = v, .stride = act_stride(kind, v.width)};
+    int32_t kind = m->kind == ACT_F32 && m->rotation ? ACT_ROTATED : m->kind;
+    source s = {.kind = kind, .slot = -1, .rotation = m->rotation, .view = v, .stride = act_stride(kind, v.width)};
     if (kind == ACT_F32)
         return s;
-    s.slot = find_slot(p, v, kind);
+    s.slot = find_slot(p, v, kind, m->rotation);
     conversion *c = s.slot < 0 ? NULL : program_new(p, sizeof *c);
     if (!c)
         return s;           /* the program is marked failed and will not run */
@@ -186,8 +205,11 @@ int program_matrices(kt_program *p, const char *name, const kt_weight *w, const 
     int32_t int8 = reads == KT_READ_WIDE ? ACT_WIDE : ACT_INT8;
     *m = (matrices){.weight = *w, .kind = exact ? ACT_F32 : w->format.bits == 16 ? ACT_BF16 : int8,
                     .panels = (w->n + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS,
-                    .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes};
+                    .panel_bytes = kt_packed_bytes(&w->format, KT_PANEL_ROWS, w->k), .bytes = bytes,
+                    .rotation = rotation_block(&w->format, w->k)};
     size_t scratch = pool_kernels(p->pool)->product_scratch_bytes(&w->format, w->k);
+    size_t rotated = m->rotation ? (size_t)rotated_columns(&w->format, w->k) * sizeof(float) : 0;
+    scratch = scratch > rotated ? scratch : rotated;
     if (scratch > p->product_bytes)
         p->product_bytes = (scratch + 63) / 64 * 64;
     return KT_OK;
@@ -200,7 +222,7 @@ void matrices_bind(const worker *w, const matrices *m, int64_t index, int64_t fi
     int64_t wanted = (last_panel - first_panel) * KT_PANEL_ROWS;
     p->format = &m->weight.format;
     p->n = rows < wanted ? rows : wanted;
-    p->k = m->weight.k;
+    p->k = rotated_columns(&m->weight.format, m->weight.k);
     p->w = panel_at(m, index, first_panel);
     p->panel_bytes = m->panel_bytes;
     p->first_panel = 0;

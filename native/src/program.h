@@ -24,8 +24,9 @@
 
 enum { OWN_ROWS = 0, ANY_ROWS = 1, WRITES = 2 };
 /* What a product reads its activations as. WIDE: a row is two rows of int8, 2t and 2t + 1, the second what the
- * first leaves over; the product of the row is the sum of theirs. */
-enum { ACT_F32, ACT_BF16, ACT_INT8, ACT_WIDE };
+ * first leaves over; the product of the row is the sum of theirs. ROTATED: f32, kept in a slot because a rotation
+ * went before; products read it as F32. */
+enum { ACT_F32, ACT_ROTATED, ACT_BF16, ACT_INT8, ACT_WIDE };
 
 typedef struct buffer {
     int64_t width, stride;          /* floats */
@@ -37,6 +38,7 @@ typedef struct buffer {
 /* Memory for the rows of one view at a time, converted. */
 typedef struct slot {
     int32_t kind, domain, resource;
+    int64_t rotation;               /* columns of a block rotated before; 0: none */
     int32_t valid;                  /* while recording: holds `view` as it is now, */
     int32_t part;                   /* since this part */
     kt_view view;
@@ -48,6 +50,7 @@ typedef struct slot {
 typedef struct source {
     int32_t kind;                   /* ACT_* */
     int32_t slot;                   /* -1: f32, straight from the view */
+    int64_t rotation;
     kt_view view;
     int64_t stride;                 /* elements of a converted row */
 } source;
@@ -56,6 +59,7 @@ typedef struct source {
 typedef struct matrices {
     kt_weight weight;
     int32_t kind;                   /* ACT_* that its product reads */
+    int64_t rotation;               /* columns of a block that is rotated; 0: none */
     int64_t panels;
     size_t panel_bytes, bytes;      /* of a panel and of one matrix */
 } matrices;
@@ -198,8 +202,8 @@ void program_reserve(kt_program *p, size_t scratch, size_t local);
 void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */
 /* What was converted from columns of v is stale. */
 void program_forget(kt_program *p, kt_view v);
-/* v as `kind`; records the conversion if it is not there already. */
-source program_source(kt_program *p, kt_view v, int32_t kind);
+/* v as m reads it; records the conversion if it is not there already. */
+source program_source(kt_program *p, kt_view v, const matrices *m);
 int64_t act_stride(int32_t kind, int64_t k);
 size_t act_bytes(int32_t kind, int64_t rows, int64_t stride);
 
@@ -281,12 +285,14 @@ static inline void worker_barrier(const worker *w)
 /* Converted activations, `rows` rows of `stride` elements laid out at data (act_bytes). */
 typedef struct act {
     int32_t kind;
-    int64_t stride;
+    int64_t stride, rotation;
     act8 x8;
     uint16_t *xh;
+    float *xf;
 } act;
 act act_at(int32_t kind, uint8_t *data, int64_t rows, int64_t stride);
-/* Row `row` of a = x[0..k); amax: as kt_kernels.quantize has it. */
+/* Row `row` of a = x[0..k), rotated first where a says so; amax: as kt_kernels.quantize has it. Uses the product
+ * scratch of the thread. */
 void act_convert(const worker *w, const act *a, const float *x, int64_t k, float amax, int64_t row);
 /* The rows of a from `row` on. */
 act act_rows(const act *a, int64_t row);

@@ -283,16 +283,17 @@ static void bench_encode(const bench *b)
         const kt_format *f = find_format(formats[c]);
         layout l = layout_of(f, k);
         uint8_t *dst = allocate(l.panel_bytes);
-        double rate[64], error[2] = {0, 0};
+        double rate[64];
+        kt_pack_error error = {0};
         for (int i = 0; i < b->pairs; i++) {
             double a = now();
-            error[0] = error[1] = 0;
+            error = (kt_pack_error){0};
             for (int64_t row = 0; row < n; row += 16)
-                b->kernels->encode_panel(f, n, k, x, NULL, row, dst, error);
+                b->kernels->encode_panel(f, n, k, x, NULL, NULL, row, dst, &error);
             rate[i] = (double)(n * k) * 2 / (now() - a) * 1e-6;
         }
         printf("encode %-9s %6.0f MB/s of bf16 source per core (best %6.0f), relative error %.4f\n", formats[c],
-               median(rate, b->pairs), greatest(rate, b->pairs), sqrt(error[0] / error[1]));
+               median(rate, b->pairs), greatest(rate, b->pairs), sqrt(error.sum_sq_error / error.sum_sq));
         free(dst);
     }
     free(x);

@@ -139,8 +139,10 @@ static const struct named_format {
     {"int4-g64", {.bits = 4, .group = 64, .scale = KT_SCALE_BF16,
                   .codebook = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}}},
     {"fp8", {.bits = 8, .group = 128, .scale = KT_SCALE_F32, .codes = KT_CODE_E4M3}},
+    {"int4-rotated", {.bits = 4, .scale = KT_SCALE_F32, .rotation = 64,
+                      .codebook = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}}},
 };
-enum { F32, BF16, INT8, INT4_G32, INT4_G64, FP8, TEST_FORMATS };
+enum { F32, BF16, INT8, INT4_G32, INT4_G64, FP8, INT4_ROTATED, TEST_FORMATS };
 
 /* What the fast path may lose, of the norm of a result: activations in 8 bits or in bfloat16. */
 static inline double fast_tolerance(const kt_format *format)
@@ -166,7 +168,7 @@ static inline test_weight make_weight(kt_pool *pool, const kt_format *format, in
         fill(source, values, seed + (uint64_t)i);
         for (size_t j = 0; j < values; j++)
             source[j] *= 1.7f / sqrtf((float)k);
-        OK(kt_pack(pool, format, n, k, source, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(kt_pack(pool, format, n, k, source, NULL, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, t.values + (size_t)i * values), kt_pool_error(pool));
     }
     free(source);
@@ -185,7 +187,7 @@ static inline test_weight make_transposed(kt_pool *pool, const test_weight *from
         float *to = t.values + (size_t)i * values;
         for (int64_t j = 0; j < n * k; j++)
             to[j] = from->values[(size_t)i * values + (size_t)(j % k * n + j / k)];
-        OK(kt_pack(pool, format, n, k, to, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(kt_pack(pool, format, n, k, to, NULL, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, to), kt_pool_error(pool));
     }
     return t;
@@ -223,10 +225,12 @@ static inline double distance(const float *got, const double *want, int64_t n)
     return sqrt(error / size);      /* NaN if anything is, and then no comparison holds */
 }
 
+/* exact 2: only the cache is f32. */
 static inline kt_program *make_program(kt_pool *pool, int64_t tokens, int64_t outputs, int32_t exact)
 {
     char error[256] = "";
-    kt_program_options o = {.max_tokens = tokens, .max_outputs = outputs, .exact = exact};
+    kt_program_options o = {.max_tokens = tokens, .max_outputs = outputs, .exact = exact == 1,
+                            .kv_f32 = exact == 2};
     kt_program *program = kt_program_create(pool, &o, error, sizeof error);
     if (!program) {
         fprintf(stderr, "no program: %s\n", error);

@@ -37,11 +37,11 @@ static problem make_problem(const kt_format *f, int64_t n, int64_t k, int64_t mo
 {
     problem p = {.format = f, .n = n, .k = k, .most = most, .l = layout_of(f, k)};
     int64_t panels = (n + 15) / 16, stride = (k + 127) / 128 * 128, rows = SPARE + most;
-    double error[2] = {0, 0};
+    kt_pack_error error = {0};
     float *source = random_floats_of((size_t)(n * k), state);
     p.w = allocate((size_t)panels * p.l.panel_bytes);
     for (int64_t i = 0; i < panels; i++)
-        vectors->encode_panel(f, n, k, source, NULL, 16 * i, p.w + (size_t)i * p.l.panel_bytes, error);
+        vectors->encode_panel(f, n, k, source, NULL, NULL, 16 * i, p.w + (size_t)i * p.l.panel_bytes, &error);
     free(source);
     p.bias = random_floats_of((size_t)n, state);
     p.gate = random_floats_of((size_t)most, state);

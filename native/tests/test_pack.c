@@ -98,12 +98,12 @@ static void test_pack(kt_pool *pool, const char *isa)
         kt_pack_error error = {0, 0}, again = {0, 0};
         oracle_encode(f, n, k, x, want);
         memset(got, 0x11, 2 * bytes);
-        broken += kt_pack(pool, f, n, k, x, NULL, 2, got, &error) != KT_OK;
+        broken += kt_pack(pool, f, n, k, x, NULL, NULL, 2, got, &error) != KT_OK;
         for (size_t p = 0; p < panels; p++) {   /* every second panel is written, the others are not */
             broken += memcmp(want + p * l.panel_bytes, got + 2 * p * l.panel_bytes, l.panel_bytes) != 0;
             broken += got[(2 * p + 1) * l.panel_bytes] != 0x11;
         }
-        broken += kt_pack(pool, f, n, k, x, NULL, 1, got + bytes, &again) != KT_OK;
+        broken += kt_pack(pool, f, n, k, x, NULL, NULL, 1, got + bytes, &again) != KT_OK;
         broken += error.sum_sq != again.sum_sq || error.sum_sq_error != again.sum_sq_error;
         memcpy(got, want, bytes);
         kt_weight w = {*f, n, k, 2, got};
@@ -137,8 +137,8 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     for (int i = 0; i < N * GROUPS; i++)
         scales[i] = blocks[i / GROUPS / 128 * GROUPS + i % GROUPS];
     broken += kt_decode(pool, KT_F8_E4M3, codes, N, K, blocks, x) != KT_OK;
-    kt_pack_error error = {0, 0};
-    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
+    kt_pack_error error = {0};
+    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
     for (int64_t i = 0; i < N * K; i++) {
         broken += (uint8_t)oracle_code(&fp8, got, K, i / K, i % K) != codes[i];
         broken += oracle_scale(&fp8, got, K, i / K, i % K) != scales[i / K * GROUPS + i % K / 128];
@@ -146,17 +146,17 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     for (int i = 0; i < N * GROUPS; i++)        /* scales that do not fit the values */
         scales[i] = next_float(&state) + 4.0f;
     oracle_encode_scaled(&fp8, N, K, x, scales, want);
-    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, NULL) != KT_OK;
+    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, NULL) != KT_OK;
     broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
     oracle_encode(&fp8, N, K, x, want);
     for (int i = 0; i < N * GROUPS; i++)        /* scales that are not used */
         scales[i] = i % 3 ? 0.0f : i % 2 ? 0x1p-61f : -INFINITY;
-    broken += kt_pack(pool, &fp8, N, K, x, scales, 1, got, NULL) != KT_OK;
+    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, NULL) != KT_OK;
     broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
     for (int i = 0; i < N_FORMATS; i++) {
         const kt_format *f = &all_formats[i].format;
         int fits = f->bits == 8 && f->scale == KT_SCALE_F32;
-        broken += !fits && kt_pack(pool, f, 16, 64, x, scales, 1, want, NULL) != KT_ERR_SHAPE;
+        broken += !fits && kt_pack(pool, f, 16, 64, x, scales, NULL, 1, want, NULL) != KT_ERR_SHAPE;
     }
     free(codes);
     free(got);

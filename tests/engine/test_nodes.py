@@ -75,10 +75,11 @@ def test_nodes_agree(pack: Path) -> None:
     agree(pack, 2e-2 if pack.name == "bf16" else 1e-4)  # bf16: hidden values are rounded to it
 
 
-def test_nodes_agree_on_groups_wider_than_a_step(checkpoint: Path, tmp_path: Path) -> None:
-    agree(
-        convert_checkpoint(checkpoint, tmp_path / "pack", experts="int4-g128", dense="int8"), 1e-4
-    )
+@pytest.mark.parametrize("experts", ["int4-g128", "int4-row-had"])
+def test_nodes_agree_on_units_wider_than_a_step(
+    checkpoint: Path, tmp_path: Path, experts: str
+) -> None:
+    agree(convert_checkpoint(checkpoint, tmp_path / "pack", experts=experts, dense="int8"), 1e-4)
 
 
 def test_memory_lies_where_its_node_is() -> None:

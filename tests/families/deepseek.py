@@ -118,4 +118,11 @@ CASES = (
         task="ForConditionalGeneration",
         publish=name_layers,
     ),
+    Case(
+        "glm4-moe-lite",
+        "glm4_moe_lite",
+        "Glm4MoeLite",
+        {name: value for name, value in _BASE.items() if name != "first_k_dense_replace"},
+        hub={"mlp_layer_types": None, "first_k_dense_replace": 1},
+    ),
 )

@@ -17,9 +17,11 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+_WINDOWS = {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}
+
 CASES = (
     Case("llama", "llama", "Llama", {**_BASE, "rope_parameters": _LLAMA3, "attention_bias": True}),
     Case("mistral", "mistral", "Mistral", {**_BASE, "head_dim": 24, "sliding_window": 40}),
     Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}),
-    Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24}),
+    Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24, **_WINDOWS}),
 )

@@ -1,6 +1,7 @@
-"""GLM-4.5 and -Air."""
+"""GLM-4.5 and -Air, dots.llm1, Solar-Open, Hy3."""
 
 from families.case import COMMON, Case
+from families.mixtral import corrected
 
 _BASE = {
     **COMMON,
@@ -15,7 +16,19 @@ _BASE = {
     "max_position_embeddings": 512,
 }
 
+_ONLY_GLM = ("n_routed_experts", "first_k_dense_replace")
+_HY3 = {name: value for name, value in _BASE.items() if name not in _ONLY_GLM}
+
 CASES = (
     Case("glm4-moe", "glm4_moe", "Glm4Moe", {**_BASE, "use_qk_norm": True}),
+    Case("dots1", "dots1", "Dots1", {**_BASE, "n_shared_experts": 2, "norm_topk_prob": True}),
+    Case("solar-open", "solar_open", "SolarOpen", {**_BASE, "first_k_dense_replace": 0}),
+    Case(
+        "hy3",
+        "hy_v3",
+        "HYV3",
+        {**_HY3, "num_experts": 16, "num_shared_experts": 1, "router_scaling_factor": 1.7},
+        choice=corrected,
+    ),
     Case("glm4-moe-air", "glm4_moe", "Glm4Moe", {**_BASE, "n_group": 4, "topk_group": 2}),
 )

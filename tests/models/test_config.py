@@ -26,7 +26,8 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
     assert {t.layer for t in model.tensors} == {None, *range(model.spec.layers)}
 
 
-QWEN3, DEEPSEEK = CASES[0], CASES[3]
+BY_NAME = {case.name: case for case in CASES}
+QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"hidden_size": -5}, "hidden_size is -5"),
     (QWEN3, {"hidden_size": 10**30}, "hidden_size is 1000"),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from cores import TWO
-from reference import CASES, Case, Judged, judge, write_checkpoint
+from reference import CASES, ONE_OF_EACH, Case, Judged, judge, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
@@ -113,3 +113,18 @@ def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> N
     top1 = (logits.argmax(-1) == judged.logits.argmax(-1))[decided].mean()
     bound = converted.case.fast_error
     assert rms <= bound and top1 >= 1 - bound, f"rms {rms:.4f}, top-1 {top1:.3f}, {left_out}"
+
+
+@pytest.mark.parametrize("converted", ONE_OF_EACH, indirect=True, ids=lambda case: case.name)
+def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
+    """`kt eval --kv f32`: the median over positions, since a router may decide otherwise at some.
+
+    Rounded products are most of either error, so the two differ by chance too.
+    """
+
+    def error(*, kv_f32: bool) -> float:
+        engine = Engine.load(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
+        difference = converted.feed(engine, [N_TOKENS - 9, 1]) - converted.judged.logits
+        return float(np.median(np.sqrt((difference**2).mean(axis=1))))
+
+    assert 0 < error(kv_f32=True) <= 1.5 * error(kv_f32=False)

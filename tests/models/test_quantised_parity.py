@@ -22,7 +22,8 @@ N_TOKENS = 70
 UNDECIDED = 1e-2
 Converted = tuple[Path, list[int], Judged]
 EVERYWHERE = [("int8", "int8"), ("int4", "int8")]
-THOROUGH = [*EVERYWHERE, ("int4-g32", "int4-g128"), ("fp8", "fp8")]
+ROTATED = ("int4-row-had", "int4-row-had")
+THOROUGH = [*EVERYWHERE, ("int4-g32", "int4-g128"), ("fp8", "fp8"), ROTATED]
 Kind = tuple[Case, tuple[str, str]]
 KINDS = [
     (case, formats)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.errors import NativeError
+from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native import Codes, DType, Format, Pool, Scale, Weight, isa_rows, packed_bytes
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
@@ -89,17 +89,75 @@ def test_what_a_format_can_hold_comes_back(fmt: Format):
     ):  # amax / 127 rounds: within one step of f32 or bf16
         assert np.abs(again - once).max() <= np.abs(once).max() * 2.0**-7
     else:
-        assert np.array_equal(once, again)
+        assert np.array_equal(once, again) or fmt.rotation  # turning back and forth rounds
 
 
 def test_reported_error_is_the_difference():
-    x = matrices(48, 360)["heavy"]
     for fmt in FORMATS.values():
+        k = (
+            384 if fmt.rotation else 360
+        )  # turned columns beyond k have errors too, which no product sees
+        x, counts = matrices(48, k)["heavy"], importance(k)
         data = np.zeros(packed_bytes(fmt, *x.shape), dtype=np.uint8)
-        error, square = POOLS[ROWS[0]].pack(fmt, x, data)
-        back = oracle.unpack(fmt, data, *x.shape).astype(np.float64)
-        assert error == pytest.approx(((back - x) ** 2).sum(), rel=1e-5, abs=1e-12)
-        assert square == pytest.approx((x.astype(np.float64) ** 2).sum(), rel=1e-5)
+        sums = POOLS[ROWS[0]].pack(fmt, x, data)
+        assert sums[:2] == pytest.approx(sums[2:4], rel=1e-5, abs=1e-12)
+        weighted = POOLS[ROWS[0]].pack(fmt, x, data, importance=counts)
+        back, source = oracle.unpack(fmt, data, *x.shape).astype(np.float64), x.astype(np.float64)
+        squares = ((back - source) ** 2, source**2)
+        assert weighted[:2] == pytest.approx([each.sum() for each in squares], rel=1e-5, abs=1e-12)
+        if not fmt.rotation:  # there, importance is that of the turned columns
+            squares = (*squares, back**2)
+            expected = [(each * counts).sum() for each in squares]
+            assert weighted[2:] == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def importance(k: int) -> np.ndarray:
+    """Of columns: three orders of magnitude."""
+    draw = np.random.default_rng(k)
+    return (10 ** draw.uniform(-2, 1, k)).astype(np.float32)
+
+
+@pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
+def test_weighted_search_is_the_oracles(fmt: Format):
+    """The importance of columns changes which scale is found, in every row of kernels alike."""
+    for n, k in ((17, 65), (5, 128), (33, 300)):
+        x, counts = matrices(n, k)["outliers"], importance(k)
+        expected = oracle.pack(fmt, x, importance=counts).tobytes()
+        for isa, pool in POOLS.items():
+            data = np.zeros(packed_bytes(fmt, n, k), dtype=np.uint8)
+            pool.pack(fmt, x, data, importance=counts)
+            assert expected == data.tobytes(), f"{isa} {n} x {k}"
+
+
+def test_importance_lowers_the_error_that_counts():
+    x, counts = matrices(33, 320)["heavy"], importance(320)
+    for fmt in (row for row in FORMATS.values() if row.bits == 4 and row.scale is not Scale.E8M0):
+        if fmt.rotation:
+            continue
+        plain, found = (
+            (oracle.unpack(fmt, oracle.pack(fmt, x, importance=each), *x.shape) - x) ** 2 @ counts
+            for each in (None, counts)
+        )
+        assert found.sum() < 0.97 * plain.sum(), fmt.name
+
+
+def test_importance_must_be_a_number():
+    x, data = np.ones((16, 64), np.float32), np.zeros(16 * 64, np.uint8)
+    for wrong in (0.0, np.nan, np.inf, -1.0):
+        counts = np.ones(64, np.float32)
+        counts[3] = wrong
+        with pytest.raises(BadCheckpoint, match="importance of a column"):
+            POOLS[ROWS[0]].pack(FORMATS["int4"], x, data, importance=counts)
+
+
+def test_a_rotation_is_the_hadamard_matrix():
+    """Of every block, whatever the number of columns: orthogonal, symmetric, its own inverse."""
+    had = FORMATS["int4-row-had"]
+    for k, block in ((64, 64), (100, 128), (300, 64), (768, 256), (2880, 64), (2048, 256)):
+        assert oracle.rotation_block(had, k) == had.of_columns(k).rotation == block
+        unit = oracle.rotate(np.eye(block, dtype=np.float32), block)
+        signs = [[(-1) ** (i & j).bit_count() for j in range(block)] for i in range(block)]
+        np.testing.assert_allclose(unit, np.array(signs) / np.sqrt(block), rtol=1e-6)
 
 
 def test_search_beats_the_largest_value():
@@ -205,7 +263,7 @@ def test_fp8_of_blocks_is_kept_bit_for_bit(n: int, k: int, seed: int, power: int
     x = pool.decode(DType.F8_E4M3, codes, n, k, blocks)
     scales = np.repeat(blocks, 128, axis=0)[:n]
     data = np.empty(packed_bytes(fmt, n, k), dtype=np.uint8)
-    error, _ = pool.pack(fmt, x, data, scales=scales)
+    error, *_ = pool.pack(fmt, x, data, scales=scales)
     assert error == 0 and data.tobytes() == oracle.pack(fmt, x, scales).tobytes()
     lay = oracle.layout(fmt, k)
     panels = data.reshape(-1, lay.panel_bytes)

@@ -33,7 +33,7 @@ class Kt:
             "version": __version__,
             "isa": engine.pool.isa,
             "threads": engine.pool.threads,
-            "experts": recipe.experts.name,
+            "experts": recipe.experts_name,
             "dense": recipe.dense.name,
             "weights_bytes": engine.weights_bytes,
         }

@@ -6,6 +6,7 @@ exact and slow; the Triton kernels do the same inside their products and are hel
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -172,7 +173,20 @@ def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
         # One f32 product per value, as the oracle says.
         values = torch.unflatten(values, -1, (lay.groups, lay.group)) * scales.unsqueeze(-1)
     rows = values.reshape(data.shape[0], panels.shape[1] * PANEL_ROWS, lay.columns)
+    block = w.format.of_columns(w.k).rotation
+    if block:
+        rows = _rotate(rows, block)
     return rows[:, : w.n, : w.k].to(dtype)
+
+
+def _rotate(rows: Tensor, block: int) -> Tensor:
+    """Rows [m, r, columns] times the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
+    out: Tensor = rows.reshape(-1, block)
+    h = 1
+    while h < block:
+        a, b = out.reshape(-1, block // (2 * h), 2, h).unbind(2)
+        out, h = torch.stack((a + b, a - b), dim=2).reshape(-1, block), 2 * h
+    return (out * (1 / math.sqrt(block))).view(rows.shape)
 
 
 def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.layers.gpu.packed import Packed, layout
+from ktcli.layers.gpu.packed import Packed, layout, unpack_many
 from ktcli.native import Codes, Scale
 
 _SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
@@ -37,6 +37,7 @@ _UNPACK_LINES = 32
 
 def panel_arguments(w: Packed) -> dict[str, int]:
     """The constants of a packed weight, for every kernel here."""
+    assert not w.format.rotation, "no kernel here turns what it reads"
     lay = layout(w.format, w.k)
     low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
     scale = _SCALES.get(w.format.scale)
@@ -248,6 +249,8 @@ def _unpack_kernel(
 
 def unpack_all(w: Packed, indices: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """The matrices of `indices` (int [m], on the device), [m, n, k]; each value rounded once to `dtype`."""
+    if w.format.rotation:
+        return unpack_many(w, indices, dtype)
     out = torch.empty(indices.shape[0], w.n, w.k, dtype=dtype, device=w.data.device)
     if not out.numel():
         return out

@@ -315,7 +315,7 @@ def vector_experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sum over the slots, as a fixed tree, of gate * down(swiglu(gate_up x)) -> [T, H] f32.
+    """Sum over the slots, as a fixed tree, of gate * down(swiglu(gate_up x)) -> [T, H] f32, without the bias of down.
 
     x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`.
     """
@@ -331,20 +331,7 @@ def vector_experts(
         **arguments, L=tile_lines(arguments), EVEN=even_tiles(gate_up.k, arguments, lines),
     )  # fmt: skip
     parts = _products(inner, down, (inner.stride(0), 0, 1), (ids, slots), splits=1)
-    out = sum_parts(parts.view(rows, top_k, down.n), routed=(ids, slots, gate))
-    return with_down_bias(out, (ids, slots, gate), extras)
-
-
-def with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
-    """out [T, H] + the biases of the chosen experts that are here, times their gates. As a product with all
-    biases: there are few experts, and many rows of a long prompt."""
-    if extras.down_bias is None:
-        return out
-    ids, slots, gate = routed
-    expert = ids.clamp(min=0).long()
-    weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
-    every = out.new_zeros(out.shape[0], extras.down_bias.shape[0]).scatter_add_(1, expert, weights)
-    return out.addmm_(every, extras.down_bias)
+    return sum_parts(parts.view(rows, top_k, down.n), routed=(ids, slots, gate))
 
 
 def _products(

@@ -34,7 +34,7 @@ UNPACKED_ELEMENTS = 1 << 26
 
 def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
     """x [T, K] W^T + bias -> [T, N] f32."""
-    if isinstance(w, Plain):
+    if isinstance(w, Plain) or w.format.rotation:
         return functions.linear(x, w, bias)
     if x.shape[0] == 1:
         return vector_product(x, w, bias)
@@ -61,8 +61,26 @@ def experts(
     """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
+    if (
+        gate_up.format.rotation or down.format.rotation
+    ):  # a row of torch, which un-packs and turns back
+        return functions.experts(x, ids, gate, slots, gate_up, down)
     few = x.shape[0] <= FEW_ROWS
-    return (vector_experts if few else tile_experts)(x, ids, gate, slots, gate_up, down, extras)
+    way = vector_experts if few else tile_experts
+    out = way(x, ids, gate, slots, gate_up, down, extras)
+    return _with_down_bias(out, (ids, slots, gate), extras)
+
+
+def _with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
+    """out [T, H] + the biases of the chosen experts that are here, times their gates. As a product with all
+    biases: there are few experts, and many rows of a long prompt."""
+    if extras.down_bias is None:
+        return out
+    ids, slots, gate = routed
+    expert = ids.clamp(min=0).long()
+    weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
+    every = out.new_zeros(out.shape[0], extras.down_bias.shape[0]).scatter_add_(1, expert, weights)
+    return out.addmm_(every, extras.down_bias)
 
 
 def gqa(

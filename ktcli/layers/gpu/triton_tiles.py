@@ -33,7 +33,7 @@ from ktcli.layers.gpu.triton_panels import (
     scales_of,
     words_and_scales,
 )
-from ktcli.layers.gpu.triton_product import sum_parts, with_down_bias
+from ktcli.layers.gpu.triton_product import sum_parts
 from ktcli.layers.gpu.triton_small import activated, glu_arguments
 
 TILE_ROWS = 64  # up to so many rows of x, a product is made here
@@ -287,13 +287,13 @@ def tile_experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32; see `functions.experts`."""
+    """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32, without the bias of down; see
+    `functions.experts`."""
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
         of = slice(first, first + CHUNK_TOKENS)
         routed = ids[of], slots, gate[of]
-        out = _tile_experts(x[of], routed, (gate_up, down), extras)
-        done.append(with_down_bias(out, routed, extras))
+        done.append(_tile_experts(x[of], routed, (gate_up, down), extras))
     return done[0] if len(done) == 1 else torch.cat(done)
 
 
@@ -303,7 +303,7 @@ def _tile_experts(
     stacks: tuple[Packed, Packed],
     extras: Extras,
 ) -> Tensor:
-    """One chunk of `tile_experts`, without the bias of down."""
+    """One chunk of `tile_experts`."""
     (ids, slots, _), (gate_up, down) = routed, stacks
     bias = extras.gate_up_bias
     n_tokens, top_k = ids.shape

@@ -43,7 +43,8 @@ _DEEPSEEK: _Rows = {
 }
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
-Changes = Callable[["Metadata"], dict[str, Any]]
+Entries = Mapping[str, Entry]
+Changes = Callable[["Metadata", Entries], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Architecture:
         model_type: of `config.json`.
         rows: facts beside the common ones.
         fixed: facts that hold for every file.
+        scaling: facts about a stretched context that hold for every file.
         changes: facts that follow from several.
         names: tensor names that differ from the usual ones, see `names`.
     """
@@ -61,7 +63,8 @@ class Architecture:
     model_type: str
     rows: _Rows = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    changes: Changes = lambda metadata: {}
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changes = lambda metadata, entries: {}
     names: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -106,15 +109,33 @@ class Metadata:
         return Fields({self._name(key): self._value(key)}, self.fields.where)
 
 
-def _llama(m: Metadata) -> dict[str, Any]:
+def _llama(m: Metadata, entries: Entries) -> dict[str, Any]:
     """Llama, Mistral and, with experts, Mixtral."""
     width = m.whole("rope.dimension_count", 0)
-    given = {"head_dim": width} if width and not m.has("attention.key_length") else {}
+    given: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in entries}
+    if width and not m.has("attention.key_length"):
+        given["head_dim"] = width
     experts = m.whole("expert_count", 0)
     return given | ({"model_type": "mixtral", "num_local_experts": experts} if experts else {})
 
 
-def _deepseek(m: Metadata) -> dict[str, Any]:
+def _glm(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """The Air models have no norms of q and k."""
+    width = m.whole("attention.key_length")
+    return {
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in entries,
+        "attention_bias": "blk.0.attn_q.bias" in entries,
+        "partial_rotary_factor": m.whole("rope.dimension_count", width) / max(width, 1),
+    }
+
+
+def _gpt_oss(m: Metadata, entries: Entries) -> dict[str, Any]:
+    """Published files stretch the context; the family assumes it where nothing is said."""
+    plain = not m.has("rope.scaling.type")
+    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
+
+
+def _deepseek(m: Metadata, entries: Entries) -> dict[str, Any]:
     """V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Files of today store the key and value widths of
     the latent form, and those of the heads as `_mla`."""
     gating = m.whole("expert_gating_func", _SOFTMAX)
@@ -156,8 +177,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         "llama",
         {"num_experts_per_tok": ("expert_used_count", int)},
         {"rope_interleave": True},
-        _llama,
-        _BLOCK_SPARSE,
+        changes=_llama,
+        names=_BLOCK_SPARSE,
     ),
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture(
@@ -183,7 +204,29 @@ ARCHITECTURES: dict[str, Architecture] = {
             "kv_lora_rank": ("attention.kv_lora_rank", int),
         },
         {"rope_interleave": True},
-        _deepseek,
+        changes=_deepseek,
+    ),
+    "glm4moe": Architecture("glm4_moe", {**_EXPERTS, **_DEEPSEEK}, changes=_glm),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        {
+            "num_local_experts": ("expert_count", int),
+            "num_experts_per_tok": ("expert_used_count", int),
+            "intermediate_size": ("expert_feed_forward_length", int),
+            "sliding_window": ("attention.sliding_window", int),
+        },
+        scaling={"truncate": False},
+        changes=_gpt_oss,
+        names={"ffn_gate_inp": "mlp.router"},
+    ),
+    "minimax-m2": Architecture(
+        "minimax_m2",
+        {
+            "num_local_experts": ("expert_count", int),
+            "num_experts_per_tok": ("expert_used_count", int),
+            "rotary_dim": ("rope.dimension_count", int),
+        },
+        names=_BLOCK_SPARSE,
     ),
 }
 
@@ -207,8 +250,14 @@ def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
     return row
 
 
-def config_of(m: Metadata, row: Architecture, entries: Mapping[str, Entry]) -> dict[str, Any]:
-    """The `config.json` that the model's makers would have written."""
+def config_of(
+    m: Metadata, row: Architecture, entries: Entries, factors: list[float]
+) -> dict[str, Any]:
+    """The `config.json` that the model's makers would have written.
+
+    Args:
+        factors: of the rotation, one per pair of columns, where the file has them (Llama 3.1).
+    """
     extra = m.whole("nextn_predict_layers", 0, MAX_LAYERS)  # not run: they guess further tokens
     config: dict[str, Any] = {"model_type": row.model_type}
     read: dict[type, Callable[[str], Any]] = {
@@ -226,9 +275,11 @@ def config_of(m: Metadata, row: Architecture, entries: Mapping[str, Entry]) -> d
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in entries
     scaling = _scaling(m)
-    return (
-        config | ({"rope_scaling": scaling} if scaling else {}) | dict(row.fixed) | row.changes(m)
-    )
+    if factors:
+        config["rope_scaling"] = {"rope_type": "factors", "factors": factors}
+    elif scaling:
+        config["rope_scaling"] = {**scaling, **row.scaling}
+    return {**config, **row.fixed, **row.changes(m, entries)}
 
 
 def _scaling(m: Metadata) -> dict[str, Any] | None:

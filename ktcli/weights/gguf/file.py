@@ -14,9 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.models import model_types
-from ktcli.models.config import Fields
+from ktcli.models.config import MAX_WIDTH, Fields
 from ktcli.native import DType, Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.files import Files
@@ -65,7 +67,12 @@ class Gguf:
                 raise BadCheckpoint(f"a tensor lies in two of the files of {path.name}")
             metadata = Metadata(self._values, self._where)
             row = architecture_of(metadata, model_types())
-            self.config: dict[str, Any] = config_of(metadata, row, entries)
+            factors = [
+                float(each)
+                for name, header in headers.items()
+                for each in _rope_factors(paths[name], header)
+            ]
+            self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
             self.parts: dict[str, Part] = {}
             for file, header in headers.items():
                 for name, _, entry in hub_tensors(header.entries, row.names):
@@ -148,6 +155,18 @@ class Gguf:
             BadCheckpoint: a value is NaN or Inf.
         """
         return self._files.decode(pool, span, raws)
+
+
+def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
+    """The rotation's factors in this file; empty: there are none."""
+    entry = header.entries.get("rope_freqs.weight")
+    if entry is None:
+        return np.empty(0, np.float32)
+    if entry.dtype != "F32" or entry.elements > MAX_WIDTH:
+        raise BadCheckpoint(
+            f"rope_freqs.weight in {path.name} is {entry.dtype} {list(entry.shape)}, not a short F32 vector"
+        )
+    return np.fromfile(path, "<f4", entry.elements, offset=entry.offset)
 
 
 def _check_split(headers: Mapping[str, GgufHeader]) -> None:

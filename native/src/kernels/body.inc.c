@@ -18,6 +18,7 @@
 #include "recurrent.inc.c"
 #include "index.inc.c"
 #include "encode.inc.c"
+#include "rotate.inc.c"
 #include "ceiling.inc.c"
 #ifdef KT_TILES
 #include "amx_tiles.inc.c"
@@ -130,7 +131,7 @@ static void rope_interleaved(float *x, const float *cosine, const float *sine, i
     int64_t c = 0;
     for (; c + LANES <= dim; c += LANES) {
         vf v = vf_load(x + c), s = vf_mul(vf_load_twice(sine + c / 2), vf_load(sign));
-        vf_store(x + c, vf_fma(v, vf_load_twice(cosine + c / 2), vf_mul(vf_swap_pairs(v), s)));
+        vf_store(x + c, vf_fma(v, vf_load_twice(cosine + c / 2), vf_mul(vf_swap(v, 1), s)));
     }
     for (; c < dim; c += 2) {
         float a = x[c], b = x[c + 1], co = cosine[c / 2], si = sine[c / 2];
@@ -262,6 +263,7 @@ const kt_kernels NAME(KT_ISA) = {
     .conv = conv,
     .delta_rule = delta_rule,
     .encode_panel = encode_panel,
+    .rotate = rotate,
     .read_bytes = read_bytes,
     .int8_ops = int8_ops,
     .bf16_ops = bf16_ops,

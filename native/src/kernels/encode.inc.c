@@ -28,86 +28,208 @@ INLINE vf nearest_value(const codebook *b, int is_linear, vf v)
     return vf_min(vf_max(c, vf_set1(b->value[0])), vf_set1(b->value[15]));
 }
 
-/* Sum over the group of (x - nearest * s)^2, in the specified order. */
-INLINE float group_error(const codebook *b, int is_linear, const float *x, int64_t valid, int64_t g, float s)
-{
-    vf inv = vf_set1(1.0f / s), scale = vf_set1(s), sum = vf_set1(0.0f);
-    for (int64_t c = 0; c < g; c += LANES) {
-        vf value = vf_load_upto(x, c, valid);
-        vf e = vf_sub(value, vf_mul(nearest_value(b, is_linear, vf_mul(value, inv)), scale));
-        sum = vf_add(sum, vf_mul(e, e));
-    }
-    return vf_sum(sum);
-}
-
-/* 1 if every value of the group is codebook * s exactly. */
-static int group_is_exact(const codebook *b, const float *x, int64_t valid, int64_t g, float s)
-{
-    vf inv = vf_set1(1.0f / s), scale = vf_set1(s);
-    for (int64_t c = 0; c < g; c += LANES) {
-        vf value = vf_load_upto(x, c, valid);
-        vf e = vf_sub(value, vf_mul(nearest_value(b, 0, vf_mul(value, inv)), scale));
-        if (!(vf_top(vf_abs(e)) == 0.0f))
-            return 0;
-    }
-    return 1;
-}
-
 INLINE float round_scale(int32_t type, float s)
 {
     return type == KT_SCALE_BF16 ? float_of_bf16(bf16_of_float(s)) : s;
 }
 
-static void consider(const codebook *b, const float *x, int64_t valid, int64_t g, float s, float *best,
-                     float *chosen)
+/* to[r] = m[r] / divisor, rounded to the type of the scales. */
+INLINE void divide_scales(int32_t type, const float *m, float divisor, float *to)
 {
-    if (s == 0.0f)
-        return;
-    /* group sizes as constants: the loops over a group unroll and x stays in registers */
-    float error = !b->is_linear ? group_error(b, 0, x, valid, g, s)
-                  : valid < g   ? group_error(b, 1, x, valid, g, s)
-                  : g == 32     ? group_error(b, 1, x, 32, 32, s)
-                  : g == 64     ? group_error(b, 1, x, 64, 64, s)
-                  : g == 128    ? group_error(b, 1, x, 128, 128, s)
-                                : group_error(b, 1, x, valid, g, s);
-    if (error < *best) {
-        *best = error;
-        *chosen = s;
+    uint16_t half[LANES];
+    vf s = vf_div(vf_load(m), vf_set1(divisor));
+    if (type == KT_SCALE_BF16) {
+        vf_store_bf16(half, s);
+        s = vf_from_bf16(half);
+    }
+    vf_store(to, s);
+}
+
+/* ---- the search of 4-bit scales ----
+ *
+ * Sixteen groups at once, those of a panel's rows at the same columns: lane r is row r, so a candidate costs no
+ * sum over lanes, no branch and a sixteenth of a division. Column j of the groups is x[j]. Groups of whole rows
+ * are walked in pieces of PIECE columns, all candidates in each, so that a piece is turned once. */
+
+enum {
+    PIECE = 128,
+    CANDIDATES = 2 * (SEARCH_LAST - SEARCH_FIRST + 1),
+};
+
+/* Where the groups lie: row r's column c at x + r * k + c, `valid` columns of `rows` rows; the rest is 0. */
+typedef struct row_groups {
+    const float *x, *importance;    /* importance: of the first column, or NULL */
+    int64_t k, size, valid;
+    int rows;
+} row_groups;
+
+/* Columns [first, first + n) of the groups, and their importance. */
+static void turn_piece(const row_groups *g, int64_t first, int64_t n, float (*x)[LANES], float *importance)
+{
+    float edge[LANES][LANES];
+    const uint8_t *row[LANES];
+    for (int64_t c = 0; c < n; c += LANES) {
+        for (int r = 0; r < LANES; r++) {
+            int64_t left = r < g->rows ? g->valid - first - c : 0;
+            const float *from = left > 0 ? g->x + r * g->k + first + c : NULL;
+            for (int j = 0; left < LANES && j < LANES; j++)
+                edge[r][j] = j < left ? from[j] : 0.0f;
+            row[r] = (const uint8_t *)(left < LANES ? edge[r] : from);
+        }
+        transpose16(row, (uint8_t *)x[c]);
+        for (int j = 0; g->importance && j < LANES; j++)
+            importance[c + j] = first + c + j < g->valid ? g->importance[first + c + j] : 0.0f;
     }
 }
 
-/* The scale of a 4-bit group, 0 if it encodes as zero. Steps 1 to 4 of the specification. */
-static float search_scale(const codebook *b, int32_t type, const float *x, int64_t valid, int64_t g)
+/* q[c] += squared errors of columns c, c + 16, ... of a piece at one candidate scale. */
+INLINE void add_errors(const codebook *b, int is_linear, const float (*x)[LANES], const float *importance, int64_t n,
+                       const float *scale, vf *q)
 {
-    vf high = vf_set1(0.0f), low = vf_set1(0.0f);
-    for (int64_t c = 0; c < valid; c += LANES) {
-        high = vf_max(high, vf_load_upto(x, c, valid));
-        low = vf_max(low, vf_sub(vf_set1(0.0f), vf_load_upto(x, c, valid)));
-    }
-    float hi = vf_top(high), lo = vf_top(low), m = hi >= lo ? hi : -lo, best = INFINITY, s = 0.0f;
-    if (fabsf(m) < GROUP_TINY)
-        return 0.0f;
-    if (type == KT_SCALE_E8M0) {
-        int p = (int)(bits_of_float(m) >> 23 & 255) - 127;
-        float end = fmaxf(fabsf(b->value[0]), fabsf(b->value[15]));
-        int span = end >= 1.0f ? (int)(bits_of_float(end) >> 23 & 255) - 127 : 0;
-        for (int e = p; e >= p - span; e--)
-            if (e >= -126 && e <= 127)
-                consider(b, x, valid, g, float_of_bits((uint32_t)(e + 127) << 23), &best, &s);
-        return s;
-    }
-    for (int i = 0; i < 16; i++) {
-        float exact = b->value[i] == 0.0f ? 0.0f : round_scale(type, m / b->value[i]);
-        if (exact != 0.0f && group_is_exact(b, x, valid, g, exact))
-            return exact;
-    }
-    for (int j = SEARCH_FIRST; j <= SEARCH_LAST; j++)
-        for (int end = 0; end < 16; end += 15)
-            if (b->value[end] != 0.0f)
-                consider(b, x, valid, g, round_scale(type, m / (b->value[end] * ((float)j / 32.0f))), &best,
-                         &s);
-    return s;
+    vf s = vf_load(scale), inv = vf_div(vf_set1(1.0f), s);
+    for (int c = 0; c < LANES; c++)
+        for (int64_t j = c; j < n; j += LANES) {
+            vf value = vf_load(x[j]);
+            vf e = vf_sub(value, vf_mul(nearest_value(b, is_linear, vf_mul(value, inv)), s));
+            vf square = vf_mul(e, e);
+            q[c] = vf_add(q[c], importance ? vf_mul(square, vf_set1(importance[j])) : square);
+        }
 }
+
+/* The same with the common sizes as constants, so that the inner loop is unrolled. */
+static void add_piece(const codebook *b, const float (*x)[LANES], const float *importance, int64_t n,
+                      const float *scale, vf *q)
+{
+    if (!b->is_linear)
+        add_errors(b, 0, x, importance, n, scale, q);
+    else if (importance)
+        add_errors(b, 1, x, importance, n, scale, q);
+    else if (n == 32)
+        add_errors(b, 1, x, NULL, 32, scale, q);
+    else if (n == 64)
+        add_errors(b, 1, x, NULL, 64, scale, q);
+    else
+        add_errors(b, 1, x, NULL, n, scale, q);
+}
+
+INLINE vf tree_total(vf *q)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int c = 0; c < half; c++)
+            q[c] = vf_add(q[c], q[c + half]);
+    return q[0];
+}
+
+/* Magnitudes of the errors of a piece at one candidate scale: the greatest so far in *worst. Stops where no lane is
+ * exact any more. */
+INLINE void raise_worst(const codebook *b, int is_linear, const float (*x)[LANES], int64_t n, const float *scale,
+                        vf *worst)
+{
+    vf s = vf_load(scale), inv = vf_div(vf_set1(1.0f), s), least = vf_set1(0x1p-149f);
+    for (int64_t j = 0; j < n && vf_any_above(least, *worst); j++) {
+        vf value = vf_load(x[j]);
+        *worst = vf_max(vf_abs(vf_sub(value, vf_mul(nearest_value(b, is_linear, vf_mul(value, inv)), s))),
+                        *worst);
+    }
+}
+
+/* What the search knows of its sixteen groups. */
+typedef struct search {
+    float m[LANES];                         /* the value of the largest magnitude; 0: the group is a zero */
+    float exact[16][LANES], scale[CANDIDATES][LANES];
+    int n;                                  /* candidates; a scale of 0: none */
+} search;
+
+static void find_largest(const row_groups *g, float *m)
+{
+    for (int r = 0; r < LANES; r++) {
+        vf high = vf_set1(0.0f), low = vf_set1(0.0f);
+        for (int64_t c = 0; r < g->rows && c < g->valid; c += LANES) {
+            vf v = vf_load_upto(g->x + r * g->k, c, g->valid);
+            high = vf_max(high, v);
+            low = vf_max(low, vf_sub(vf_set1(0.0f), v));
+        }
+        float hi = vf_top(high), lo = vf_top(low);
+        m[r] = hi >= lo ? hi : -lo;
+        m[r] = fabsf(m[r]) < GROUP_TINY ? 0.0f : m[r];
+    }
+}
+
+/* Steps 3 and 4 of the specification: which scales are tried. */
+static void list_candidates(const codebook *b, int32_t type, search *f)
+{
+    float end = fmaxf(fabsf(b->value[0]), fabsf(b->value[15]));
+    int span = end >= 1.0f ? (int)(bits_of_float(end) >> 23 & 255) - 127 : 0;
+    f->n = 0;
+    memset(f->exact, 0, sizeof f->exact);
+    for (int i = 0; type == KT_SCALE_E8M0 && i <= span; i++, f->n++)
+        for (int r = 0; r < LANES; r++) {
+            int e = (int)(bits_of_float(f->m[r]) >> 23 & 255) - 127 - i;
+            int usable = f->m[r] != 0.0f && e >= -126 && e <= 127;
+            f->scale[f->n][r] = usable ? float_of_bits((uint32_t)(e + 127) << 23) : 0.0f;
+        }
+    if (type == KT_SCALE_E8M0)
+        return;
+    for (int i = 0; i < 16; i++)
+        if (b->value[i] != 0.0f)
+            divide_scales(type, f->m, b->value[i], f->exact[i]);
+    for (int j = SEARCH_FIRST; j <= SEARCH_LAST; j++)
+        for (int at = 0; at < 16; at += 15)
+            if (b->value[at] != 0.0f)
+                divide_scales(type, f->m, b->value[at] * ((float)j / 32.0f), f->scale[f->n++]);
+}
+
+/* The scales of sixteen 4-bit groups, 0 where one encodes as zero. Steps 1 to 4 of the specification. */
+static void search_scales(const codebook *b, int32_t type, const row_groups *g, float *chosen)
+{
+    search f;
+    vf worst[16], q[CANDIDATES][LANES];
+    float x[PIECE][LANES] ALIGNED, importance[PIECE], best[LANES];
+    find_largest(g, f.m);
+    list_candidates(b, type, &f);
+    for (int i = 0; i < 16; i++) {
+        for (int r = 0; r < LANES; r++)
+            best[r] = f.exact[i][r] == 0.0f ? INFINITY : 0.0f;
+        worst[i] = vf_load(best);
+    }
+    int whole = g->size <= PIECE;           /* then the sums of one candidate need not wait */
+    for (int r = 0; r < LANES; r++) {
+        chosen[r] = 0.0f;
+        best[r] = INFINITY;
+    }
+    for (int64_t c = 0; c < g->size; c += PIECE) {
+        int64_t n = g->size - c < PIECE ? g->size - c : PIECE;
+        turn_piece(g, c, n, x, importance);
+        for (int i = 0; i < 16; i++)
+            if (b->is_linear)
+                raise_worst(b, 1, (const float (*)[LANES])x, n, f.exact[i], &worst[i]);
+            else
+                raise_worst(b, 0, (const float (*)[LANES])x, n, f.exact[i], &worst[i]);
+        for (int i = 0; i < f.n; i++) {
+            vf *sum = q[whole ? 0 : i];
+            for (int l = 0; c == 0 && l < LANES; l++)
+                sum[l] = vf_set1(0.0f);
+            add_piece(b, (const float (*)[LANES])x, g->importance ? importance : NULL, n, f.scale[i], sum);
+            if (c + n < g->size)
+                continue;
+            float error[LANES];
+            vf_store(error, tree_total(sum));
+            for (int r = 0; r < LANES; r++) {
+                int better = f.scale[i][r] != 0.0f && error[r] < best[r];
+                best[r] = better ? error[r] : best[r];
+                chosen[r] = better ? f.scale[i][r] : chosen[r];
+            }
+        }
+    }
+    for (int i = 15; i >= 0; i--) {         /* the first exact one stands last */
+        float off[LANES];
+        vf_store(off, worst[i]);
+        for (int r = 0; r < LANES; r++)
+            chosen[r] = off[r] == 0.0f ? f.exact[i][r] : chosen[r];
+    }
+}
+
+/* ---- codes ---- */
 
 /* The scale of an 8-bit group. */
 static float amax_scale(const kt_format *f, const float *x, int64_t valid)
@@ -129,14 +251,18 @@ static float amax_scale(const kt_format *f, const float *x, int64_t valid)
 /* Codes of 16 columns from column c of row r on, 4 bytes (columns) per code line. */
 INLINE void store_codes(int bits, uint8_t *panel, const layout *l, int64_t c, int r, vi codes)
 {
-    uint8_t byte[LANES];
-    uint8_t *at = panel + (size_t)(c / 64) * l->step_bytes + 4 * r;
+    uint32_t word[4], there;
+    uint8_t byte[LANES], *at = panel + (size_t)(c / 64) * l->step_bytes + 4 * r;
     int64_t in = c % 64;
     vi_store8(byte, codes);
+    memcpy(word, byte, sizeof word);
     for (int q = 0; q < 4; q++) {
         uint8_t *to = at + 16 * ((bits == 4 ? in % 32 : in) + 4 * q);
-        for (int j = 0; j < 4; j++)
-            to[j] = bits == 8 || in < 32 ? byte[4 * q + j] : (uint8_t)(to[j] | byte[4 * q + j] << 4);
+        if (bits == 4 && in >= 32) {
+            memcpy(&there, to, 4);
+            word[q] = there | word[q] << 4;
+        }
+        memcpy(to, &word[q], 4);
     }
 }
 
@@ -155,14 +281,17 @@ static vi nearest_e4m3(vf v, vf *value)
     return vi_load(code);
 }
 
-/* One group of one row: its codes, its error; `c` is its first column; `given` its scale, 0 to choose one. */
-static float encode_group(const kt_format *f, const layout *l, const codebook *b, const float *x, int64_t valid,
-                          int64_t c, int r, float given, uint8_t *panel, double error[2])
+/* Sums of squares of one row, lane by lane: errors and values; and what the columns' importance makes of them. */
+typedef struct row_error {
+    vf wrong, square, out_wrong, out_square, out_stored;
+} row_error;
+
+/* One group of one row with its scale: its codes, its error; `c` is its first column. */
+static void encode_group(const kt_format *f, const layout *l, const codebook *b, const float *x,
+                         const float *importance, int64_t valid, int64_t c, int r, float s, uint8_t *panel,
+                         row_error *error)
 {
-    float s = given != 0.0f  ? given
-              : f->bits == 8 ? amax_scale(f, x, valid)
-                             : search_scale(b, f->scale, x, valid, l->group);
-    vf inv = vf_set1(s == 0.0f ? 0.0f : 1.0f / s), wrong = vf_set1(0.0f), square = vf_set1(0.0f);
+    vf inv = vf_set1(s == 0.0f ? 0.0f : 1.0f / s);
     for (int64_t i = 0; i < l->group; i += LANES) {
         vf value = vf_load_upto(x, i, valid), v = vf_mul(value, inv), code;
         vi index;
@@ -171,30 +300,34 @@ static float encode_group(const kt_format *f, const layout *l, const codebook *b
         } else if (f->bits == 8) {
             code = vf_min(vf_max(vf_rint(v), vf_set1(-127.0f)), vf_set1(127.0f));
             index = vi_of_vf(code);
+        } else if (b->is_linear) {
+            code = nearest_value(b, 1, v);
+            index = vi_of_vf(vf_sub(code, vf_set1(b->value[0])));
         } else {
             index = vf_nearest(v, b->mid);
             code = vf_lookup(b->value, index);
         }
         store_codes(f->bits, panel, l, c + i, r, index);
-        vf e = vf_sub(value, vf_mul(code, vf_set1(s)));
         if (i >= valid)
             continue;
+        vf stored = vf_mul(code, vf_set1(s));
         if (i + LANES > valid) {            /* padding columns have no error */
             float tail[LANES];
-            vf_store(tail, e);
-            e = vf_load_n(tail, (int)(valid - i));
+            vf_store(tail, stored);
+            stored = vf_load_n(tail, (int)(valid - i));
         }
-        wrong = vf_add(wrong, vf_mul(e, e));
-        square = vf_add(square, vf_mul(value, value));
+        vf e = vf_sub(value, stored), weight = importance ? vf_load_upto(importance, i, valid) : vf_set1(1.0f);
+        error->wrong = vf_add(error->wrong, vf_mul(e, e));
+        error->square = vf_add(error->square, vf_mul(value, value));
+        error->out_wrong = vf_add(error->out_wrong, vf_mul(vf_mul(e, e), weight));
+        error->out_square = vf_add(error->out_square, vf_mul(vf_mul(value, value), weight));
+        error->out_stored = vf_add(error->out_stored, vf_mul(vf_mul(stored, stored), weight));
     }
-    error[0] += (double)vf_sum(wrong);
-    error[1] += (double)vf_sum(square);
-    return s;
 }
 
 /* bits 16 and 32: the values themselves. */
-static void encode_plain(int bits, const layout *l, int64_t k, const float *x, int r, uint8_t *panel,
-                         double error[2])
+static void encode_plain(int bits, const layout *l, int64_t k, const float *x, const float *importance, int r,
+                         uint8_t *panel, kt_pack_error *error)
 {
     for (int64_t c = 0; c < l->k_padded; c++) {
         float value = c < k ? x[c] : 0.0f;
@@ -203,9 +336,13 @@ static void encode_plain(int bits, const layout *l, int64_t k, const float *x, i
             memcpy(panel + 64 * c + 4 * r, &value, 4);
         else
             memcpy(panel + 64 * (c / 2) + 4 * r + 2 * (c % 2), &half, 2);
-        double e = bits == 32 ? 0.0 : (double)value - (double)float_of_bf16(half);
-        error[0] += e * e;
-        error[1] += (double)value * (double)value;
+        double stored = bits == 32 ? (double)value : (double)float_of_bf16(half), e = (double)value - stored;
+        double weight = importance && c < k ? (double)importance[c] : 1.0;
+        error->sum_sq_error += e * e;
+        error->sum_sq += (double)value * (double)value;
+        error->out_error += weight * e * e;
+        error->out_sq += weight * (double)value * (double)value;
+        error->out_stored += weight * stored * stored;
     }
 }
 
@@ -217,23 +354,44 @@ static float usable_scale(const float *given)
 }
 
 static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *src, const float *scales,
-                         int64_t row, uint8_t *dst, double error[2])
+                         const float *importance, int64_t row, uint8_t *dst, kt_pack_error *error)
 {
     layout l = layout_of(f, k);
     codebook b = codebook_of(f);
+    int rows = n - row < LANES ? (int)(n - row) : LANES;
+    const float *x = src + row * k;
+    if (f->bits >= 16) {
+        for (int r = 0; r < LANES; r++)
+            encode_plain(f->bits, &l, r < rows ? k : 0, r < rows ? x + r * k : x, importance, r, dst, error);
+        return;
+    }
+    row_error sums[LANES];
+    for (int r = 0; r < LANES; r++)
+        sums[r].wrong = sums[r].square = sums[r].out_wrong = sums[r].out_square = sums[r].out_stored = vf_set1(0.0f);
     memset(dst + l.scale_offset, 0, l.panel_bytes - l.scale_offset);
-    for (int r = 0; r < LANES; r++) {
-        int64_t columns = row + r < n ? k : 0;
-        const float *x = columns ? src + (row + r) * k : src;
-        if (f->bits >= 16) {
-            encode_plain(f->bits, &l, columns, x, r, dst, error);
-            continue;
-        }
-        for (int64_t g = 0; g < l.groups; g++) {
-            int64_t c = g * l.group, valid = columns < c ? 0 : columns - c < l.group ? columns - c : l.group;
-            float given = usable_scale(scales && valid ? scales + (row + r) * l.groups + g : NULL);
-            float s = encode_group(f, &l, &b, valid ? x + c : src, valid, c, r, given, dst, error);
+    for (int64_t g = 0; g < l.groups; g++) {
+        int64_t c = g * l.group, valid = k < c ? 0 : k - c < l.group ? k - c : l.group;
+        const float *at = valid ? x + c : x, *weight = importance && valid ? importance + c : NULL;
+        row_groups groups = {at, weight, k, l.group, valid, rows};
+        float found[LANES];
+        if (f->bits == 4)
+            search_scales(&b, f->scale, &groups, found);
+        for (int r = 0; r < LANES; r++) {
+            int64_t columns = r < rows ? valid : 0;
+            const float *from = columns ? at + r * k : x;
+            float s = f->bits == 4 ? found[r]
+                                   : usable_scale(scales && columns ? scales + (row + r) * l.groups + g : NULL);
+            if (f->bits == 8 && s == 0.0f)
+                s = amax_scale(f, from, columns);
+            encode_group(f, &l, &b, from, weight, columns, c, r, s, dst, &sums[r]);
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }
+    }
+    for (int r = 0; r < rows; r++) {
+        error->sum_sq_error += (double)vf_sum(sums[r].wrong);
+        error->sum_sq += (double)vf_sum(sums[r].square);
+        error->out_error += (double)vf_sum(sums[r].out_wrong);
+        error->out_sq += (double)vf_sum(sums[r].out_square);
+        error->out_stored += (double)vf_sum(sums[r].out_stored);
     }
 }

@@ -12,6 +12,9 @@
  *   columns k..k' and rows n..16*panels are encoded as if the source were 0 there
  *   bytes of a panel after its last scale are 0
  *
+ * With a rotation, the source is the rotated row (kt.h), and importance the mean of each block: the sum of its k
+ * columns in ascending order from 0, divided by their number.
+ *
  * ENCODING, bits 32 and 16: the value itself, or bf16(value).
  *
  * ENCODING, bits 8. For each row and group x[0..g) (g = k' when group is 0):
@@ -36,7 +39,8 @@
  *                                                     s = round(m / (cb[15] * (j / 32)))
  *        scale e8m0: with p = floor(log2 |m|), L = floor(log2 max(|cb[0]|, |cb[15]|)):
  *                    s = 2^p, 2^(p-1), ... 2^(p-L), those with exponents in -126..127
- *      error(s) = total of 16 partial sums, q[c] = q[c] + e[j] * e[j] for j = c, c+16, c+32, ... from 0;
+ *      error(s) = total of 16 partial sums, q[c] = q[c] + e[j] * e[j] for j = c, c+16, c+32, ... from 0
+ *      (with importance: + (e[j] * e[j]) * v[j], v = 0 for columns k..k');
  *      total: q[c] += q[c+8] for c < 8, then q[c] += q[c+4] for c < 4, q[c] += q[c+2] for c < 2,
  *      q[0] + q[1].  The candidate with the least error wins, the first of equals. A NaN or infinite
  *      error never wins; if nothing wins, the group is encoded as in step 1.
@@ -67,6 +71,7 @@
 #define SEARCH_FIRST 26     /* factors j / 32 of the scale search, see above */
 #define SEARCH_LAST 48
 #define GROUP_TINY 0x1p-60f /* a group below this encodes as zero: its squared errors would underflow */
+#define ROTATION_UNIT 64    /* columns of the smallest block */
 #define E4M3_MOST 448.0f    /* the largest code, 0x7e */
 
 /* Sizes of one panel of a matrix with k columns. */
@@ -92,7 +97,7 @@ static inline size_t scale_bytes(int32_t scale)
 static inline int format_is_valid(const kt_format *f)
 {
     if (f->bits == 16 || f->bits == 32)
-        return f->scale == KT_SCALE_NONE && f->group == 0 && f->codes == KT_CODE_INTEGER;
+        return f->scale == KT_SCALE_NONE && f->group == 0 && f->codes == KT_CODE_INTEGER && f->rotation == 0;
     if (f->bits != 4 && f->bits != 8)
         return 0;
     if (f->codes != KT_CODE_INTEGER && (f->codes != KT_CODE_E4M3 || f->bits != 8))
@@ -100,6 +105,8 @@ static inline int format_is_valid(const kt_format *f)
     for (int i = 0; f->bits == 4 && i < 15; i++)
         if (f->codebook[i] > f->codebook[i + 1])
             return 0;
+    if (f->rotation != 0 && f->rotation != 64 && f->rotation != 128 && f->rotation != 256)
+        return 0;
     return scale_bytes(f->scale) && (f->group == 0 || f->group == 32 || f->group == 64 || f->group == 128);
 }
 
@@ -117,6 +124,21 @@ static inline layout layout_of(const kt_format *f, int64_t k)
     size_t scales = (size_t)l.groups * KT_PANEL_ROWS * scale_bytes(f->scale);
     l.panel_bytes = (l.scale_offset + scales + 63) / 64 * 64;
     return l;
+}
+
+/* Columns of a block that is rotated, of a matrix with k columns; 0: nothing is. */
+static inline int64_t rotation_block(const kt_format *f, int64_t k)
+{
+    int64_t block = f->rotation, padded = round_up(k, ROTATION_UNIT);
+    while (block && padded % block)
+        block /= 2;
+    return block;
+}
+
+/* Columns that a product reads: with a rotation those of whole blocks. */
+static inline int64_t rotated_columns(const kt_format *f, int64_t k)
+{
+    return f->rotation ? round_up(k, ROTATION_UNIT) : k;
 }
 
 static inline uint32_t bits_of_float(float x)

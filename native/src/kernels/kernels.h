@@ -140,11 +140,12 @@ typedef struct kt_kernels {
     void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
-    /* Encode rows [row, row+16) of src [n][k] as one panel at dst; adds to error[0] (sum of squared
-     * error) and error[1] (sum of squares). Same bytes in every row of the table. scales [n][groups] or
-     * NULL: see kt_pack. */
+    /* Encode rows [row, row+16) of src [n][k], rotated already, as one panel at dst; adds to *error. Same bytes in
+     * every row of the table. scales [n][groups], importance [k], or NULL: see kt_pack. */
     void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
-                         int64_t row, uint8_t *dst, double error[2]);
+                         const float *importance, int64_t row, uint8_t *dst, kt_pack_error *error);
+    /* out[0..k rounded up to 64) = x[0..k) rotated in blocks of 64, 128 or 256 columns, see kt.h; out may be x. */
+    void (*rotate)(const float *x, int64_t k, int64_t block, float *out);
     /* Plain loops for the ceilings; return something that depends on all work done. */
     uint64_t (*read_bytes)(const void *data, size_t size);
     uint64_t (*int8_ops)(uint64_t rounds, uint64_t *operations);

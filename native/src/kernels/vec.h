@@ -12,7 +12,7 @@
  *   vf_min vf_max (a < b ? a : b, as x86: b if either is NaN)   vf_abs vf_rint (halves to even)
  *   vf_fix_tie(c, v)    c - 1 where c - v is exactly 0.5, else c
  *   vf_lookup(t, i)     t[i] of 16 floats, i in 0..15
- *   vf_swap_pairs  vf_load_twice (8 floats, each two times)
+ *   vf_swap(v, d)  lane i is lane i ^ d, d = 1, 2, 4 or 8   vf_load_twice (8 floats, each two times)
  *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
  *   vf_from_bf16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
  *   vf_exp2i(n)         2^n for integral n in -126..127

@@ -53,7 +53,13 @@ INLINE vf vf_rint(vf x)
                 _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-INLINE vf vf_swap_pairs(vf x) { return (vf){_mm256_permute_ps(x.a, 0xB1), _mm256_permute_ps(x.b, 0xB1)}; }
+INLINE vf vf_swap(vf x, int d)
+{
+    return d == 1   ? (vf){_mm256_permute_ps(x.a, 0xB1), _mm256_permute_ps(x.b, 0xB1)}
+           : d == 2 ? (vf){_mm256_permute_ps(x.a, 0x4E), _mm256_permute_ps(x.b, 0x4E)}
+           : d == 4 ? (vf){_mm256_permute2f128_ps(x.a, x.a, 1), _mm256_permute2f128_ps(x.b, x.b, 1)}
+                    : (vf){x.b, x.a};
+}
 
 INLINE __m256 fix_tie(__m256 c, __m256 v)
 {

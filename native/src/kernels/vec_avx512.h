@@ -22,7 +22,13 @@ INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_abs(vf a) { return _mm512_abs_ps(a); }
 INLINE vf vf_rint(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-INLINE vf vf_swap_pairs(vf a) { return _mm512_permute_ps(a, 0xB1); }
+INLINE vf vf_swap(vf a, int d)
+{
+    return d == 1   ? _mm512_permute_ps(a, 0xB1)
+           : d == 2 ? _mm512_permute_ps(a, 0x4E)
+           : d == 4 ? _mm512_shuffle_f32x4(a, a, 0xB1)
+                    : _mm512_shuffle_f32x4(a, a, 0x4E);
+}
 
 INLINE vf vf_fix_tie(vf c, vf v)
 {

@@ -29,7 +29,7 @@ INLINE vf vf_max(vf a, vf b) { EACH(vf, r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[
 INLINE vf vf_abs(vf a) { EACH(vf, r.v[i] = fabsf(a.v[i])); }
 INLINE vf vf_rint(vf a) { EACH(vf, r.v[i] = rintf(a.v[i])); }
 INLINE vf vf_fix_tie(vf c, vf v) { EACH(vf, r.v[i] = c.v[i] - v.v[i] == 0.5f ? c.v[i] - 1.0f : c.v[i]); }
-INLINE vf vf_swap_pairs(vf a) { EACH(vf, r.v[i] = a.v[i ^ 1]); }
+INLINE vf vf_swap(vf a, int d) { EACH(vf, r.v[i] = a.v[i ^ d]); }
 INLINE vf vf_load_twice(const float *p) { EACH(vf, r.v[i] = p[i / 2]); }
 
 INLINE float vf_sum(vf a)

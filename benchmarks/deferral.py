@@ -1,0 +1,127 @@
+"""What deferral costs kt-mini, beside leaving the same experts out, at every depth.
+
+    python benchmarks/deferral.py [--tokens 90112] [--tasks 2000] [--out FILE.json]
+
+The same measures as the gates of tests/test_kt_mini_deferral.py, over more text and more generated tasks. An
+engine that skips is one that never adds what is late: test code, no way of running a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from convert import convert_checkpoint  # type: ignore[import-not-found]
+from mini_tasks import MINI, is_right, tasks  # type: ignore[import-not-found]
+
+from ktcli.chat.passage import read_passage, read_with
+from ktcli.engine import Engine
+from ktcli.engine.evaluate import Case, score, windows
+from ktcli.engine.intervals import interval
+from ktcli.layers.native_backend import NativeBackend
+
+LENGTH, SEED = 512, 2
+DEPTHS = range(1, 7)
+
+
+@contextmanager
+def skipping() -> Iterator[None]:
+    """Engines made inside never add what is late."""
+    split: Any = NativeBackend._split
+    NativeBackend._split = lambda self, routed: (split(self, routed)[0], None)  # type: ignore[assignment,method-assign,return-value]
+    try:
+        yield
+    finally:
+        NativeBackend._split = split  # type: ignore[method-assign]
+
+
+def load(pack: Path) -> Engine:
+    """With one thread: the steps are short."""
+    return Engine.load(pack, context=LENGTH + 1, all_logits=True, threads=1, defer=max(DEPTHS))
+
+
+def losses(pack: Path, tokens: int) -> list[dict[str, Any]]:
+    """Nats per token lost at each depth, by deferring and by skipping, and the contrast of the gate."""
+    reading = read_with(pack, read_passage(None), tokens)
+    over = windows(reading.ids, LENGTH, LENGTH, reading.begin)
+    own = load(pack)
+    with skipping():
+        other = load(pack)
+    cases = [Case(own), *(Case(engine, depth) for depth in DEPTHS for engine in (own, other))]
+    plain, *found = (scores.nll for scores in score(cases, over, compare=False))
+    rows = []
+    for depth, late, dropped in zip(DEPTHS, found[::2], found[1::2], strict=True):
+        gate = late - plain - 0.7 * (dropped - plain)
+        row = {
+            "depth": depth,
+            "tokens": len(plain),
+            "ratio": float((late - plain).mean() / (dropped - plain).mean()),
+        }
+        values = {
+            "deferred": late - plain,
+            "skipped": dropped - plain,
+            "deferred_less_0.7_skipped": gate,
+        }
+        rows.append(row | {name: asdict(interval(value)) for name, value in values.items()})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def answers(pack: Path, n_of_each: int, depths: tuple[int, ...] = (3, 6)) -> list[dict[str, Any]]:
+    """Share of tasks answered exactly right, and points lost with their 95 % interval, by kind and in all."""
+    session = load(pack).session()
+    made = tasks(n_of_each, SEED)
+    right = {
+        (kind, depth): np.array([is_right(session, task, depth) for task in some])
+        for kind, some in made.items()
+        for depth in (0, *depths)
+    }
+    for depth in (0, *depths):
+        right["all", depth] = np.concatenate([right[kind, depth] for kind in made])
+    rows = []
+    for kind in (*made, "all"):
+        plain = right[kind, 0]
+        row: dict[str, Any] = {"kind": kind, "tasks": len(plain), "right": float(plain.mean())}
+        for depth in depths:
+            lost = 100 * (plain.astype(float) - right[kind, depth])
+            half = 1.96 * float(lost.std()) / len(lost) ** 0.5  # tasks are independent
+            row[f"points_lost_{depth}"] = {"mean": float(lost.mean()), "half": half}
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=90_112)
+    parser.add_argument("--tasks", type=int, default=2000, help="of each of five kinds")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pack = convert_checkpoint(MINI, Path(folder) / "pack", experts="int8", dense="bf16")
+        document = {
+            "model": "kt-mini@int8-bf16",
+            "isa": load(pack).pool.isa,
+            "losses": losses(pack, args.tokens),
+        }
+        document["answers"] = answers(pack, args.tasks)
+    if args.out:
+        args.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A text to measure models on, as text and as a model's ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli.chat.template import special_tokens
+from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.errors import NotFound, UsageError
+from ktcli.resources import data_path
+
+MAX_BYTES = 4 << 20  # about a million tokens; cutting more into tokens takes gigabytes
+BUILT_IN = "built-in (Python's standard library)"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text and where it is from.
+
+    Attributes:
+        name: a path, or BUILT_IN.
+        cut: the file has more bytes than are read.
+    """
+
+    name: str
+    text: str
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text as one model's tokenizer cuts it.
+
+    Attributes:
+        ids: of the text.
+        begin: the id that texts begin with; None: the model's files name none.
+        bytes_per_token: of the text.
+    """
+
+    ids: tuple[int, ...]
+    begin: int | None
+    bytes_per_token: float
+
+
+def read_passage(path: Path | None) -> Passage:
+    """The text of a file, or the built-in one; of a large file the beginning.
+
+    Raises:
+        NotFound: it cannot be read.
+        UsageError: it is not UTF-8.
+    """
+    where = data_path("profiles", "text", "python.txt") if path is None else path
+    try:
+        with where.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        why = getattr(error, "strerror", None) or "no such name"
+        raise NotFound(
+            f"cannot read the text {str(where)[:300]}: {why}",
+            hint="--text takes a file of plain text; without it a built-in text is read",
+        ) from error
+    cut = len(data) > MAX_BYTES
+    text = _decoded(data[:MAX_BYTES], str(where)[:300], whole=not cut)
+    return Passage(BUILT_IN if path is None else str(path), text, cut)
+
+
+def read_with(folder: Path, passage: Passage, most: int) -> Reading:
+    """The first `most` ids of a passage, by the tokenizer of the model in `folder`.
+
+    Raises:
+        BadCheckpoint: the tokenizer is missing, damaged or hostile.
+    """
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode(passage.text)[:most]
+    size = len(tokenizer.decode(ids, special=True).encode())
+    return Reading(tuple(ids), _begin(folder, tokenizer), size / max(1, len(ids)))
+
+
+def _begin(folder: Path, tokenizer: Tokenizer) -> int | None:
+    return tokenizer.id_of(special_tokens(folder).get("bos_token", ""))
+
+
+def _decoded(data: bytes, where: str, *, whole: bool) -> str:
+    """UTF-8; of a cut file the last character may be cut too."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if not whole and error.start > len(data) - 4:
+            return data[: error.start].decode("utf-8")
+        raise UsageError(
+            f"{where} is not UTF-8 text (byte {error.start})", hint="--text takes plain text"
+        ) from error

@@ -1,0 +1,169 @@
+"""`kt eval`: how well a model predicts a text, and what a number format, deferral or a bf16 cache costs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ktcli.chat.passage import read_passage
+from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, QuietOpt, ThreadsOpt, writable
+from ktcli.commands.quality import Found, document, words
+from ktcli.commands.ways import CACHES, Asked, cut, measure, read, ways_of
+from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
+from ktcli.hardware.text import whole
+from ktcli.output import out
+
+TOKENS = (
+    40_960  # with them the cost of int8 experts in kt-mini, a thousandth, can be told from nothing
+)
+LENGTH = 512
+_PICTURES = (".png", ".svg")
+
+
+def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() not in _PICTURES:
+        raise UsageError(
+            f"--plot: {str(path)[:300]} has no ending that says what to draw",
+            hint=f"end it with {' or '.join(_PICTURES)}",
+        )
+    return writable(option, path)
+
+
+AgainstOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--against", metavar="OTHER", help="Compare with this model or conversion, token by token."
+    ),
+]
+FormatsOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--formats",
+        metavar="LIST",
+        help="Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4. The first is the measure.",
+    ),
+]
+DepthsOpt = Annotated[
+    str,
+    typer.Option(
+        "--defer", metavar="LIST", help="Experts per token that come a layer later, e.g. 0,3,6."
+    ),
+]
+CachesOpt = Annotated[
+    str,
+    typer.Option("--kv", metavar="LIST", help="Numbers in the cache: bf16, f32, or bf16,f32."),
+]
+TextOpt = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help="Plain text to read. Default: a built-in one."),
+]
+TokensOpt = Annotated[int, typer.Option("--tokens", "-n", min=1, help="Tokens of it, at most.")]
+LengthOpt = Annotated[
+    int, typer.Option("--context", "-c", min=2, help="Tokens of a window; each is read afresh.")
+]
+StrideOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--stride",
+        min=1,
+        help="Tokens from one window to the next. Default: a window. With fewer, each token is predicted"
+        " with more before it.",
+    ),
+]
+PlotOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", callback=_picture, help="Also draw the result: .png or .svg."
+    ),
+]
+
+
+def evaluate(
+    model: ModelArg,
+    against: AgainstOpt = None,
+    formats: FormatsOpt = None,
+    defer: DepthsOpt = "0",
+    kv: CachesOpt = "bf16",
+    text: TextOpt = None,
+    tokens: TokensOpt = TOKENS,
+    context: LengthOpt = LENGTH,
+    stride: StrideOpt = None,
+    plot: PlotOpt = None,
+    threads: ThreadsOpt = None,
+    numa: NumaOpt = None,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Measure how well a model predicts a text.
+
+    Negative log-likelihood per token with its 95 % interval. Of several conversions, depths of deferral
+    or caches the first is what the others are compared with, in pairs of tokens: what they lose, how far
+    their predictions are apart (KL divergence over the whole vocabulary), how often they agree on the
+    likeliest token. Runs on the CPU. Ctrl-C shows what was measured so far.
+
+    Examples:
+
+      kt eval kt-mini
+
+      kt eval kt-mini --formats bf16-bf16,int8,int4 --plot formats.svg
+
+      kt eval qwen3-30b-a3b --defer 0,3,6 --text notes.txt
+
+      kt eval ./tuned --against qwen3-30b-a3b --json
+    """
+    if plot is not None:
+        _require_plots()
+    asked = Asked(context, stride or context, tokens, _depths(defer), _caches(kv))
+    asked.require()
+    passage = read_passage(text)
+    ways = ways_of(model, against, formats, asked, threads, numa)
+    reading = read(ways, passage, tokens)
+    over = cut(reading, passage, asked)
+    scores, complete = measure(ways, over, asked, threads, numa)
+    found = Found.of(ways, scores, passage, reading, asked, complete)
+    if found.results:
+        out.result(document(found), lambda: words(found))
+        if plot is not None:
+            _draw(found, plot)
+    if not complete:
+        if not found.results:
+            raise KeyboardInterrupt
+        out.warn(f"interrupted: these are figures of {found.tokens:,} tokens")
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _depths(said: str) -> tuple[int, ...]:
+    found = [depth for word in said.split(",") if (depth := whole(word.strip())) is not None]
+    if len(set(found)) != len(said.split(",")):
+        raise UsageError(f"--defer is {said[:40]!r}", hint="different depths: --defer 0,3,6")
+    return tuple(found)
+
+
+def _caches(said: str) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in said.split(","))
+    if not set(found) <= set(CACHES) or len(set(found)) != len(found):
+        raise UsageError(f"--kv is {said[:40]!r}", hint="--kv bf16, f32, or bf16,f32")
+    return found
+
+
+def _require_plots() -> None:
+    """Refused before the measurement."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise KtError(
+            "--plot needs matplotlib, which is not installed",
+            hint="pip install matplotlib, or install kt with its extra: ktcli[plot]",
+        ) from error
+
+
+def _draw(found: Found, path: Path) -> None:
+    from ktcli.commands.plot import draw
+
+    try:
+        draw(found, path)
+    except OSError as error:
+        raise KtError(f"cannot write {path}: {error.strerror}") from error
+    out.note(f"drawn in {path}")

@@ -1,0 +1,30 @@
+"""OLMoE (1B-7B): every layer sparse, q and k normalised over all heads together.
+
+Source: arXiv 2409.02060; transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.layers.attention import QkNorm
+from ktcli.layers.mlp import SparseMlp
+from ktcli.models.config import Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+
+MODEL_TYPES: tuple[str, ...] = ("olmoe",)
+
+cut = cut_layers
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    f.require_absent("clip_qkv")
+    bias = f.flag("attention_bias", False)
+    attention = read_gqa(f, qk_norm=QkNorm.ROWS, qkv_bias=bias, o_bias=bias)
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
+    sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), routing)
+    return assemble(f, "olmoe", lambda _: (attention, sparse))

@@ -1,0 +1,187 @@
+"""`kt eval` on kt-mini: what it measures, draws and refuses. The measures themselves: tests/engine/test_evaluate.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktcli.commands import ways
+from ktcli.engine import evaluate
+from ktcli.hardware.machine import Memory
+from ktcli.main import main
+from ktcli.resources import data_path
+
+Capture = pytest.CaptureFixture[str]
+MINI = "kt-mini"
+
+pytestmark = pytest.mark.skipif(
+    not data_path("profiles", "kt-mini").joinpath("model.safetensors").exists(),
+    reason="the trained model is not in this tree",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One library for all tests: the model is converted once."""
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_HOME", str(folder))
+        patch.setenv("KT_THREADS", "1")
+        yield folder
+
+
+def document(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main(["eval", *arguments, "--json"]) == code
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_formats_depths_and_caches_against_the_first(capsys: Capture) -> None:
+    found = document(
+        capsys,
+        MINI,
+        "--formats",
+        "int8,int4-mixed",
+        "--defer",
+        "0,6",
+        "--kv",
+        "bf16,f32",
+        "-n",
+        "3000",
+    )
+    first, *others = found["results"]
+    assert [row["name"] for row in found["results"][:4]] == [
+        "kt-mini@int8-int8",
+        "kt-mini@int8-int8, f32 cache",
+        "kt-mini@int8-int8, 6 deferred",
+        "kt-mini@int8-int8, 6 deferred, f32 cache",
+    ]
+    assert len(others) == 7 and found["complete"] and found["predicted_tokens"] == 3000
+    assert found["first"] == first["name"] and "against_first" not in first
+    byte = first["nll"]["mean"] / found["text"]["bytes_per_token"]
+    assert first["nll_per_byte"]["mean"] == pytest.approx(byte)
+    for row in others:
+        pair, nll = row["against_first"], row["nll"]
+        assert nll["low"] < nll["mean"] < nll["high"]
+        assert pair["delta_nll"]["mean"] == pytest.approx(nll["mean"] - first["nll"]["mean"])
+        assert 0 < pair["kl"]["mean"] < 0.5 and 0.5 < pair["same_top_token"]["mean"] < 1
+    cache, late = (others[i]["against_first"] for i in (0, 1))
+    assert cache["kl"]["high"] < 0.002 and late["delta_nll"]["low"] > 0.01
+
+
+def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:
+    found = document(capsys, MINI, "--against", f"{MINI}@int4-int8", "-n", "600", "-c", "100")
+    pair = found["results"][1]["against_first"]
+    assert pair["delta_nll"] == pair["kl"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert pair["same_top_token"]["mean"] == 1.0
+
+
+def test_with_more_before_it_a_token_is_likelier(capsys: Capture, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("def add(first, second):\n    return first + second\n\n\n" * 40)
+    alone = document(capsys, MINI, "--text", str(text), "-c", "16")
+    more = document(capsys, MINI, "--text", str(text), "-c", "64", "--stride", "16")
+    assert alone["text"]["name"] == str(text)
+    assert alone["predicted_tokens"] == more["predicted_tokens"] == alone["text"]["tokens"]
+    assert more["results"][0]["nll"]["high"] < alone["results"][0]["nll"]["low"]
+
+
+def test_what_does_not_fit_together_is_measured_one_after_the_other(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = (MINI, "--formats", "int8,int4", "--defer", "0,3", "-n", "600")
+    together = document(capsys, *line)
+    size = 300 << 20  # one takes 230 MiB with the interpreter
+    little = Memory(total_bytes=size, available_bytes=size)
+    monkeypatch.setattr(ways, "read_memory", lambda root: little)
+    apart = document(capsys, *line)
+    assert [row["nll"] for row in apart["results"]] == [row["nll"] for row in together["results"]]
+    kls = [row.get("against_first", {}).get("kl") for row in apart["results"]]
+    assert kls[1] is not None and kls[2] is kls[3] is None
+    monkeypatch.setattr(ways, "read_memory", lambda root: Memory(1 << 20, 1 << 20))
+    assert document(capsys, *line, code=4)["error"]["type"] == "NotEnoughMemory"
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_a_plot_is_drawn_as_its_ending_says(capsys: Capture, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"plot.{ending}"
+    extra = ("--defer", "0,3") if ending == "svg" else ()
+    assert main(["eval", MINI, "-n", "400", "--plot", str(path), *extra]) == 0
+    said = capsys.readouterr()
+    assert "nats per token" in said.out and str(path) in said.err
+    start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
+    assert path.read_bytes().startswith(start)
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["eval", MINI, "--plot", str(tmp_path / "plot.svg")]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_an_interrupt_shows_what_was_measured(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, calls = evaluate._measure, []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+        return measure(*arguments)
+
+    monkeypatch.setattr(evaluate, "_measure", interrupted)
+    found = document(capsys, MINI, "-n", "40000", "-c", "100", code=130)
+    assert not found["complete"] and found["predicted_tokens"] == 700
+    calls.clear()
+    assert main(["eval", MINI, "-n", "40000", "-c", "512", "--defer", "0,3"]) == 130
+    assert "interrupted: these are figures of 1,536 tokens" in capsys.readouterr().err
+
+
+WRONG = {
+    "short text": (["--tokens", "100"], 2, "gives 100 tokens to predict, at least 256"),
+    "no such text": (["--text", "/no/such/file"], 3, "cannot read the text"),
+    "a folder": (["--text", "/"], 3, "cannot read the text"),
+    "depth": (["--defer", "7"], 2, "at most 6 can wait"),
+    "depths": (["--defer", "0,x"], 2, "--defer is '0,x'"),
+    "depth twice": (["--defer", "3,3"], 2, "--defer is '3,3'"),
+    "cache": (["--kv", "fp4"], 2, "--kv is 'fp4'"),
+    "format": (["--formats", "int5"], 2, "there is no number format 'int5'"),
+    "format twice": (["--formats", "int4,int4-int8"], 2, "names a conversion twice"),
+    "stride": (["--stride", "600"], 2, "leaves out tokens between windows of 512"),
+    "window": (["--context", "2048"], 2, "use --context 2047 or less"),
+    "plot": (["--plot", "plot.pdf"], 2, "end it with .png or .svg"),
+    "plot's folder": (["--plot", "/no/such/folder/plot.svg"], 2, "cannot be written"),
+    "other": (["--against", "no-such-model"], 3, "no-such-model"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_measured_is_refused(
+    arguments: list[str], code: int, said: str, capsys: Capture
+) -> None:
+    assert main(["eval", MINI, *arguments]) == code
+    captured = capsys.readouterr()
+    assert said in captured.err and not captured.out
+
+
+def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"fine \xff\xfe")
+    assert main(["eval", MINI, "--text", str(text)]) == 2
+    assert "is not UTF-8 text (byte 5)" in capsys.readouterr().err
+    text.write_text("é" * (1 << 19), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ktcli.chat.passage.MAX_BYTES", 1001)  # in the middle of a character
+        found = document(capsys, MINI, "--text", str(text), "-n", "300")
+    assert found["text"]["tokens"] == 300

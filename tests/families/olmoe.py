@@ -1,0 +1,15 @@
+"""OLMoE."""
+
+from families.case import COMMON, Case
+
+_BASE = {
+    **COMMON,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "num_experts": 10,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 512,
+}
+
+CASES = (Case("olmoe", "olmoe", "Olmoe", _BASE),)

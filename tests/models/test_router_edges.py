@@ -1,0 +1,84 @@
+"""Routers at their edges: all scores equal, all tokens to the same experts; here, on a device, in the reference.
+
+Of equal scores the lower id is chosen. transformers leaves that open, so that its routers are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from convert import convert_checkpoint
+from cores import TWO
+from device import DeviceRun
+from reference import CASES, Case, judge, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from ktcli.engine import Engine
+
+IDS = np.random.default_rng(4).integers(0, 99, 70).tolist()
+BY_NAME = {case.name: case for case in CASES}
+Tensors = dict[str, torch.Tensor]
+
+
+def zero(tensors: Tensors) -> None:
+    """All experts score alike, and all groups."""
+    for name, value in tensors.items():
+        if name.endswith((".mlp.gate.weight", "correction_bias")):
+            value.zero_()
+
+
+def crowd(tensors: Tensors) -> None:
+    """The correction lifts three experts of two groups above all others."""
+    for name, value in tensors.items():
+        if name.endswith("correction_bias"):
+            value.zero_()[[1, 2, 14]] = 8.0
+
+
+def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The lowest ids: their weights are those of all."""
+    chosen = torch.arange(out[2].shape[-1]).expand_as(out[2]).contiguous()
+    return (*out[:2], chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "chosen", "tell"),
+    [
+        ("qwen3", zero, [0, 1, 2], tell_lowest),
+        ("deepseek-v3", zero, [0, 1, 2], tell_lowest),
+        ("deepseek-v2", zero, [0, 1, 2], tell_lowest),
+        ("deepseek-v3", crowd, [1, 2, 14], None),
+    ],
+)
+def test_ties_and_crowds(
+    name: str,
+    change: Callable[[Tensors], None],
+    chosen: list[int],
+    tell: Callable[..., Any] | None,
+    tmp_path: Path,
+) -> None:
+    case: Case = BY_NAME[name]
+    checkpoint = write_checkpoint(case, tmp_path / "checkpoint")
+    tensors = load_file(checkpoint / "model.safetensors")
+    change(tensors)
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    judged = judge(case, checkpoint, IDS, on_router=tell)
+    pack = convert_checkpoint(checkpoint, tmp_path / "pack", experts="bf16", dense="bf16")
+    bound = 1e-4 * judged.logits.std()
+
+    engine = Engine.load(pack, exact=True, all_logits=True, threads=TWO)
+    assert np.abs(engine.session().logits(IDS) - judged.logits).max() <= bound
+    device = DeviceRun.load(pack, exact=True)
+    assert np.abs(device.feed(IDS, [1000]) - judged.logits).max() <= bound
+    fast = Engine.load(pack, all_logits=True, threads=TWO)
+    fast.session().logits(IDS)
+    for one in (engine, fast):
+        for number in one.routings:
+            ids, _ = one.program.routing(number, len(IDS), len(chosen))
+            np.testing.assert_array_equal(np.sort(ids, axis=1), [chosen] * len(IDS))
+    for ids, _ in device.routings:
+        np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), [chosen] * len(IDS))
