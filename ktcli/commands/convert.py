@@ -14,6 +14,7 @@ from ktcli import config
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import gib
 from ktcli.output import out, safe
+from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.extras import extra_limit
@@ -47,7 +48,8 @@ def convert(
 
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
     when the same command runs again. Formats: int4, int4-g32, int4-g128,
-    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32.
+    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32; for experts also auto: the most precise
+    that fits this machine's memory.
 
     Examples:
 
@@ -60,6 +62,10 @@ def convert(
       kt convert model-Q4_K_M.gguf --experts int4-g32
     """
     entry = library.resolve(model, Kind.CHECKPOINT)
+    if experts == BY_MEMORY:
+        from ktcli.commands.auto import chosen_here
+
+        experts = chosen_here(entry, dense, threads)
     recipe = recipe_for(entry, experts, dense)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     started = time.monotonic()

@@ -42,7 +42,7 @@ FormatsOpt = Annotated[
     typer.Option(
         "--formats",
         metavar="LIST",
-        help="Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4. The first is the measure.",
+        help="Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4. Others are compared with the first.",
     ),
 ]
 DepthsOpt = Annotated[

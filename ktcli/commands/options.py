@@ -112,7 +112,7 @@ ExpertsOpt = Annotated[
     typer.Option(
         "--experts",
         metavar="FORMAT",
-        help="Number format of the routed experts, e.g. int4, int8, bf16.",
+        help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan).",
     ),
 ]
 DenseOpt = Annotated[

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import typer
 
+from ktcli.commands.auto import chosen
 from ktcli.commands.devices import (
     DeviceWords,
     cost_words,
@@ -39,11 +40,13 @@ from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
 from ktcli.models import build
 from ktcli.output import out, safe, table
+from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.host import host_of
 from ktcli.planner.hybrid import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request
+from ktcli.weights.recipe import Recipe
 
 
 def plan(
@@ -73,7 +76,7 @@ def plan(
       kt plan qwen3-30b-a3b --machine laptop-8gb-gpu --gpu-experts front --defer 0
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    subject = find_subject(model, experts, dense)
+    subject = find_subject(model, None if experts == BY_MEMORY else experts, dense)
     found = probe() if machine is None else read_machine(machine)
     here = machine is None
     # The environment speaks of this machine.
@@ -84,6 +87,9 @@ def plan(
         host = host_of(found, threads=threads, numa=asked, torch=True)
     built = build(subject.config)
     request = words.apply(Request(subject.recipe, context), built.spec)
+    if experts == BY_MEMORY:
+        recipe = Recipe.named(chosen(built, host, request), subject.recipe.dense.name)
+        request = replace(request, recipe=recipe)
     if here and subject.pack is not None:
         request = informed(request, subject.pack, built.spec, host.gpus)
     made = place(built, host, request)

@@ -11,7 +11,7 @@ from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import BadCheckpoint, KtError, gib
 from ktcli.output import out, safe, table
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry
+from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import parse
 
 
@@ -25,7 +25,8 @@ def show(
     """Show what a model is and what it needs.
 
     Works for every name that kt list --all shows, pulled or not, and for local folders. Chats record
-    which experts they use, so that the busiest can be placed where they run fastest.
+    which experts they use, so that the busiest can be placed where they run fastest. Of each conversion it
+    says what its number formats lost; --json layer by layer.
 
     Examples:
 
@@ -107,6 +108,8 @@ def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str
 
 
 def _place(entry: Entry) -> dict[str, Any]:
+    from ktcli.commands.fidelity import error_report
+
     return {
         "name": entry.label,
         "kind": entry.kind.value,
@@ -114,10 +117,13 @@ def _place(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "source": entry.source,
         "problem": entry.problem,
+        "fidelity": error_report(entry.path) if entry.kind is Kind.PACK else None,
     }
 
 
 def _render(document: dict[str, Any]) -> str:
+    from ktcli.commands.fidelity import render_report
+
     rows = [("Model", document["title"])]
     for hub, repository in document["repositories"].items():
         rows.append(("From", f"{hub}:{repository}"))
@@ -133,7 +139,13 @@ def _render(document: dict[str, Any]) -> str:
         )
     if not document["on_disk"]:
         rows.append(("On disk", f"nothing; get it with: kt pull {document['name']}"))
-    return table([(f"{key}:", safe(value)) for key, value in rows])
+    text = table([(f"{key}:", safe(value)) for key, value in rows])
+    reports = [
+        render_report(safe(place["name"]), place["fidelity"])
+        for place in document["on_disk"]
+        if place["fidelity"]
+    ]
+    return "\n\n".join([text, *reports])
 
 
 def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:

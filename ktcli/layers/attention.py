@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
-from ktcli.layers.indexer import Indexer
+from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
@@ -37,6 +37,8 @@ class GroupedQueryAttention:
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
             which what the head attends to is multiplied (Qwen3-Next).
+        indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
+            all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -52,6 +54,7 @@ class GroupedQueryAttention:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
+    indexer: BlockIndexer | None = None
     layer: int = 0
     source: str = ""
 
@@ -68,12 +71,18 @@ class GroupedQueryAttention:
     def qkv(self) -> Tensor:
         """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
-        made = _matrix(self, "qkv", pieces, self.hidden)
+        index = self.indexer.projections if self.indexer else ()
+        made = _matrix(self, "qkv", (*pieces, *index), self.hidden)
         if not self.gated:
             return made
         (first, *others), width = made.sources[0], self._widths[0]
         queries, gates = _head_halves(replace(first, shape=(2 * width, self.hidden)), self.shape)
         return replace(made, n=made.n + width, sources=((*queries, *others, *gates),))
+
+    @cached_property
+    def _indexer(self) -> BlockIndexer | None:
+        """The indexer in its place."""
+        return self.indexer and replace(self.indexer, layer=self.layer, source=self.source)
 
     @cached_property
     def o(self) -> Tensor:
@@ -107,29 +116,41 @@ class GroupedQueryAttention:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
-        return (self.qkv, self.o, *self.qk_norms, *optional)
+        index = self._indexer.norms if self._indexer else ()
+        return (self.qkv, self.o, *self.qk_norms, *optional, *index)
 
     @property
     def state(self) -> LayerState:
-        """Keys and values; scores and weighted values of every head."""
-        s = self.shape
-        kept, ops = 2 * s.kv_heads * s.head_dim, 4 * s.heads * s.head_dim
-        return LayerState(position_elements=kept, ops_per_position=ops, window=s.window)
+        """Keys and values, and the index key behind them; scores and weighted values of every head."""
+        s, index = self.shape, self.indexer.shape if self.indexer else None
+        return LayerState(
+            position_elements=2 * s.kv_heads * s.head_dim + s.beside,
+            ops_per_position=4 * s.heads * s.head_dim,
+            window=s.window,
+            chosen=index.positions if index else 0,
+            index_elements=s.beside,
+            index_ops=2 * index.heads * index.dim if index else 0,
+        )
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
-        widths = (*self._widths, *self._widths[: self.gated])
-        q, k, v, *gates = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
+        index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
+        widths = (*self._widths, *index_widths, *self._widths[: self.gated])
+        q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norms:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks)  # [T, heads * d]
-        for gate in gates:
-            mixed = b.gate(mixed, gate)
+        if self._indexer:
+            self._indexer.forward(b, *others[: len(index_widths)])
+        chosen = self._indexer is not None
+        # [T, heads * d]
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
+        if self.gated:
+            mixed = b.gate(mixed, others[-1])
         return b.linear(mixed, self.o, bias=o_bias)
 
 

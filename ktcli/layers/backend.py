@@ -85,6 +85,7 @@ class GqaShape:
 
     Attributes:
         window: a token sees the last so many positions, its own included; 0: all.
+        beside: elements that the layer caches for each position behind k and v: an indexer's key.
     """
 
     heads: int
@@ -92,6 +93,7 @@ class GqaShape:
     head_dim: int
     scale: float
     window: int = 0
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +119,11 @@ class ChooseShape:
 
     Attributes:
         heads, dim: of the index queries; `dim` of the one index key.
-        top_k: positions of a token.
+        top_k: places of a token.
         scale: of the scores, positive.
         behind: elements that the layer caches for each position before the index key.
+        block: positions of a place.
+        local: so many blocks, the token's own and those before it, are always chosen.
     """
 
     heads: int
@@ -127,6 +131,13 @@ class ChooseShape:
     top_k: int
     scale: float
     behind: int
+    block: int = 1
+    local: int = 0
+
+    @property
+    def positions(self) -> int:
+        """The most that a token attends to."""
+        return self.top_k * self.block
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +200,19 @@ class Backend(Protocol):
         *,
         layer: int,
         sinks: Tensor | None = None,
+        chosen: bool = False,
     ) -> Value:
         """Append k and v to the cache, attend causally -> [T, heads * head_dim].
 
+        With `chosen`, to the blocks that the last `choose` chose for each of kv_heads.
         sinks [heads]: one more score in the softmax of each head, that of no key."""
 
     def choose(
-        self, q: Value, key: Value, weight: Value, shape: ChooseShape, *, layer: int
+        self, q: Value, key: Value, weight: Value | None, shape: ChooseShape, *, layer: int
     ) -> None:
         """Append the index key [T, dim], choose the positions that each token attends to by the index
-        queries [T, heads * dim] and their weights [T, heads]. Lasts until the next `choose`."""
+        queries [T, heads * dim] and their weights [T, heads]; without weights each head chooses blocks for
+        itself. Lasts until the next `choose`."""
 
     def mla(
         self,

@@ -1,4 +1,4 @@
-"""The lightning indexer: small heads that score every cached position, so that a token attends to few of them.
+"""Lightning indexers: small heads that score every cached position, so that a token attends to few of them.
 
 Source: DeepSeek-V3.2 report, section 2.1. Published engines turn its queries and keys by a Hadamard matrix and
 round them to FP8; the turn changes no product and the rounding is only for speed, so neither is done here, as
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
-from ktcli.layers.tensors import Role, Tensor, whole
+from ktcli.layers.tensors import Role, Stored, Tensor, whole
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,48 @@ class Indexer:
         weight = b.linear(x, self.weights, reads=Reads.F32)
         key = b.rope(b.layer_norm(key, *self.key_norm, self.EPS), self.rope, head_width=dim)
         b.choose(b.rope(q, self.rope, head_width=dim), key, weight, self.shape, layer=self.layer)
+
+
+@dataclass(frozen=True)
+class BlockIndexer:
+    """The indexer of MiniMax-M3: for each kv head a head that chooses blocks of positions. Its projections lie
+    with those of the attention.
+
+    Attributes:
+        rope: of the first columns of each head.
+        norm_plus: added to the weights of the norms.
+        source: checkpoint prefix of the attention.
+    """
+
+    shape: ChooseShape
+    rope: Rope
+    eps: float
+    norm_plus: float
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def projections(self) -> tuple[tuple[str, int], ...]:
+        """(name, rows) of queries and key."""
+        s = self.shape
+        return ("index_q_proj.weight", s.heads * s.dim), ("index_k_proj.weight", s.dim)
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Gains of each query head and of the key, [dim]."""
+        return self._norm("q"), self._norm("k")
+
+    def _norm(self, of: str) -> Tensor:
+        dim, name = self.shape.dim, f"{self.source}.index_{of}_norm.weight"
+        source = ((Stored(name, (dim,), plus=self.norm_plus),),)
+        where = f"layers.{self.layer}.attn.index_{of}_norm"
+        return Tensor(where, 1, dim, Role.VECTOR, source, layer=self.layer)
+
+    def forward(self, b: Backend, q: Value, key: Value) -> None:
+        """Choose, for the attention of this layer; q [T, heads * dim] and key [T, dim], projected."""
+        dim = self.shape.dim
+        q, key = (
+            b.rope(b.norm(x, gain, self.eps, head_width=dim), self.rope, head_width=dim)
+            for x, gain in zip((q, key), self.norms, strict=True)
+        )
+        b.choose(q, key, None, self.shape, layer=self.layer)

@@ -56,6 +56,7 @@ class DenseMlp:
     """down(silu(gate x) * up x).
 
     Attributes:
+        glu: the activation, where it is another.
         layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
@@ -64,6 +65,7 @@ class DenseMlp:
     hidden: int
     width: int
     names: MlpNames = USUAL_MLP
+    glu: Glu = SILU
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -86,7 +88,7 @@ class DenseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        return b.linear(b.swiglu(b.linear(x, self.gate_up), self.width), self.down)
+        return b.linear(b.swiglu(b.linear(x, self.gate_up), self.width, self.glu), self.down)
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class SparseMlp:
         shared_width: width of the shared expert; 0 = none.
         shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
             router's: they read the same input.
-        glu: the experts' activation.
+        glu: the activation of experts and shared expert.
         biases: router and experts have them (gpt-oss).
         layer, name, source: as above.
     """
@@ -219,7 +221,8 @@ class SparseMlp:
         if not self.shared_width:
             return None
         name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
-        return DenseMlp(self.hidden, self.shared_width, layer=self.layer, name=name, source=source)
+        made = DenseMlp(self.hidden, self.shared_width, glu=self.glu)
+        return replace(made, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -145,6 +145,7 @@ class NativeBackend(Backend):
         *,
         layer: int,
         sinks: Tensor | None = None,
+        chosen: bool = False,
     ) -> Value:
         out = self._buffer(shape.heads * shape.head_dim, like=q)
         facts = (
@@ -156,17 +157,24 @@ class NativeBackend(Backend):
             shape.window,
         )
         values = None if sinks is None else self._array(sinks)
-        self._note(lambda p, w: p.gqa(w[0], w[1], w[2], w[3], facts, values), out, q, k, v)
+
+        def emit(p: Program, w: tuple[View, ...]) -> None:
+            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0)
+
+        self._note(emit, out, q, k, v)
         return out
 
-    def choose(self, q: View, key: View, weight: View, shape: ChooseShape, *, layer: int) -> None:
+    def choose(
+        self, q: View, key: View, weight: View | None, shape: ChooseShape, *, layer: int
+    ) -> None:
         s, offset = shape, self._offsets[layer]
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
-            at = offset + s.behind * PAGE_TOKENS * (4 if p.exact else 2)
-            self._choice = p.choose(v[0], v[1], v[2], (s.heads, s.dim, s.top_k, s.scale, at))
+            at = offset + s.behind * PAGE_TOKENS * (4 if p.kv_f32 else 2)
+            facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at)
+            self._choice = p.choose(v[0], v[1], v[2] if len(v) > 2 else None, facts)
 
-        self._note(emit, q, key, weight)
+        self._note(emit, q, key, *(() if weight is None else (weight,)))
 
     def mla(
         self,

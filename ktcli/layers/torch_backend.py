@@ -112,7 +112,7 @@ class TorchBackend(Backend):
         self._weights, self._step = weights, step
         self._kernels, self._runner = kernels, runner
         self.routings: list[Routed] = []
-        self._chosen: Chosen = None
+        self._chosen: Chosen | None = None
 
     def embed(self, table: Tensor) -> Value:
         """The rows that the caller gathered: the table itself stays in host memory."""
@@ -162,8 +162,13 @@ class TorchBackend(Backend):
         *,
         layer: int,
         sinks: Tensor | None = None,
+        chosen: bool = False,
     ) -> Value:
-        pages = kv_pages(self._step.caches[layer], shape)
+        width = 2 * shape.kv_heads * shape.head_dim
+        pages = kv_pages(both_parts(self._step.caches[layer], width, shape.beside)[0], shape)
+        if chosen and self._chosen is not None:
+            assert sinks is None and not shape.window, "no family has both"
+            return self._kernels.gqa_chosen(q, k, v, pages, self._chosen, self._step.rows, shape)
         scores = None if sinks is None else self._weights.vectors[sinks.name]
         return self._kernels.gqa(q, k, v, pages, self._step.rows, shape, scores)
 
@@ -185,7 +190,7 @@ class TorchBackend(Backend):
         return self._kernels.mla(q, latent, pages, self._absorbed(weights), *rest)
 
     def choose(
-        self, q: Value, key: Value, weight: Value, shape: ChooseShape, *, layer: int
+        self, q: Value, key: Value, weight: Value | None, shape: ChooseShape, *, layer: int
     ) -> None:
         _, keys = both_parts(self._step.caches[layer], shape.behind, shape.dim)
         self._chosen = self._kernels.choose(q, key, weight, keys, self._step.rows, shape)
@@ -255,7 +260,7 @@ class TorchBackend(Backend):
 
 def kv_pages(flat: torch.Tensor, shape: GqaShape) -> KvPages:
     """K and V of a layer's cache, each [pages, 64, kv_heads, head_dim]."""
-    keys, values = flat.view(2, -1, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
+    keys, values = flat.reshape(-1).view(2, -1, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
     return keys, values
 
 

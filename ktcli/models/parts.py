@@ -72,8 +72,8 @@ def assemble(
     """The model of a config.
 
     Args:
-        parts: attention and MLP of a layer; this puts them in their place. An attention that names a source
-            lies there below its layer, and not where the others do.
+        parts: attention and MLP of a layer; this puts them in their place. One that names a source lies there
+            below its layer, and not where the others do.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
@@ -83,7 +83,8 @@ def assemble(
         attention, mlp = parts(i)
         below = attention.source or prefixes.attention
         attention = replace(attention, layer=i, source=f"{source}.{below}")
-        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{prefixes.mlp}")
+        below = mlp.source or prefixes.mlp
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{below}")
         return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)

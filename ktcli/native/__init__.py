@@ -25,8 +25,9 @@ from ktcli.native.library import (
     packed_bytes,
 )
 from ktcli.native.offload import Offload, Span
+from ktcli.native.operands import SILU, Glu, Step, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
-from ktcli.native.program import SILU, Glu, Program, Step, View
+from ktcli.native.program import Program
 
 __all__ = [
     "BLOCK_COLUMNS",

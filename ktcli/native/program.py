@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,61 +23,12 @@ from ktcli.native.library import (
     library,
     require,
 )
+from ktcli.native.operands import SILU, Glu, Step, View
 from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
 
 _F32_BYTES = 4
-
-
-class Glu(NamedTuple):
-    """The activation between gate and up, and down: with g = min(gate, limit), and up kept within
-    -limit..limit, g / (1 + e^(-alpha g)) * (up + shift).
-
-    Attributes:
-        limit: 0: none.
-    """
-
-    alpha: float = 1.0
-    limit: float = 0.0
-    shift: float = 0.0
-
-
-SILU = Glu()  # silu(gate) * up
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Columns [column, column + width) of a program buffer."""
-
-    buffer: int
-    column: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What changes from step to step.
-
-    Attributes:
-        ids: [T] int32 token ids.
-        start: position of the first.
-        pages: int32 cache page of each run of 64 positions.
-        first_output: rows from here on give outputs; T: none.
-        temperature: of the sums of a summary; 0: none are wanted.
-        defer: experts per token that a split defers, at most; 0: none.
-        state: what operations that keep a state left before `start`; None, at 0 only: nothing came before.
-        next_state: where they leave it now; None: there are no such operations.
-    """
-
-    ids: NDArray[np.int32]
-    start: int
-    pages: NDArray[np.int32]
-    first_output: int
-    temperature: float = 0.0
-    defer: int = 0
-    state: F32Array | None = None
-    next_state: F32Array | None = None
 
 
 class Program:
@@ -104,6 +54,7 @@ class Program:
         self.handle = ffi.gc(handle, self._lib.kt_program_free)
         self.pool = pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
+        self.kv_f32 = exact or kv_f32
         self.labels: list[str] = []
         self._experts: list[int] = []  # of each routing
         self._keep: list[Any] = []
@@ -185,25 +136,30 @@ class Program:
         v: View,
         shape: tuple[int, int, int, float, int, int],
         sinks: F32Array | None = None,
+        choice: int = 0,
     ) -> None:
-        """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page, window."""
+        """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page, window;
+        `choice`: whose blocks are attended to, 0: all."""
         require(sinks is None or sinks.size == shape[0], f"one sink for each of {shape[0]} heads")
         views = (self._view(view) for view in (out, q, k, v))
         pointer = self._ffi.NULL if sinks is None else self._borrow("float[]", sinks)
-        struct = self._ffi.new("kt_gqa *", (*shape, pointer))
+        struct = self._ffi.new("kt_gqa *", (*shape, pointer, choice))
         self._record("gqa", self._lib.kt_program_gqa, *views, struct)
 
     def choose(
-        self, q: View, key: View, weight: View, shape: tuple[int, int, int, float, int]
+        self,
+        q: View,
+        key: View,
+        weight: View | None,
+        shape: tuple[int, int, int, int, int, float, int],
     ) -> int:
-        """`shape`: heads, dim, top_k, score scale, layer offset; single positions.
+        """`shape`: heads, dim, top_k, block, local blocks, score scale, layer offset.
 
         Returns the number of the choice.
         """
-        *sizes, scale, offset = shape
         self.labels.append("choose")
-        struct = self._ffi.new("kt_choose *", (*sizes, 1, 0, scale, offset))
-        views = map(self._view, (q, key, weight))
+        struct = self._ffi.new("kt_choose *", shape)
+        views = map(self._view, (q, key, weight or View(0, 0, 0)))
         return self._check(self._lib.kt_program_choose(self.handle, *views, struct))
 
     def mla(

@@ -148,7 +148,8 @@ def entries() -> tuple[Entry, ...]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """All entries that `name` can mean, packs first; a local folder is one entry.
+    """All entries that `name` can mean, packs first, and of those the one in the formats that the catalogue
+    recommends; a local folder is one entry.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -158,8 +159,21 @@ def matching(name: str) -> tuple[Entry, ...]:
         return (_local(reference.folder),)
     found = [entry for entry in entries() if _means(reference, entry)]
     return tuple(
-        sorted(found, key=lambda entry: (entry.kind is Kind.CHECKPOINT, not entry.complete))
+        sorted(
+            found,
+            key=lambda entry: (
+                entry.kind is Kind.CHECKPOINT,
+                not entry.complete,
+                not _is_recommended(entry),
+            ),
+        )
     )
+
+
+def _is_recommended(entry: Entry) -> bool:
+    """Whether these are the formats that a conversion gets when nobody asks for others."""
+    profile = catalog.find(entry.name)
+    return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"
 
 
 def find(name: str, kind: Kind | None = None) -> Entry | None:

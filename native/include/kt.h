@@ -312,6 +312,7 @@ typedef struct kt_gqa {
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
     int32_t window;         /* a token sees the last so many positions, its own included; 0: all */
     const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
+    int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);

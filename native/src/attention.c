@@ -148,15 +148,43 @@ static void gather(const attention *a, const worker *w, const block *b, head_row
     }
 }
 
+/* What the queries chose; NULL: they attend to all that they see. */
+static const selection *chosen_by(const attention *a, const worker *w)
+{
+    const selection *s = a->choice ? &w->program->selections.at[a->choice - 1] : NULL;
+    return s && !selection_is_all(s, w->step) ? s : NULL;
+}
+
+/* The first page from `page` on that the token attends to with this kv head; INT64_MAX: none. */
+static int64_t next_chosen(const selection *s, int64_t token, int64_t kv_head, int64_t page)
+{
+    int32_t count;
+    const int32_t *places = selection_row(s, token, kv_head, &count);
+    int64_t pages = s->block / KT_PAGE_TOKENS;
+    for (int32_t i = 0; i < count; i++)
+        if ((places[i] + 1) * pages > page)
+            return max64(page, places[i] * pages);
+    return INT64_MAX;
+}
+
+/* The first page from `page` on that some query of the block attends to. */
+static int64_t next_page(const selection *s, const block *b, int64_t page)
+{
+    int64_t next = s ? INT64_MAX : page;
+    for (int64_t t = 0; t < b->n_tokens && s; t++)
+        next = min64(next, next_chosen(s, b->token + t, b->kv_head, page));
+    return next;
+}
+
 /* Query i sees the keys [from[i], limit[i]) of the page; returns the largest limit. */
-static int32_t set_limits(const attention *a, const block *b, int64_t position, int64_t page, int32_t *from,
-                          int32_t *limit)
+static int32_t set_limits(const attention *a, const selection *s, const block *b, int64_t position, int64_t page,
+                          int32_t *from, int32_t *limit)
 {
     int64_t most = 0;
     for (int64_t t = 0; t < b->n_tokens; t++) {
         int64_t seen = position + t + 1 - page * KT_PAGE_TOKENS, last = max64(0, min64(KT_PAGE_TOKENS, seen));
         int64_t first = a->window ? max64(0, seen - a->window) : 0;
-        last = first < last ? last : 0;
+        last = first < last && (!s || next_chosen(s, b->token + t, b->kv_head, page) == page) ? last : 0;
         most = max64(most, last);
         for (int64_t h = t * b->n_heads; h < (t + 1) * b->n_heads; h++) {
             from[h] = (int32_t)min64(first, last);
@@ -199,16 +227,20 @@ static void attend_span(const attention *a, const worker *w, const block *b, int
     int64_t position = w->step->start + b->token, last = (position + b->n_tokens - 1) / KT_PAGE_TOKENS;
     page_attention k = {.n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = local_scratch(w),
                         .q_stride = paired(a->dk), .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
-                        .from = a->window ? from : NULL, .scale = a->scale, .max = to.max, .sum = to.sum, .acc = to.acc, .acc_stride = a->dv};
+                        .from = a->window ? from : NULL, .scale = a->scale, .max = to.max, .sum = to.sum,
+                        .acc = to.acc, .acc_stride = a->dv};
     for (int64_t i = 0; i < b->n; i++) {
         to.max[i] = -INFINITY;
         to.sum[i] = 0;
     }
     memset(to.acc, 0, (size_t)(b->n * a->dv) * sizeof(float));
     last = min64(last, (span + 1) * SPAN_PAGES - 1);
-    for (int64_t page = max64(span * SPAN_PAGES, first_page(a, position)); page <= last; page++) {
-        place next = page < last ? (place){page + 1, b->kv_head} : then;
-        int32_t keys = set_limits(a, b, position, page, from, limit);
+    const selection *s = chosen_by(a, w);
+    int64_t page = next_page(s, b, max64(span * SPAN_PAGES, first_page(a, position)));
+    for (int64_t after; page <= last; page = after) {
+        after = next_page(s, b, page + 1);
+        place next = after <= last ? (place){after, b->kv_head} : s ? (place){-1, 0} : then;
+        int32_t keys = set_limits(a, s, b, position, page, from, limit);
         k.k = page_part(a, w, page, a->k_offset, b->kv_head * a->k_head);
         k.v = page_part(a, w, page, a->v_offset, b->kv_head * a->v_head);
         k.next_k = next.page < 0 ? NULL : page_part(a, w, next.page, a->k_offset, next.kv_head * a->k_head);

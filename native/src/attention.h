@@ -3,7 +3,7 @@
  * The keys are cut into *spans* of a fixed number of pages. A span's partial result (maximum, sum,
  * weighted values) is computed from nothing, and the spans are merged in ascending order, whoever
  * computed them; so the result does not depend on how the work was shared out. A page before the window of all
- * queries of a block is not read; where a window begins or ends does not move the spans.
+ * queries of a block is not read, nor one that none of them chose; that does not move the spans.
  */
 #ifndef KT_ATTENTION_H
 #define KT_ATTENTION_H
@@ -20,6 +20,7 @@ typedef struct attention {
     int32_t pack;                   /* bf16 keys lie as rows and are packed to panels page by page (MLA) */
     int32_t window;                 /* a query sees so many keys, its own included; 0: all */
     float scale;
+    int32_t choice;                 /* of blocks, a list for each kv head; 0: all that a query sees */
     const float *sinks;             /* [kv_heads * group] a score that each head's softmax has besides; or NULL */
     int64_t k_stride, v_stride;     /* elements from one key to the next, where they are rows */
     int64_t k_head, v_head;         /* elements from one kv head to the next */

@@ -78,6 +78,10 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
                             s->head_dim);
     if (s->window < 0)
         return program_fail(p, KT_ERR_RANGE, "gqa: a window of %d; 0 (all keys) or more is possible", s->window);
+    const selection *c = s->choice > 0 && s->choice <= p->selections.n ? &p->selections.at[s->choice - 1] : NULL;
+    if (s->choice && (!c || c->block == 1 || c->lists != s->kv_heads))
+        return program_fail(p, KT_ERR_RANGE, "gqa: choice %d of %d, or not of blocks by %d heads", s->choice,
+                            p->selections.n, s->kv_heads);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "gqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
     return check_scale(p, "gqa", s->scale);
@@ -94,8 +98,8 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     size_t half = (size_t)k.width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
                .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dim, .dv = dim,
-                     .kv_f32 = kv_f32, .window = shape->window, .scale = shape->scale, .sinks = shape->sinks,
-                     .k_stride = dim, .v_stride = dim,
+                     .kv_f32 = kv_f32, .window = shape->window, .choice = shape->choice, .scale = shape->scale,
+                     .sinks = shape->sinks, .k_stride = dim, .v_stride = dim,
                      .k_head = (int64_t)KT_PAGE_TOKENS * dim, .v_head = (int64_t)KT_PAGE_TOKENS * dim,
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + half}};
     p->page_bytes = p->page_bytes > o->a.v_offset + half ? p->page_bytes : o->a.v_offset + half;
@@ -109,6 +113,8 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     program_touch_view(p, q, ANY_ROWS);
     program_touch_cache(p, o->a.k_offset, 2 * half, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
+    if (shape->choice)
+        program_touch(p, p->selections.at[shape->choice - 1].resource, 0, 1, ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
     return KT_OK;
 }

@@ -2,7 +2,7 @@
 #ifndef KT_MLA_H
 #define KT_MLA_H
 
-#include "choose.h"
+#include "attention.h"
 
 typedef struct mla {
     kt_view out, q, latent;

@@ -89,6 +89,25 @@ typedef struct selection {
     int32_t *count;                 /* [max_tokens][lists] */
 } selection;
 
+/* The most positions that a token attends to; one that sees no more is not scored. */
+static inline int64_t selection_reach(const selection *s)
+{
+    return (int64_t)s->top_k * s->block;
+}
+
+/* Whether every token of the step attends to all that it sees. */
+static inline int selection_is_all(const selection *s, const kt_step *step)
+{
+    return step->start + step->n_tokens <= selection_reach(s);
+}
+
+static inline const int32_t *selection_row(const selection *s, int64_t token, int64_t list, int32_t *count)
+{
+    int64_t row = token * s->lists + list;
+    *count = s->count[row];
+    return s->at + row * s->top_k;
+}
+
 /* The first id of a given routing that this run could not use. */
 typedef struct stray {
     _Atomic int32_t found;

@@ -60,7 +60,7 @@ static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_
     kt_view qkv = make_view(p, 128, KT_ROWS_TOKENS), out = make_view(p, 64, KT_ROWS_TOKENS);
     kt_view y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), scores = make_view(p, EV_EXPERTS, KT_ROWS_TOKENS);
     kt_view q = part(qkv, 0, 64), k = part(qkv, 64, 32), v = part(qkv, 96, 32);
-    kt_gqa shape = {4, 2, 16, 0.25f, 0, 70, e->gain};      /* a window, and sinks */
+    kt_gqa shape = {4, 2, 16, 0.25f, 0, 70, e->gain, 0};      /* a window, and sinks */
     kt_router router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
     OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));

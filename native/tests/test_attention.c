@@ -91,7 +91,7 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
         kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w, 0};
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
-        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL};
+        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0};
         OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));

@@ -323,50 +323,121 @@ static void check_ties(const char *isa)
     kt_pool_free(pool);
 }
 
-/* Blocks of 128 positions: each head's best, by the best position of each that the token sees. */
-static void check_blocks(const char *isa, int32_t exact, int64_t piece)
+/* ---- blocks ------------------------------------------------------------------------------------- */
+
+enum { BLOCK = 128, BLOCKS = 2, LISTS = 3, GROUP = 2, HEAD = 18, QUERY = LISTS * GROUP * HEAD };
+
+typedef struct block_run {
+    kt_program *p;
+    kt_view index_q, key, q, k, v, out;
+    int32_t choice;
+} block_run;
+
+static block_run record_blocks(kt_pool *pool, int32_t exact, int64_t tokens)
 {
-    enum { BLOCK = 128, BLOCKS = 2, LISTS = 3 };
-    kt_pool *pool = make_pool(isa, 3);
-    kt_program *p = make_program(pool, piece, 1, exact);
-    kt_view q = make_view(p, LISTS * DIM, KT_ROWS_TOKENS), key = make_view(p, DIM, KT_ROWS_TOKENS);
-    kt_choose s = {LISTS, DIM, BLOCKS, BLOCK, 1, 1, 0};
-    int32_t number = kt_program_choose(p, q, key, (kt_view){0, 0, 0}, &s);
-    OK(number, kt_program_error(p));
-    OK(kt_program_finish(p, NULL), kt_program_error(p));
-    model m = {.exact = exact, .page_bytes = DIM * 64 * (exact ? 4 : 2)};
+    size_t behind = (size_t)(2 * LISTS * HEAD * 64) * (exact ? 4 : 2);
+    block_run r = {.p = make_program(pool, tokens, 1, exact)};
+    r.index_q = make_view(r.p, LISTS * DIM, KT_ROWS_TOKENS);
+    r.key = make_view(r.p, DIM, KT_ROWS_TOKENS);
+    r.q = make_view(r.p, QUERY, KT_ROWS_TOKENS);
+    r.k = make_view(r.p, LISTS * HEAD, KT_ROWS_TOKENS);
+    r.v = make_view(r.p, LISTS * HEAD, KT_ROWS_TOKENS);
+    r.out = make_view(r.p, QUERY, KT_ROWS_TOKENS);
+    kt_choose s = {LISTS, DIM, BLOCKS, BLOCK, 1, 1, behind};
+    r.choice = kt_program_choose(r.p, r.index_q, r.key, (kt_view){0, 0, 0}, &s);
+    OK(r.choice, kt_program_error(r.p));
+    kt_gqa a = {LISTS * GROUP, LISTS, HEAD, 0.3f, 0, 0, NULL, r.choice};
+    OK(kt_program_gqa(r.p, r.out, r.q, r.k, r.v, &a), kt_program_error(r.p));
+    OK(kt_program_finish(r.p, NULL), kt_program_error(r.p));
+    return r;
+}
+
+/* What every token brought so far. */
+typedef struct history {
+    float key[TOKENS][DIM], k[TOKENS][LISTS * HEAD], v[TOKENS][LISTS * HEAD];
+} history;
+
+static void bring(const block_run *r, history *h, int64_t row, int64_t t)
+{
+    const kt_view views[] = {r->index_q, r->q, r->key, r->k, r->v};
+    for (uint64_t i = 0; i < 5; i++)
+        fill(row_of(r->p, views[i], row), (size_t)views[i].width, 70000 * i + (uint64_t)t);
+    memcpy(h->key[t], row_of(r->p, r->key, row), sizeof h->key[t]);
+    memcpy(h->k[t], row_of(r->p, r->k, row), sizeof h->k[t]);
+    memcpy(h->v[t], row_of(r->p, r->v, row), sizeof h->v[t]);
+}
+
+/* Token t, in the third block, chose its own and the better of the two others. */
+static void check_block_choice(const model *m, const history *h, const float *q, const int32_t *got, int32_t count)
+{
+    double best[2] = {-INFINITY, -INFINITY};
+    for (int64_t j = 0; j < 2 * BLOCK; j++) {
+        double dot = 0;
+        for (int i = 0; i < DIM; i++)
+            dot += kept(m, q[i]) * kept(m, h->key[j][i]);
+        best[j / BLOCK] = fmax(best[j / BLOCK], dot);
+    }
+    int32_t other = fabs(best[0] - best[1]) < 1e-5 ? got[0] : best[1] > best[0];
+    CHECK(count == 2 && got[0] == other && got[1] == 2, "blocks %d and %d of %d", got[0], got[1], count);
+}
+
+REFERENCE static void expect_blocks(const model *m, const history *h, const float *q, const int32_t *places,
+                                    int64_t list, int64_t t, double *out)
+{
+    double weight[TOKENS], max = -INFINITY, sum = 0;
+    memset(out, 0, sizeof(double) * HEAD);
+    for (int64_t j = 0; j <= t; j++) {
+        weight[j] = places[0] == j / BLOCK || places[1] == j / BLOCK ? 0 : -INFINITY;
+        for (int i = 0; i < HEAD; i++)
+            weight[j] += 0.3 * kept(m, q[i]) * kept(m, h->k[j][list * HEAD + i]);
+        max = fmax(max, weight[j]);
+    }
+    for (int64_t j = 0; j <= t; j++)
+        sum += weight[j] = exp(weight[j] - max);
+    for (int64_t j = 0; j <= t; j++)
+        for (int i = 0; i < HEAD; i++)
+            out[i] += weight[j] / sum * kept(m, h->v[j][list * HEAD + i]);
+}
+
+static void check_row(const model *m, const block_run *r, const history *h, int64_t row, int64_t t)
+{
+    const int32_t *count, *places = kt_program_choice(r->p, r->choice, &count);
+    for (int64_t list = 0; list < LISTS; list++) {
+        const int32_t *got = places + (row * LISTS + list) * BLOCKS;
+        check_block_choice(m, h, row_of(r->p, r->index_q, row) + list * DIM, got, count[row * LISTS + list]);
+        for (int64_t head = list * GROUP * HEAD; head < (list + 1) * GROUP * HEAD; head += HEAD) {
+            double want[HEAD], off;
+            expect_blocks(m, h, row_of(r->p, r->q, row) + head, got, list, t, want);
+            off = distance(row_of(r->p, r->out, row) + head, want, HEAD);
+            CHECK(off <= (m->exact ? 1e-5 : 0.01), "token %lld over blocks is off by %g", (long long)t, off);
+        }
+    }
+}
+
+/* Blocks of 128 positions: each head's best, by the best position of each that the token sees, and attention over
+ * those blocks alone. last: what the last token attended to. */
+static void check_blocks(const char *isa, int32_t exact, int64_t piece, int32_t threads, float *last)
+{
+    kt_pool *pool = make_pool(isa, threads);
+    block_run r = record_blocks(pool, exact, piece);
+    model m = {.exact = exact, .page_bytes = (size_t)((2 * LISTS * HEAD + DIM) * 64) * (exact ? 4 : 2)};
     cache c = make_cache(&m);
-    float (*keys)[DIM] = need(sizeof(float) * DIM * TOKENS);
+    history *h = need(sizeof *h);
     for (int64_t start = 0; start < TOKENS; start += piece) {
         int64_t n = piece < TOKENS - start ? piece : TOKENS - start;
-        for (int64_t t = 0; t < n; t++) {
-            fill(row_of(p, q, t), LISTS * DIM, 7000 + (uint64_t)(start + t));
-            fill(keys[start + t], DIM, 9000 + (uint64_t)(start + t));
-            memcpy(row_of(p, key, t), keys[start + t], sizeof *keys);
-        }
+        for (int64_t t = 0; t < n; t++)
+            bring(&r, h, t, start + t);
         kt_step step = {.n_tokens = n, .start = start, .first_output = n, .pages = c.pages,
                         .n_pages = (TOKENS + 63) / 64, .cache = c.data, .cache_pages = (TOKENS + 63) / 64,
                         .page_bytes = m.page_bytes};
-        OK(kt_program_run(p, &step), kt_program_error(p));
-        const int32_t *count, *places = kt_program_choice(p, number, &count);
-        for (int64_t t = start > 2 * BLOCK ? 0 : n; t < n; t++)
-            for (int64_t list = 0; list < LISTS; list++) {
-                double best[2] = {-INFINITY, -INFINITY};    /* of the blocks that are not the token's own */
-                for (int64_t j = 0; j < 2 * BLOCK; j++) {
-                    double dot = 0;
-                    for (int i = 0; i < DIM; i++)
-                        dot += kept(&m, row_of(p, q, t)[list * DIM + i]) * kept(&m, keys[j][i]);
-                    best[j / BLOCK] = fmax(best[j / BLOCK], dot);
-                }
-                const int32_t *got = places + (t * LISTS + list) * BLOCKS;
-                int32_t other = fabs(best[0] - best[1]) < 1e-5 ? got[0] : best[1] > best[0];
-                CHECK(count[t * LISTS + list] == 2 && got[0] == other && got[1] == 2, "%s: token %lld, list %lld: "
-                      "blocks %d and %d", isa, (long long)(start + t), (long long)list, got[0], got[1]);
-            }
+        OK(kt_program_run(r.p, &step), kt_program_error(r.p));
+        for (int64_t t = start > 2 * BLOCK ? 0 : 2 * BLOCK - start; t < n; t += 7)
+            check_row(&m, &r, h, t, start + t);
+        memcpy(last, row_of(r.p, r.out, n - 1), sizeof(float) * QUERY);
     }
-    free(keys);
+    free(h);
     free(c.data);
-    kt_program_free(p);
+    kt_program_free(r.p);
     kt_pool_free(pool);
 }
 
@@ -404,9 +475,14 @@ int main(void)
     check_same(rows, n, TOKENS);
     check_same(rows, n, 3);
     check_ties(own_row());
-    check_blocks(own_row(), 0, 47);
-    check_blocks(own_row(), 1, TOKENS);
-    check_blocks(own_row(), 0, 1);
+    float blocks[4][QUERY];
+    check_blocks(own_row(), 1, TOKENS, 3, blocks[0]);
+    check_blocks(own_row(), 0, TOKENS, 2, blocks[0]);
+    check_blocks(own_row(), 0, 47, 3, blocks[1]);
+    check_blocks(own_row(), 0, 1, 1, blocks[2]);
+    check_blocks(own_row(), 0, 1, 4, blocks[3]);
+    for (int i = 1; i < 4; i++)
+        CHECK(memcmp(blocks[0], blocks[i], sizeof blocks[0]) == 0, "pieces or threads give other bits over blocks");
     check_refusals(own_row());
     return report("test_choose");
 }

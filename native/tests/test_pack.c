@@ -84,6 +84,36 @@ static void test_decode(kt_pool *pool, const char *isa)
     law(isa, "kt_decode: all types, NaN and Inf are found", 7, broken);
 }
 
+/* Blocks of GGUF files, of just the bytes that they have: all codes 0, scales 2, minima 3. That the numbers are
+ * those of the gguf package is a test in Python. */
+static void test_blocks(kt_pool *pool, const char *isa)
+{
+    static const struct { int32_t dtype, elements, bytes, scale, minimum; float first; } rows[] = {
+        {KT_Q4_0, 32, 18, 0, -1, -16}, {KT_Q4_1, 32, 20, 0, 2, 3},  {KT_Q5_0, 32, 22, 0, -1, -32},
+        {KT_Q5_1, 32, 24, 0, 2, 3},    {KT_Q8_0, 32, 34, 0, -1, 0}, {KT_Q4_K, 256, 144, 0, 2, 0},
+        {KT_Q5_K, 256, 176, 0, 2, 0},  {KT_Q6_K, 256, 210, 208, -1, 0}, {KT_GGUF_MXFP4, 32, 17, -1, -1, 0},
+    };
+    int broken = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int32_t k = 3 * rows[i].elements, n = 5;
+        const size_t blocks = (size_t)n * 3, bytes = (size_t)rows[i].bytes;
+        uint8_t *src = calloc(blocks, bytes);
+        float *dst = malloc((size_t)n * (size_t)k * sizeof *dst);
+        for (size_t b = 0; b < blocks; b++) {
+            if (rows[i].scale >= 0)
+                src[b * bytes + (size_t)rows[i].scale + 1] = 0x40;      /* 2 in f16 */
+            if (rows[i].minimum >= 0)
+                memcpy(src + b * bytes + rows[i].minimum, &(uint16_t){0x4200}, 2);      /* 3 */
+        }
+        broken += kt_decode(pool, rows[i].dtype, src, n, k, NULL, dst) != KT_OK;
+        broken += dst[0] != rows[i].first || dst[n * k - 1] != rows[i].first;
+        broken += kt_decode(pool, rows[i].dtype, src, n, k - 1, NULL, dst) != KT_ERR_SHAPE;
+        free(src);
+        free(dst);
+    }
+    law(isa, "kt_decode: blocks", 27, broken);
+}
+
 static void test_pack(kt_pool *pool, const char *isa)
 {
     int64_t broken = 0;
@@ -245,6 +275,7 @@ int main(void)
         for (int32_t threads = 1; threads <= 3 && rows[i].usable; threads += 2) {
             kt_pool *pool = make_pool(rows[i].name, threads);
             test_decode(pool, rows[i].name);
+            test_blocks(pool, rows[i].name);
             test_pack(pool, rows[i].name);
             test_given_scales(pool, rows[i].name);
             test_random(pool, rows[i].name);

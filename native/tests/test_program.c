@@ -83,7 +83,7 @@ static void check_weights(kt_pool *pool)
     REFUSED(kt_program_experts(p, a, a, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "experts gate_up");
     REFUSED(kt_program_experts(p, a, a, routing + 1, &many, &many, NULL), KT_ERR_RANGE, why(p), "routing 1 of 1");
     REFUSED(kt_program_experts(p, a, b, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "48 columns to 64");
-    kt_gqa g = {3, 2, 16, 1, 0, 0, NULL};
+    kt_gqa g = {3, 2, 16, 1, 0, 0, NULL, 0};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 32), part(a, 32, 32), &g), KT_ERR_SHAPE, why(p), "3 heads");
     g = (kt_gqa){3, 1, 16, 1, 32, 0, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
@@ -250,7 +250,7 @@ static int record_random(kt_program *p, const shared *s, uint64_t *state, const 
 {
     kt_view none = {.buffer = -1}, out = pick(state, views, none), in = pick(state, views, out);
     kt_router r = {.experts = 6, .top_k = 2, .normalize = 1, .scale = 1};
-    kt_gqa g = {3, 1, 16, 0.3f, 0, 9, NULL};
+    kt_gqa g = {3, 1, 16, 0.3f, 0, 9, NULL, 0};
     int32_t routing;
     switch (random_bits(state) % 9) {
     case 0:

@@ -121,3 +121,29 @@ def test_help_has_examples(capsys):
     text = capsys.readouterr().out
     assert "Examples:" in text and "kt convert qwen3-30b-a3b" in text
     assert ", ".join(FORMATS) in " ".join(text.split())
+
+
+def test_what_a_conversion_lost_is_shown(source: Path, tmp_path: Path, capsys):
+    """The report lies in the manifest, layer by layer; a mixed conversion loses less on the way back."""
+    out = tmp_path / "pack"
+    assert main(["convert", str(source), "--out", str(out), "--mixed", "--experts", "nl4"]) == 0
+    capsys.readouterr()
+    assert main(["show", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["on_disk"][0]["fidelity"]
+    assert found["formats"] == {"experts": "nl4", "down": "int8", "dense": "int8"}
+    layers = [row for row in found["files"] if "down" in row["error"]]
+    assert layers
+    for row in layers:
+        assert row["error"]["down"] < 0.01 < 0.05 < row["error"]["experts"] < 0.12
+        expected = 1 - row["error"]["experts"] ** 2 / 2
+        assert row["cosine"]["experts"] == pytest.approx(expected, abs=1e-3)
+    assert main(["show", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "experts' down" in text and "worst layer" in text and "least cosine" in text
+
+
+def test_auto_says_what_it_chose(source: Path, tmp_path: Path, capsys):
+    assert main(["convert", str(source), "--out", str(tmp_path / "pack"), "--experts", "auto"]) == 0
+    captured = capsys.readouterr()
+    assert "--experts auto: int8, the most precise that fits" in captured.err
+    assert Pack.open(tmp_path / "pack").recipe.experts is FORMATS["int8"]

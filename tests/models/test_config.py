@@ -28,6 +28,14 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
 
 BY_NAME = {case.name: case for case in CASES}
 QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
+CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
+
+
+def minimax(**changes: Any) -> dict[str, Any]:
+    """A change in the part of a config that is about text."""
+    return {"text_config": {**MINIMAX.own_spelling()["text_config"], **changes}}
+
+
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"hidden_size": -5}, "hidden_size is -5"),
     (QWEN3, {"hidden_size": 10**30}, "hidden_size is 1000"),
@@ -67,6 +75,23 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (DEEPSEEK, {"kv_lora_rank": 0}, "kv_lora_rank"),
     (DEEPSEEK, {"n_shared_experts": 65}, "n_shared_experts"),
     (DEEPSEEK, {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    (CHOOSING, {"index_topk": 0}, "index_topk is 0"),
+    (CHOOSING, {"index_topk": 10**9}, "index_topk"),
+    (CHOOSING, {"index_head_dim": 27}, "index_head_dim is 27"),
+    (CHOOSING, {"index_head_dim": 8}, "index_head_dim is 8"),
+    (CHOOSING, {"attention_bias": True}, "attention_bias"),
+    (CHOOSING, {"q_lora_rank": None}, "q_lora_rank is missing"),
+    (CHOOSING, {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+    (GLM5, {"indexer_types": ["shared", "full", "full", "full"]}, "begins with one"),
+    (GLM5, {"indexer_types": ["full", 3]}, "indexer_types"),
+    (GLM5, {"indexer_types": None, "index_topk_pattern": "FX"}, "indexer_types"),
+    (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
+    (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
+    (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
+    (MINIMAX, minimax(layer_types=["full_attention"]), "layer_types"),
+    (MINIMAX, minimax(layer_types=[["x"]] * 3), "layer_types"),
+    (MINIMAX, minimax(index_local_blocks=9), "index_local_blocks is 9"),
+    (MINIMAX, minimax(sparse_attention_config=[1]), "not a JSON object"),
 ]
 
 
@@ -75,6 +100,28 @@ def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: 
     with pytest.raises(BadCheckpoint, match=said) as caught:
         build({**case.own_spelling(), **change})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v4", "glm5_next"])
+def test_what_is_not_computed_yet_is_said(kind: str) -> None:
+    with pytest.raises(BadCheckpoint, match="known, but not supported yet"):
+        build({"model_type": kind})
+
+
+def test_minimax_in_the_older_spelling_is_the_same_model() -> None:
+    text = MINIMAX.own_spelling()["text_config"]
+    older = {name: value for name, value in text.items() if not name.startswith("index_")}
+    older["sparse_attention_config"] = {
+        "sparse_num_index_heads": text["index_n_heads"],
+        "sparse_index_dim": text["index_head_dim"],
+        "sparse_block_size": text["index_block_size"],
+        "sparse_topk_blocks": text["index_topk_blocks"],
+        "sparse_local_block": text["index_local_blocks"],
+        "sparse_attention_freq": [0, 1, 1],
+    }
+    older |= {"layer_types": None, "mlp_layer_types": None, "moe_layer_freq": [0, 1, 1]}
+    own = MINIMAX.own_spelling()
+    assert build({**own, "text_config": older}) == build(own)
 
 
 @pytest.mark.parametrize(

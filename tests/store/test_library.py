@@ -83,6 +83,14 @@ def test_packs_come_first_and_a_kind_can_be_asked_for() -> None:
     assert library.resolve("qwen3-30b-a3b").kind is Kind.PACK
 
 
+def test_of_several_conversions_the_recommended_one_is_meant() -> None:
+    """A conversion made to be measured does not change what a chat uses."""
+    add_pack("qwen3-30b-a3b", "bf16", "bf16")
+    assert library.resolve("qwen3-30b-a3b").formats == "bf16-bf16"
+    add_pack("qwen3-30b-a3b")
+    assert library.resolve("qwen3-30b-a3b").formats == "int4-int8"
+
+
 def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
     for name, typed in (("org--repo", "hf:org/repo"), ("ms--org--repo--dev", "ms:org/repo@dev")):
         folder = add_checkpoint(name, complete=False)

@@ -3,9 +3,9 @@
 import pytest
 
 from ktcli.errors import UsageError
-from ktcli.layers.tensors import Role, Tensor
+from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import packed_bytes
-from ktcli.weights.formats import FORMATS, format_named
+from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 
@@ -51,3 +51,25 @@ def test_every_role_has_its_format(role: Role, name: str | None):
         assert stored_bytes(tensor, recipe) == (
             3 * 100 * 4 if role is Role.VECTOR else 3 * 4000 * 2
         )
+
+
+def test_mixed_and_calibrated_are_endings_of_a_name():
+    plain = Recipe.named("int4")
+    mixed = Recipe.named("int4-mixed-calibrated")
+    assert (mixed.experts, mixed.down, mixed.calibrated) == (plain.experts, FORMATS["int8"], True)
+    assert plain.mixed() == Recipe.named("int4-mixed") and plain.down is None
+    for name in ("int4", "nl4-g32-mixed", "int8-calibrated", "int4-row-had-mixed-calibrated"):
+        assert Recipe.named(name).experts_name == name
+    with pytest.raises(UsageError, match="nothing is one step more precise than f32"):
+        Recipe.named("f32-mixed")
+
+
+def test_a_step_more_precise_is_more_bits():
+    """And down projections alone take it."""
+    for name, step in MORE_PRECISE.items():
+        assert packed_bytes(FORMATS[step], 256, 1024) > packed_bytes(FORMATS[name], 256, 1024)
+        recipe = Recipe.named(f"{name}-mixed")
+        for cut, wanted in ((Cut.ROWS, name), (Cut.COLUMNS, step)):
+            tensor = Tensor("t", 64, 512, Role.EXPERTS, (), count=2, cut=cut)
+            found = format_of(tensor, recipe)
+            assert found and found.name == wanted

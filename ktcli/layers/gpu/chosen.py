@@ -1,75 +1,107 @@
-"""Attention over chosen positions in plain torch: the indexer's choice, and latent attention over it.
+"""Attention over chosen positions in plain torch: the indexer's choice, and both attentions over it.
 
 Rows and rounding are as in `functions`. With one row per sequence no shape depends on a length and nothing waits
-for the device: scores of the whole page table, of which the unseen ones lose; the chosen latents are gathered.
+for the device: scores of the whole page table, of which the unseen ones lose; what was chosen is gathered.
 Longer runs mask what was not chosen.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
-from ktcli.layers.backend import ChooseShape, MlaShape
+from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape
 from ktcli.layers.gpu.attention import absorb, append, expand, held_by, seen_by
-from ktcli.layers.gpu.functions import Rows, rounded
+from ktcli.layers.gpu.functions import KvPages, Rows, rounded
 from ktcli.layers.gpu.packed import Packed
 from ktcli.native import PAGE_TOKENS
 
 # Queries of a long run that are scored at once: bounds the scores, [heads, queries, positions].
 _BLOCK_QUERIES = 64
 
-# int64 [T, K] positions of each row; places behind the row's own are no choice. None: a row attends to all.
-Chosen = Tensor | None
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Where rows attend.
+
+    Attributes:
+        places: int64 [T, lists, K]; one behind the row's own position is no choice.
+        block: positions of a place.
+    """
+
+    places: Tensor
+    block: int
+
+    def mask(self, rows: slice, length: int) -> Tensor:
+        """bool [lists, T, length]: the positions that some rows chose."""
+        places = self.places[rows]
+        shape = (*places.shape[:2], -(-length // self.block))
+        taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
+        wide = taken.repeat_interleave(self.block, 2) if self.block > 1 else taken
+        return wide[..., :length].transpose(0, 1)
 
 
 def choose(
     q: Tensor,
     key: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     cache: Tensor,
     rows: Rows,
     shape: ChooseShape,
     *,
     exact: bool = False,
-) -> Chosen:
+) -> Chosen | None:
     """Append the index keys to the cache, then choose by the rule of kt_program_choose.
 
     Args:
-        q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads].
+        q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
         cache: [pages, 64, dim].
+    Returns:
+        None where every row can attend to all that it sees.
     """
     append(cache, key, rows)
-    if rows.pages.shape[1] * PAGE_TOKENS <= shape.top_k:
+    if rows.pages.shape[1] * PAGE_TOKENS <= shape.positions:
         return None
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
     if rows.run == 1:
         keys = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
-        scores = _scores(query[:, None], weight[:, None], keys, shape)[:, 0]
-        return _best(scores, seen_by(rows), shape.top_k)
+        scores = torch.einsum("shd,sld->shl", query, keys)
+        return Chosen(_best(scores, weight, seen_by(rows), rows.positions, shape), shape.block)
     out = []
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        keys = held_by(cache, table, rows.positions[of])[None].float()
-        places = torch.arange(keys.shape[1], device=q.device)
+        keys = held_by(cache, table, rows.positions[of]).float()
+        places = torch.arange(keys.shape[0], device=q.device)
         for first in range(of.start, of.stop, _BLOCK_QUERIES):
             some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
-            scores = _scores(query[None, some], weight[None, some], keys, shape)[0]
-            out.append(_best(scores, places <= rows.positions[some, None], shape.top_k))
-    return torch.cat(out)
+            scores = torch.einsum("thd,ld->thl", query[some], keys)
+            at, weights = rows.positions[some], None if weight is None else weight[some]
+            out.append(_best(scores, weights, places <= at[:, None], at, shape))
+    return Chosen(torch.cat(out), shape.block)
 
 
-def _scores(query: Tensor, weight: Tensor, keys: Tensor, shape: ChooseShape) -> Tensor:
-    """query [S, T, heads, dim], weight [S, T, heads], keys [S, L, dim] -> [S, T, L]."""
-    scores = torch.einsum("sthd,sld->sthl", query, keys).relu()
-    return torch.einsum("sthl,sth->stl", scores, weight * shape.scale)
+def _best(
+    scores: Tensor, weight: Tensor | None, seen: Tensor, positions: Tensor, shape: ChooseShape
+) -> Tensor:
+    """int64 [T, lists, K], of equals the lower place first; unseen ones last.
 
-
-def _best(scores: Tensor, seen: Tensor, top_k: int) -> Tensor:
-    """int64 [T, K], of equals the lower place first; unseen ones last."""
-    order = scores.masked_fill(~seen, float("-inf")).sort(dim=-1, descending=True, stable=True)
-    return order.indices[:, :top_k]
+    Args:
+        scores: [T, heads, L], products of queries and keys; weight: [T, heads] or None; seen: bool [T, L].
+    """
+    if weight is not None:
+        scores = torch.einsum("thl,th->tl", scores.relu(), weight * shape.scale)[:, None]
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    if shape.block > 1:
+        whole = pad(scores, (0, -scores.shape[2] % shape.block), value=float("-inf"))
+        scores = torch.unflatten(whole, -1, (-1, shape.block)).amax(-1)
+        blocks = torch.arange(scores.shape[2], device=scores.device)
+        behind = positions[:, None] // shape.block - blocks
+        is_local = (behind >= 0) & (behind < shape.local)
+        scores = scores.masked_fill(is_local[:, None], float("inf"))
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., : shape.top_k]
 
 
 def mla(
@@ -77,7 +109,7 @@ def mla(
     latent: Tensor,
     cache: Tensor,
     weights: tuple[Packed, Packed, Packed],
-    chosen: Tensor,
+    chosen: Chosen,
     rows: Rows,
     shape: MlaShape,
     *,
@@ -87,17 +119,17 @@ def mla(
     append(cache, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
-        page = rows.pages.gather(1, chosen // PAGE_TOKENS).long()
-        held = cache[page, chosen % PAGE_TOKENS].float()  # [S, K, lora + rope]
-        seen = chosen <= rows.positions[:, None]
+        at = chosen.places[:, 0]
+        page = rows.pages.gather(1, at // PAGE_TOKENS).long()
+        held = cache[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
+        seen = at <= rows.positions[:, None]
         return absorb(query, held, seen, weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
-        mask = torch.zeros(rows.run, held.shape[0], dtype=torch.bool, device=q.device)
-        mask.scatter_(1, chosen[of], True)
-        mask &= torch.arange(held.shape[0], device=q.device) <= rows.positions[of, None]
+        seen = torch.arange(held.shape[0], device=q.device) <= rows.positions[of, None]
+        mask = chosen.mask(of, held.shape[0])[0] & seen
         for heads, keys, values in expand(held, weights, shape, exact):
             asked = query[of, heads].transpose(0, 1).to(keys.dtype)  # [heads, run, nope + rope]
             mixed = scaled_dot_product_attention(
@@ -105,3 +137,56 @@ def mla(
             )
             out[of, heads] = mixed[0].transpose(0, 1).float()
     return out.flatten(1)
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    chosen: Chosen,
+    rows: Rows,
+    shape: GqaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append k and v to the cache, then attend to the chosen blocks; see `attention.gqa`."""
+    s = shape
+    for pages, new in zip(cache, (k, v), strict=True):
+        append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
+    query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
+    if rows.run == 1:
+        return _gqa_one(rounded(query, exact), cache, chosen, rows, s)
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        keys, values = (held_by(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        spread = (s.kv_heads, s.heads // s.kv_heads, -1, -1)
+        keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
+        places = torch.arange(keys.shape[2], device=q.device)
+        for first in range(of.start, of.stop, _BLOCK_QUERIES):
+            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+            mask = chosen.mask(some, keys.shape[2]) & (places <= rows.positions[some, None])
+            asked = query[some].permute(1, 2, 0, 3).to(keys.dtype)  # [kv, group, T, D]
+            mixed = scaled_dot_product_attention(
+                asked, keys, values, attn_mask=mask[:, None], scale=s.scale
+            )
+            out[some] = mixed.float().permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
+def _gqa_one(query: Tensor, cache: KvPages, chosen: Chosen, rows: Rows, s: GqaShape) -> Tensor:
+    """One query per sequence, [S, kv, group, D], over the pages of its chosen blocks."""
+    each = torch.arange(chosen.block // PAGE_TOKENS, device=query.device)
+    pages = (chosen.places[..., None] * each.shape[0] + each).flatten(2)  # [S, kv, P]
+    within = pages.clamp(max=rows.pages.shape[1] - 1)  # the last block may reach behind the table
+    physical = rows.pages[:, None].expand(-1, s.kv_heads, -1).gather(2, within).long()
+    heads = torch.arange(s.kv_heads, device=query.device)[:, None]
+    keys, values = (part.transpose(1, 2)[physical, heads].flatten(2, 3).float() for part in cache)
+    places = pages[..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS, device=query.device)
+    seen = (places <= rows.positions[:, None, None, None]).flatten(2)  # [S, kv, P * 64]
+    scores = torch.einsum("skgd,skld->skgl", query, keys) * s.scale
+    weights = scores.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = values.masked_fill(~seen[..., None], 0.0)
+    return torch.einsum("skgl,skld->skgd", weights, values).flatten(1)

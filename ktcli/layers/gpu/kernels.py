@@ -39,8 +39,9 @@ class Kernels:
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
     gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape, Tensor | None], Tensor]
     mla: Callable[[Tensor, Tensor, Tensor, Absorbed, Rows, MlaShape], Tensor]
-    choose: Callable[[Tensor, Tensor, Tensor, Tensor, Rows, ChooseShape], Chosen]
-    mla_chosen: Callable[[Tensor, Tensor, Tensor, Absorbed, Tensor, Rows, MlaShape], Tensor]
+    choose: Callable[[Tensor, Tensor, Tensor | None, Tensor, Rows, ChooseShape], Chosen | None]
+    mla_chosen: Callable[[Tensor, Tensor, Tensor, Absorbed, Chosen, Rows, MlaShape], Tensor]
+    gqa_chosen: Callable[[Tensor, Tensor, Tensor, KvPages, Chosen, Rows, GqaShape], Tensor]
     unpack_all: Callable[[Packed, Tensor], Tensor]
 
 
@@ -58,6 +59,7 @@ def _torch_row(name: str, *, exact: bool) -> Kernels:
         mla=partial(attention.mla, exact=exact),
         choose=partial(chosen.choose, exact=exact),
         mla_chosen=partial(chosen.mla, exact=exact),
+        gqa_chosen=partial(chosen.gqa, exact=exact),
         unpack_all=partial(f.unpack_all, exact=exact),
     )
 
@@ -104,5 +106,6 @@ def triton_row() -> Kernels:
         mla=f.mla,
         choose=chosen.choose,
         mla_chosen=chosen.mla,
+        gqa_chosen=chosen.gqa,
         unpack_all=f.unpack_all,
     )

@@ -1,0 +1,139 @@
+"""The text part of MiniMax-M3: grouped-query attention over chosen blocks of positions, clamped activations.
+
+Norms multiply by 1 + weight; experts are chosen by sigmoid with a learned correction, and a shared one is added.
+Vision and multi-token prediction are not read. Source: transformers 5.23 (minimax_m3_vl).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
+from ktcli.layers.backend import ChooseShape, Score
+from ktcli.layers.indexer import BlockIndexer
+from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_typed_dense,
+    read_gqa,
+    read_softmax_routing,
+    read_typed_dense,
+)
+from ktcli.native import PAGE_TOKENS, Glu
+
+MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
+
+_TEXT, _SPARSE, _FULL = "text_config", "minimax_m3_sparse", "full_attention"
+_MAX_CHOSEN = 1 << 16  # of kt_program_choose
+_PREFIXES = Prefixes(
+    "language_model.model",
+    "language_model.lm_head",
+    norm_plus=1.0,
+    ignored=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*", "*.mtp.*"),
+)
+_NAMES = SparseNames(
+    gate="experts.{e}.w1.weight",
+    up="experts.{e}.w3.weight",
+    down="experts.{e}.w2.weight",
+    correction="e_score_correction_bias",
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _text(config)
+    attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.5, theta=5e6), norm_plus=1.0)
+    kinds, indexed = _kinds(f), _indexed(f, attention)
+    dense, sparse = _mlps(f)
+    is_dense = read_typed_dense(f, 0)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return indexed if kinds[i] == _SPARSE else attention, dense if is_dense(i) else sparse
+
+    return assemble(f, "minimax_m3", parts, _PREFIXES)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    text = cut_typed_dense(_text(config).values, layers, 0)
+    return {**config, _TEXT: {**text, "layer_types": text["layer_types"][:layers]}}
+
+
+def _text(config: Mapping[str, Any]) -> Fields:
+    """The config of the model of text, in transformers' spelling."""
+    f = Fields(Fields(config).values.get(_TEXT) or {}, f"config.json: {_TEXT}")
+    f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
+    sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
+    values = {**f.values, "hidden_act": "silu"}
+    for name, old in _OLD_NAMES.items():
+        if sparse.has(old):
+            values[name] = sparse.values[old]
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    listed = (sparse.values.get("sparse_attention_freq"), values.get("moe_layer_freq"))
+    attention, mlp = (each if isinstance(each, list) else None for each in listed)
+    if values.get("layer_types") is None:
+        values["layer_types"] = [_SPARSE if x else _FULL for x in attention or [0] * n_layers]
+    if values.get("mlp_layer_types") is None and mlp is not None:
+        values["mlp_layer_types"] = ["sparse" if x else "dense" for x in mlp]
+    return Fields(values, f.where)
+
+
+# What the hub's config calls the sizes of the indexer, in a part of its own.
+_OLD_NAMES = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}
+
+
+def _kinds(f: Fields) -> list[Any]:
+    """Of each layer, whether it attends to chosen blocks."""
+    kinds, n_layers = f.values["layer_types"], f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if not isinstance(kinds, list) or len(kinds) < n_layers:
+        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
+    for kind in kinds:
+        f.require("layer_types", kind, _SPARSE, _FULL)
+    return kinds
+
+
+def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:
+    """The attention with its indexer."""
+    s = attention.shape
+    heads = f.whole("index_n_heads", high=MAX_HEADS, default=4)
+    f.require("index_n_heads", heads, s.kv_heads)  # each chooses for one kv head
+    dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096, default=128)
+    f.require_multiple("index_head_dim", dim, 2)
+    block = f.whole("index_block_size", high=_MAX_CHOSEN, default=128)
+    f.require_multiple("index_block_size", block, PAGE_TOKENS)
+    top_k = f.whole("index_topk_blocks", high=_MAX_CHOSEN, default=16)
+    local = f.whole("index_local_blocks", low=0, high=top_k, default=1)
+    kept = 2 * s.kv_heads * s.head_dim
+    shape = ChooseShape(heads, dim, top_k, 1.0, behind=kept, block=block, local=local)
+    indexer = BlockIndexer(shape, attention.rope, attention.eps, attention.norm_plus)
+    return replace(attention, shape=replace(s, beside=dim), indexer=indexer)
+
+
+def _mlps(f: Fields) -> tuple[DenseMlp, SparseMlp]:
+    hidden, routing = f.whole("hidden_size"), read_softmax_routing(f, normalize=True)
+    scale = f.number("routed_scaling_factor", high=1e4, default=2.0)
+    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3, default=1.702)
+    glu = Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6, default=7.0), 1.0)
+    sparse = SparseMlp(
+        hidden,
+        f.whole("intermediate_size"),
+        replace(routing, score=Score.SIGMOID, scale=scale),
+        correction=True,
+        shared_width=f.whole("shared_intermediate_size", default=3072),
+        names=_NAMES,
+        glu=glu,
+        source="block_sparse_moe",
+    )
+    return DenseMlp(hidden, f.whole("dense_intermediate_size", default=12288), glu=glu), sparse

@@ -1,0 +1,91 @@
+"""What number formats of the experts cost a trained model, in nats per token of text it never saw.
+
+kt-mini and its outlier variant (the same function, weights as uneven as those of large models) read the text
+side by side in several conversions, whose losses are compared token by token with those of bf16 experts. The
+way others store 4 bits, one scale per row that just holds its largest value (AMXINT4), exists only here.
+docs/quality.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convert import convert_checkpoint
+from mini_tasks import MINI, RECIPE, recipe
+from numpy.typing import NDArray
+
+from ktcli.chat.passage import read_passage, read_with
+from ktcli.engine import Engine
+from ktcli.engine.evaluate import Case, score, windows
+from ktcli.engine.intervals import interval
+
+pytestmark = pytest.mark.skipif(
+    not RECIPE.is_dir() or not (MINI / "model.safetensors").exists(),
+    reason="the recipe or the trained model is not in this tree",
+)
+TOKENS, LENGTH = 40_960, 512
+
+Losses = NDArray[np.float64]
+
+
+def extra_loss(checkpoint: Path, folder: Path, experts: Sequence[str]) -> dict[str, Losses]:
+    """Of each format, or of another checkpoint as int8, what it loses more than bf16; [TOKENS] nats each."""
+    packs = [
+        convert_checkpoint(Path(each), folder / "another", experts="int8", dense="bf16")
+        if Path(each).is_dir()
+        else convert_checkpoint(checkpoint, folder / f"as-{each}", experts=each, dense="bf16")
+        for each in ("bf16", *experts)
+    ]
+    reading = read_with(packs[0], read_passage(None), TOKENS)
+    over = windows(reading.ids, LENGTH, LENGTH, reading.begin)
+    engines = [Engine.load(each, context=LENGTH + 1, all_logits=True) for each in packs]
+    first, *others = score([Case(engine) for engine in engines], over, compare=False)
+    assert len(first.nll) == TOKENS
+    return {
+        Path(name).name: other.nll - first.nll for name, other in zip(experts, others, strict=True)
+    }
+
+
+def write_outliers(folder: Path) -> tuple[Path, Path]:
+    """The outlier variant; and the same with its experts as AMXINT4 would hold them."""
+    from safetensors.torch import load_file, save_file
+
+    with recipe():
+        import checkpoint
+        from outliers import COPIED, inject
+
+        w, bias, shape = checkpoint.load(MINI)
+        variant, per_row = folder / "outliers", folder / "per-row"
+        checkpoint.save(variant, inject(w, shape, seed=0), bias, shape)
+    per_row.mkdir()
+    for name in COPIED:
+        (variant / name).write_bytes((MINI / name).read_bytes())
+        (per_row / name).write_bytes((MINI / name).read_bytes())
+    tensors = load_file(variant / "model.safetensors")
+    for name, values in tensors.items():
+        if ".experts." in name:
+            scale = values.float().abs().amax(1, keepdim=True) / 7
+            tensors[name] = (values.float() / scale).round() * scale
+    save_file(tensors, per_row / "model.safetensors")
+    return variant, per_row
+
+
+def test_int8_costs_nothing(tmp_path: Path) -> None:
+    lost = extra_loss(MINI, tmp_path, ["int8"])["int8"]
+    print(interval(lost))
+    assert interval(lost).high <= 0.001
+
+
+def test_4_bits_that_are_used_better(tmp_path: Path) -> None:
+    """On uneven weights the default costs at most half of what one scale per row does, nl4-g32 a sixth, and
+    the rotation less than either at no more bytes."""
+    variant, per_row = write_outliers(tmp_path)
+    shares = {"int4": 1 / 2, "nl4-g32": 1 / 6, "int4-row-had": 1 / 6}
+    lost = extra_loss(variant, tmp_path, [str(per_row), *shares])
+    print({name: str(interval(each)) for name, each in lost.items()})
+    assert interval(lost["per-row"]).low > 0
+    for name, share in shares.items():
+        assert interval(lost[name] - share * lost["per-row"]).high < 0, name
