@@ -31,6 +31,7 @@ class GroupedQueryAttention:
 
     Attributes:
         rope: may rotate only the first columns of each head.
+        rotates: it is used; K-EXAONE's layers without a window have no positions.
         qkv_bias, o_bias: on q, k and v; on o.
         has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
@@ -55,6 +56,7 @@ class GroupedQueryAttention:
     norm_plus: float = 0.0
     gated: bool = False
     indexer: BlockIndexer | None = None
+    rotates: bool = True
     layer: int = 0
     source: str = ""
 
@@ -143,7 +145,8 @@ class GroupedQueryAttention:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
-        q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.rotates:
+            q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         if self._indexer:
             self._indexer.forward(b, *others[: len(index_widths)])
         chosen = self._indexer is not None

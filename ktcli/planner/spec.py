@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ktcli.layers.state import STATE_SLOTS
+from ktcli.layers.state import STATE_SLOTS, LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
@@ -190,13 +190,18 @@ def _rows(tensor: Tensor, step: Step) -> int:
     return 0 if tensor.name.endswith(".uk_out") else step.n_tokens
 
 
-def _attention_work(spec: Spec, step: Step) -> Work:
-    """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions at most."""
+def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
+    """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1 in these layers: scores and
+    weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
-    for state in spec.states:
-        read += state.elements_read(step.start, step.n_tokens) * KV_ELEMENT_BYTES
-        ops += state.ops(step.start, step.n_tokens)
-    return Work(KV_CACHE, Unit.ATTENTION, read, ops)
+    for state in states:
+        read += state.elements_read(start, n_tokens) * KV_ELEMENT_BYTES
+        ops += state.ops(start, n_tokens)
+    return read, ops
+
+
+def _attention_work(spec: Spec, step: Step) -> Work:
+    return Work(KV_CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens))
 
 
 def _state_work(spec: Spec, step: Step) -> Work:
