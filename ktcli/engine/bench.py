@@ -32,7 +32,7 @@ from ktcli.weights.recipe import Recipe
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
-ATTENTION = ("gqa", "mla")  # operations of the program
+ATTENTION = ("choose", "gqa", "mla")  # operations of the program
 _SEED = 20_260_101
 WARM_UPS = 3  # steps before one that is looked at closely
 
@@ -304,7 +304,7 @@ def run(
 
 def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
-    session.truncate(job.context)
+    session.rewind(job.context)
     if job.kind is Kind.PREFILL:
         session.feed(ids)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
@@ -19,6 +20,7 @@ from ktcli.models import (
     olmoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_next,
 )
 from ktcli.models.model import Model, Spec
 
@@ -50,6 +52,7 @@ _FAMILIES: tuple[Family, ...] = (
     olmoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_next,
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 
@@ -97,8 +100,10 @@ def _family(config: Config) -> Family:
                 f"{kind} is known, but not supported yet: {_NOT_YET[kind]} are missing here",
                 hint=f"this version computes {known}",
             )
+        near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
+        nearest = f"; the nearest name is {near[0]}" if kind else ""
         raise BadCheckpoint(
             f"unknown architecture: model_type is {str(kind)[:60]!r}",
-            hint=f"this version knows {known}",
+            hint=f"this version knows {', '.join(model_types())}{nearest}",
         )
     return _OF_TYPE[kind]

@@ -126,7 +126,7 @@ def convert(
 
 def _plan(checkpoint: Reader, recipe: Recipe, provenance: Provenance) -> Plan:
     model = build(checkpoint.config)
-    source_bytes = check(model.tensors, checkpoint)
+    source_bytes = check(model, checkpoint)
     manifest = Manifest(
         family=model.spec.family,
         hub=provenance.hub,

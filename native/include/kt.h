@@ -176,16 +176,26 @@ KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
 /* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
 enum kt_dtype {
-    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3,
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2,
     KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
     KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
 };
 
-/* dst[n][k] f32 = src[n][k] of `dtype`, row major. For KT_F8_E4M3, block_scale [ceil(n/128)][ceil(k/128)]
- * multiplies (checkpoints call it weight_scale_inv); NULL for the other types.
- * KT_ERR_VALUE if any result is NaN or Inf. */
-KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k,
-                     const float *block_scale, float *dst);
+/* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
+
+/* How a quantized checkpoint stores a matrix: codes, row major, and one scale for each block of them. */
+typedef struct kt_codes {
+    int32_t bits;           /* 8: a byte each; 4: two in a byte, the first in its low nibble. Rows begin at bytes */
+    int64_t block_rows, block_columns;
+    int64_t row;            /* how many rows of the first block lie above src */
+    const float *table;     /* [1 << bits] what each code means */
+    const float *scale;     /* [ceil((row + n) / block_rows)][ceil(k / block_columns)] */
+    const float *zero;      /* as many, or NULL: all 0 */
+} kt_codes;
+
+/* dst[n][k] f32 = (table[src[n][k]] - zero) * scale. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64_t n, int64_t k, float *dst);
 
 typedef struct kt_pack_error {
     double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
@@ -198,9 +208,9 @@ typedef struct kt_pack_error {
 /* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
  * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
  * else it is added to. The bytes do not depend on the row, the threads or the machine.
- * scales [n][groups] f32, for 8 bits with f32 scales: used instead of those that the encoder would choose,
+ * scales [n][groups] f32, for 4 and 8 bits with f32 scales: used instead of those that the encoder would choose,
  * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
- * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h.
+ * that E4M3 values or integers were decoded with, these come back bit for bit: see kernels/formats.h.
  * importance [k] f32: how much the squared error of each column counts when scales are searched, 2^-20..2^20; of a
  * format with rotation, every column of a block counts the block's mean. NULL: all count the same. */
 KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
@@ -352,6 +362,33 @@ typedef struct kt_mla {
 } kt_mla;
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 
+/* Causal convolution of each column by itself, then silu:
+ * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
+ * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
+typedef struct kt_conv {
+    int32_t width;          /* 2..16 */
+    const float *weight;    /* [width][columns]; the last one multiplies the row itself */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_conv;
+KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
+
+/* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
+ *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
+ * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and
+ * g = exp(-e^log_rate softplus(decay + bias)). Source: Gated Delta Networks, arXiv 2412.06464, section 3.1.
+ * Views: q and k [key_heads * dk], each head of them for heads / key_heads heads in a row; v and out [heads * dv];
+ * beta [heads]; decay [heads], or [heads * dk]: one for each key. q, k, decay and beta are overwritten.
+ * State: heads * dk * ceil16(dv) f32, S of each head in panels of 64 columns (the last perhaps fewer, rounded up
+ * to 16 with zeros), each [dk][columns]. */
+typedef struct kt_delta {
+    int32_t heads, key_heads, dk, dv;
+    const float *log_rate;  /* [heads], copied */
+    const float *bias;      /* as many as decay has columns */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_delta;
+KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
+                            const kt_delta *shape);
+
 enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 
@@ -416,8 +453,9 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
 
-/* out = x * sigmoid(by); by has as many columns as x, or one for all of a row's. */
-KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by);
+enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
+/* out = x * sigmoid(by), or x * by * sigmoid(by); by has as many columns as x, or one for all of a row's. */
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
 
@@ -458,6 +496,11 @@ typedef struct kt_step {
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
     int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
+    /* What operations with a state keep of a sequence: left before `start`, and after this step. The first is not
+     * written, so that a step that counts for nothing leaves no trace. */
+    const float *state;     /* [state_bytes]; NULL, only at start 0: zeros */
+    float *next_state;      /* [state_bytes], elsewhere */
+    size_t state_bytes;     /* no less than the last operation's end */
 } kt_step;
 
 /* Run all operations for one step. */
