@@ -281,8 +281,8 @@ KT_API int kt_program_finish(kt_program *program, size_t *size);
 /* out[t] = table[ids[t]];  table [vocab][out.width] bf16, row major */
 KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *table, int64_t vocab);
 
-/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32.
- * out may equal in. */
+/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32, or NULL:
+ * ones. out may equal in. */
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
                            const float *gain, float eps);
 
@@ -389,18 +389,21 @@ typedef struct kt_delta {
 KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
                             const kt_delta *shape);
 
-enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1 };
+enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 
-/* Choose top_k experts per token from logits [T][experts]. score = softmax or sigmoid of the logits;
- * chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
+/* Choose top_k experts per token from logits [T][experts]. score = softmax, sigmoid, or sqrt(log(1 + e^x)) of the
+ * logits; chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
  * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
- * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order. */
+ * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order.
+ * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
 typedef struct kt_router {
     int32_t experts, top_k, n_group, topk_group;
     int32_t score, group_score, normalize;
     float scale;
     const float *bias;      /* [experts] or NULL */
+    const int32_t *table;   /* [vocab][top_k] or NULL; must outlive the program */
+    int64_t vocab;
 } kt_router;
 /* Returns the number of the routing (ids [T][top_k] int32, gate [T][top_k] f32) or KT_ERR_*. */
 KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
@@ -458,6 +461,33 @@ enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
 KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
+
+/* Hyper-connections: the residual is n streams side by side, [n * width], which a block reads as one and adds to
+ * as many. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4). */
+
+/* Each stream of out = in;  out.width a multiple of in.width. */
+KT_API int kt_program_spread(kt_program *program, kt_view out, kt_view in);
+
+/* How streams are mixed, in place from what a product made of them. Of x [(2 + n) * n] the columns become
+ *     pre [n]      sigmoid(scale[0] x + base) + eps
+ *     post [n]     2 sigmoid(scale[1] x + base)
+ *     comb [n][n]  the softmax of each row of scale[2] x + base, + eps; then columns, and iterations - 1 times rows
+ *                  and columns, are divided by their sums + eps
+ * and of x [n] there is only pre. */
+typedef struct kt_mix {
+    int32_t streams;        /* n, 1..16 */
+    int32_t iterations;     /* 1..1000 */
+    float eps;              /* >= 0 */
+    const float *scale;     /* [3]; of pre alone [1] */
+    const float *base;      /* [x.width] */
+} kt_mix;
+KT_API int kt_program_mix(kt_program *program, kt_view x, const kt_mix *mix);
+
+/* out = sum over streams s, ascending, of by[s] * in[s];  by [n], in [n * out.width]. */
+KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view in, kt_view by);
+
+/* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * in[j];  by: post [n], comb [n][n]. */
+KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view in, kt_view y, kt_view by);
 
 /* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
 KT_API int kt_program_carry(kt_program *program, kt_view out, kt_view x);

@@ -89,9 +89,11 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, 
         failed = program_check_overlap(p, "norm", out, in, 1);
     if (failed)
         return failed;
-    if (!gain || in.width != out.width || head_width < 1 || in.width % head_width != 0)
-        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld%s", in.width, out.width,
-                            (long long)head_width, gain ? "" : ", without a gain");
+    if (in.width != out.width || head_width < 1 || in.width % head_width != 0)
+        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld", in.width, out.width,
+                            (long long)head_width);
+    if (!gain && !(gain = program_constant(p, head_width, 1)))
+        return KT_ERR_MEMORY;
     return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
                   OWN_ROWS);
 }

@@ -147,6 +147,14 @@ void *program_new(kt_program *p, size_t size)
     return memory;
 }
 
+float *program_constant(kt_program *p, int64_t n, double value)
+{
+    float *made = program_new(p, (size_t)n * sizeof *made);
+    for (int64_t i = 0; made && i < n; i++)
+        made[i] = (float)value;
+    return made;
+}
+
 int32_t program_resource(kt_program *p)
 {
     return p->resources++;

@@ -206,6 +206,8 @@ int program_room(kt_program *p, void *at, int32_t n, int32_t *capacity, size_t i
 
 /* Zeroed memory that lives as long as the program; NULL with the error set if there is none. */
 void *program_new(kt_program *p, size_t size);
+/* The same: n times the value. */
+float *program_constant(kt_program *p, int64_t n, double value);
 int32_t program_resource(kt_program *p);
 void program_operation(kt_program *p);
 void program_phase(kt_program *p, phase_run *run, const void *arg);

@@ -186,15 +186,6 @@ static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
     return KT_OK;
 }
 
-/* n times the value; NULL if there is no memory. */
-static float *constant(kt_program *p, int64_t n, double value)
-{
-    float *made = program_new(p, (size_t)n * sizeof *made);
-    for (int64_t i = 0; made && i < n; i++)
-        made[i] = (float)value;
-    return made;
-}
-
 int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
                      const kt_delta *s)
 {
@@ -211,8 +202,8 @@ int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view d
     double dk = s->dk;
     *o = (delta){.out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .decay = decay, .beta = beta, .heads = s->heads,
                  .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
-                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = constant(p, s->heads, 0),
-                 .bias = s->bias, .q_gain = constant(p, s->dk, 1 / dk), .k_gain = constant(p, s->dk, 1 / sqrt(dk)),
+                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = program_constant(p, s->heads, 0),
+                 .bias = s->bias, .q_gain = program_constant(p, s->dk, 1 / dk), .k_gain = program_constant(p, s->dk, 1 / sqrt(dk)),
                  .offset = s->state_offset};
     if (!o->rate || !o->q_gain || !o->k_gain)
         return KT_ERR_MEMORY;
