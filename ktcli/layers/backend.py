@@ -56,6 +56,7 @@ class Score(IntEnum):
 
     SOFTMAX = 0
     SIGMOID = 1
+    SQRT_SOFTPLUS = 2
 
 
 class GroupScore(IntEnum):
@@ -141,6 +142,26 @@ class ChooseShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MixShape:
+    """Hyper-connections: a residual of several streams; see kt_program_mix for the exact rule.
+
+    Attributes:
+        streams: side by side in a row of the residual.
+        iterations: of the division of rows and columns by their sums.
+        eps: added to what is divided by, and to weights.
+    """
+
+    streams: int
+    iterations: int
+    eps: float
+
+    @property
+    def weights(self) -> int:
+        """Weights of a token: those of entry, of leaving, and of streams among each other."""
+        return (2 + self.streams) * self.streams
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaShape:
     """The gated delta rule of one layer: a state [dk, dv] for each of `heads`, of which so many in a row share
     one of `key_heads`."""
@@ -168,14 +189,14 @@ class Backend(Protocol):
     def norm(
         self,
         x: Value,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
         """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the
-        rest passing through. The last two consume x."""
+        rest passing through. The last two consume x. Without a gain it only divides."""
 
     def layer_norm(self, x: Value, gain: Tensor, bias: Tensor, eps: float) -> Value:
         """LayerNorm of each row: less its mean, over its standard deviation, times gain, plus bias."""
@@ -184,6 +205,9 @@ class Backend(Protocol):
         self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
         """x W^T + bias; activations as the weight's format says, or better."""
+
+    def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        """As many equal runs of columns as there are weights, each by its own; the results side by side."""
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of consecutive columns."""
@@ -251,8 +275,17 @@ class Backend(Protocol):
             first: where its state begins in the layer's, f32 elements; whole lines of 16.
         """
 
-    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value:
-        """Choose experts per token -> a routing, for `experts`."""
+    def route(
+        self,
+        logits: Value,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Value:
+        """Choose experts per token -> a routing, for `experts`.
+
+        table: [vocab * top_k] of experts, those of each token id, which then are not chosen."""
 
     def experts(
         self,
@@ -280,6 +313,20 @@ class Backend(Protocol):
         """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""
 
     def add(self, a: Value, b: Value) -> Value: ...
+
+    def spread(self, x: Value, streams: int) -> Value:
+        """[T, width] -> [T, streams * width], each stream the same."""
+
+    def mix(self, x: Value, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        """Weights of the streams [T, weights], or of entry alone [T, streams], from as many columns; consumes x.
+
+        scale: [3], or [1]; base: as many as columns."""
+
+    def collapse(self, x: Value, by: Value) -> Value:
+        """The sum of the streams of x, weighted by the columns of `by` -> [T, width]."""
+
+    def expand(self, x: Value, y: Value, by: Value) -> Value:
+        """The streams of x, mixed among each other, each with its share of y. by: [T, streams + streams^2]."""
 
     def select(self, x: Value) -> Value:
         """The rows that are wanted as outputs -> [outputs, hidden]."""

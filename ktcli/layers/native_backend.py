@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ktcli.layers.backend import (
     DeltaShape,
     Gate,
     GqaShape,
+    MixShape,
     MlaShape,
     Reads,
     Rope,
@@ -87,19 +89,19 @@ class NativeBackend(Backend):
     def norm(
         self,
         x: View,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
-        values = self._array(gain)
+        values = None if gain is None else self._array(gain)
         if head_width is None and columns is None:
             out = self._buffer(x.width, like=x)
             self._note(lambda p, v: p.norm(v[0], v[1], values, eps), out, x)
             return out
         part = x if columns is None else replace(x, width=columns)
-        self._note(lambda p, v: p.norm(v[0], v[0], values, eps), part)
+        self._note(lambda p, v: p.norm(v[0], v[0], values, eps, head_width), part)
         return x
 
     def layer_norm(self, x: View, gain: Tensor, bias: Tensor, eps: float) -> Value:
@@ -115,6 +117,14 @@ class NativeBackend(Backend):
         offsets = None if bias is None else self._array(bias)
         out = self._buffer(weight.n, like=x)
         self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, reads), out, x)
+        return out
+
+    def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
+        out = self._buffer(sum(weight.n for weight in weights), like=x)
+        columns = self.split(x, *(weight.k for weight in weights))
+        parts = self.split(out, *(weight.n for weight in weights))
+        for weight, one, part in zip(weights, columns, parts, strict=True):
+            self._note(partial(_multiply, self._slices(weight)), part, one)
         return out
 
     def split(self, x: View, *widths: int) -> tuple[Value, ...]:
@@ -226,7 +236,14 @@ class NativeBackend(Backend):
         self._note(emit, out, *qkv, *gates)
         return out
 
-    def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:
+    def route(
+        self,
+        logits: View,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Value:
         r = routing
         groups = (
             r.n_group,
@@ -237,11 +254,12 @@ class NativeBackend(Backend):
             r.scale,
         )
         offsets = None if bias is None else self._array(bias)
+        given = None if table is None else self._array(table).reshape(-1, r.top_k).astype(np.int32)
         routed = _Routed()
         self._routes.append(routed)
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
-            self._numbers[routed] = p.route(v[0], (r.experts, r.top_k, *groups), offsets)
+            self._numbers[routed] = p.route(v[0], (r.experts, r.top_k, *groups), offsets, given)
 
         self._note(emit, logits)
         return routed
@@ -306,6 +324,27 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.add(v[0], v[1], v[2]), out, a, b)
         return out
 
+    def spread(self, x: View, streams: int) -> Value:
+        out = self._buffer(streams * x.width, like=x)
+        self._note(lambda p, v: p.spread(v[0], v[1]), out, x)
+        return out
+
+    def mix(self, x: View, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        arrays = self._array(scale), self._array(base)
+        rule = (shape.streams, shape.iterations, shape.eps)
+        self._note(lambda p, v: p.mix(v[0], rule, *arrays), x)
+        return x
+
+    def collapse(self, x: View, by: View) -> Value:
+        out = self._buffer(x.width // by.width, like=x)
+        self._note(lambda p, v: p.collapse(*v), out, x, by)
+        return out
+
+    def expand(self, x: View, y: View, by: View) -> Value:
+        out = self._buffer(x.width, like=x)
+        self._note(lambda p, v: p.expand(*v), out, x, y, by)
+        return out
+
     def select(self, x: View) -> Value:
         out = self._buffer(x.width, outputs=True)
         self._note(lambda p, v: p.select(v[0], v[1]), out, x)
@@ -364,3 +403,8 @@ class NativeBackend(Backend):
         found = self._loaded[tensor.name]
         assert isinstance(found, np.ndarray), tensor.name
         return found
+
+
+def _multiply(packed: tuple[Weight, ...], program: Program, views: tuple[View, ...]) -> None:
+    """views: out, in."""
+    program.linear(views[0], views[1], packed, None, Reads.FORMAT)

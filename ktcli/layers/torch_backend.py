@@ -21,12 +21,13 @@ from ktcli.layers.backend import (
     DeltaShape,
     Gate,
     GqaShape,
+    MixShape,
     MlaShape,
     Reads,
     Rope,
     Routing,
 )
-from ktcli.layers.gpu import recurrent
+from ktcli.layers.gpu import functions, hyper, recurrent
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
@@ -90,6 +91,7 @@ class StepInputs:
         caches: of each layer its pages, flat: 64 * elements per position * pages.
         first_output: rows from here on give logits.
         states: of each layer what it keeps of sequences, f32 [slots, elements]; (): no layer does.
+        ids: int64 [T]; None: no layer routes by them.
     """
 
     x: torch.Tensor
@@ -97,6 +99,7 @@ class StepInputs:
     caches: Sequence[torch.Tensor]
     first_output: int = 0
     states: Sequence[torch.Tensor] = ()
+    ids: torch.Tensor | None = None
 
 
 class TorchBackend(Backend):
@@ -122,13 +125,14 @@ class TorchBackend(Backend):
     def norm(
         self,
         x: Value,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
-        values = self._weights.vectors[gain.name]
+        width = head_width or columns or x.shape[1]
+        values = x.new_ones(width) if gain is None else self._weights.vectors[gain.name]
         if columns is None:
             return self._kernels.norm(x, values, eps)
         x[:, :columns] = self._kernels.norm(x[:, :columns], values, eps)
@@ -145,6 +149,11 @@ class TorchBackend(Backend):
         kernels = EXACT if reads is Reads.F32 else self._kernels
         offsets = None if bias is None else self._weights.vectors[bias.name]
         return kernels.linear(x, self._weights.matrices[weight.name], offsets)
+
+    def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        columns = self.split(x, *(weight.k for weight in weights))
+        done = (self.linear(part, w) for part, w in zip(columns, weights, strict=True))
+        return torch.cat(list(done), -1)
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         return torch.split(x, list(widths), dim=-1)
@@ -218,9 +227,21 @@ class TorchBackend(Backend):
         assert slots is not None, "the step says nothing of states"
         return recurrent.States(self._step.states[layer], slots)
 
-    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Routed:
+    def route(
+        self,
+        logits: Value,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Routed:
         offsets = None if bias is None else self._weights.vectors[bias.name]
-        routed = self._kernels.route(logits, routing, offsets)
+        if table is not None:
+            assert self._step.ids is not None, "the step says nothing of ids"
+            every = self._weights.vectors[table.name].view(-1, routing.top_k)
+            routed = functions.weigh(logits, routing, every.index_select(0, self._step.ids).long())
+        else:
+            routed = self._kernels.route(logits, routing, offsets)
         self.routings.append(routed)
         return routed
 
@@ -248,6 +269,19 @@ class TorchBackend(Backend):
 
     def add(self, a: Value, b: Value) -> Value:
         return a + b
+
+    def spread(self, x: Value, streams: int) -> Value:
+        return x.repeat(1, streams)
+
+    def mix(self, x: Value, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        vectors = self._weights.vectors
+        return hyper.mix(x, vectors[scale.name], vectors[base.name], shape)
+
+    def collapse(self, x: Value, by: Value) -> Value:
+        return hyper.collapse(x, by)
+
+    def expand(self, x: Value, y: Value, by: Value) -> Value:
+        return hyper.expand(x, y, by)
 
     def select(self, x: Value) -> Value:
         return x[self._step.first_output :]

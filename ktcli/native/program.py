@@ -75,15 +75,19 @@ class Program:
         pointer = self._borrow("uint16_t[]", table)
         self._record("embed", self._lib.kt_program_embed, self._view(out), pointer, table.shape[0])
 
-    def norm(self, out: View, x: View, gain: F32Array, eps: float) -> None:
-        """RMSNorm of each run of len(gain) columns."""
-        pointer = self._borrow("float[]", gain)
+    def norm(
+        self, out: View, x: View, gain: F32Array | None, eps: float, run: int | None = None
+    ) -> None:
+        """RMSNorm of each run of `run` columns, or of as many as the gain has; without either, of each row."""
+        pointer = self._ffi.NULL if gain is None else self._borrow("float[]", gain)
+        width = run or (x.width if gain is None else gain.size)
+        require(gain is None or gain.size == width, f"a gain for runs of {width} columns")
         self._record(
             "norm",
             self._lib.kt_program_norm,
             self._view(out),
             self._view(x),
-            gain.size,
+            width,
             pointer,
             eps,
         )
@@ -215,13 +219,21 @@ class Program:
         logits: View,
         rule: tuple[int, int, int, int, int, int, int, float],
         bias: F32Array | None,
+        table: NDArray[np.int32] | None = None,
     ) -> int:
         """`rule`: experts, top_k, n_group, topk_group, score, group_score, normalize, scale.
 
-        Returns the routing's number.
+        Args:
+            table: [vocab, top_k], the experts of each token id.
+        Returns:
+            The routing's number.
         """
-        pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
-        router = self._ffi.new("kt_router *", (*rule, pointer))
+        null = self._ffi.NULL
+        pointer = null if bias is None else self._borrow("float[]", bias)
+        router = self._ffi.new("kt_router *", (*rule, pointer, null, 0))
+        if table is not None:
+            require(table.dtype == np.int32 and table.shape[1:] == (rule[1],), "table does not fit")
+            router.table, router.vocab = self._borrow("int32_t[]", table), len(table)
         self.labels.append("route")
         number = self._check(self._lib.kt_program_route(self.handle, self._view(logits), router))
         self._experts.append(rule[0])
@@ -302,6 +314,24 @@ class Program:
 
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
+
+    def spread(self, out: View, x: View) -> None:
+        """x to each stream of out."""
+        self._record("spread", self._lib.kt_program_spread, *map(self._view, (out, x)))
+
+    def mix(self, x: View, rule: tuple[int, int, float], scale: F32Array, base: F32Array) -> None:
+        """`rule`: streams, iterations, eps."""
+        parts = 1 if x.width == rule[0] else 3
+        require((scale.size, base.size) == (parts, x.width), "scales or base do not fit")
+        values = self._borrow("float[]", scale), self._borrow("float[]", base)
+        struct = self._ffi.new("kt_mix *", (*rule, *values))
+        self._record("mix", self._lib.kt_program_mix, self._view(x), struct)
+
+    def collapse(self, out: View, x: View, by: View) -> None:
+        self._record("collapse", self._lib.kt_program_collapse, *map(self._view, (out, x, by)))
+
+    def expand(self, out: View, x: View, y: View, by: View) -> None:
+        self._record("expand", self._lib.kt_program_expand, *map(self._view, (out, x, y, by)))
 
     def carry(self, out: View, x: View) -> None:
         """out += x, in steps that defer."""

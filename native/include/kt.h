@@ -372,6 +372,19 @@ typedef struct kt_conv {
 } kt_conv;
 KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
 
+/* Windows of `every` positions, the first from position 0 on, each become one row: of each column c by itself
+ *     out[c] = sum over the window's rows i of softmax_i(score[i][c] + bias[i][c]) * in[i][c]
+ * which is in the row of the token that completes the window; the rows of other tokens are zero. overlap: in, score
+ * and bias have twice as many columns as out, and a window is made of its own rows' second halves and of the first
+ * halves of those of the window before, where there is one. State: f32, [3][out.width], with overlap [6][out.width]. */
+typedef struct kt_pooling {
+    int32_t every;          /* 1..65536 */
+    int32_t overlap;
+    const float *bias;      /* [every][in.width] */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_pooling;
+KT_API int kt_program_pool(kt_program *program, kt_view out, kt_view in, kt_view score, const kt_pooling *pooling);
+
 /* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
  *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
  * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and

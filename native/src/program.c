@@ -155,6 +155,14 @@ float *program_constant(kt_program *p, int64_t n, double value)
     return made;
 }
 
+int program_reserve_state(kt_program *p, const char *name, size_t offset, size_t size)
+{
+    if (offset % 64 != 0 || offset > INT64_MAX / 2)
+        return program_fail(p, KT_ERR_SHAPE, "%s: state_offset %zu is not a multiple of 64", name, offset);
+    p->state_bytes = p->state_bytes > offset + size ? p->state_bytes : offset + size;
+    return KT_OK;
+}
+
 int32_t program_resource(kt_program *p)
 {
     return p->resources++;

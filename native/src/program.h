@@ -221,6 +221,8 @@ void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
 /* Most that any operation needs: shared scratch, and local scratch of each thread. */
 void program_reserve(kt_program *p, size_t scratch, size_t local);
 void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */
+/* KT_OK if a state of `size` bytes can lie at `offset`. */
+int program_reserve_state(kt_program *p, const char *name, size_t offset, size_t size);
 /* What was converted from columns of v is stale. */
 void program_forget(kt_program *p, kt_view v);
 /* v as m reads it; records the conversion if it is not there already. */

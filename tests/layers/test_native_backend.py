@@ -41,7 +41,7 @@ class Symbols:
         for i in range(view.width):
             columns[view.column + i] = hash((i, *history))
 
-    def route(self, logits: View, rule: Any, bias: Any) -> int:
+    def route(self, logits: View, rule: Any, bias: Any, table: Any) -> int:
         self.routings += 1
         self.routed[self.routings] = hash((self.read(logits), rule))
         return self.routings
@@ -56,6 +56,9 @@ class Symbols:
 
     def rope(self, x: View, *rest: Any) -> None:
         self.write(x, "rope", self.read(x), rest)
+
+    def mix(self, x: View, *rest: Any) -> None:
+        self.write(x, "mix", self.read(x))
 
     def delta(self, out: View, qkv: Any, gates: Any, *rest: Any) -> None:
         read = [self.read(view) for view in (*qkv, *gates)]
