@@ -69,7 +69,7 @@ static void push(growing *g, const float *x, const float *score, const float *bi
 }
 
 /* All tokens of the step, columns [first, first + n). */
-static void pool_columns(const pooling *o, const worker *w, int64_t first, int64_t n)
+static void pooling_columns(const pooling *o, const worker *w, int64_t first, int64_t n)
 {
     int64_t tokens = rows_of(w, KT_ROWS_TOKENS), every = o->s.every, own = o->s.overlap ? o->dim : 0;
     const float *state = w->step->state ? w->step->state + o->s.state_offset / sizeof(float) : NULL;
@@ -99,11 +99,11 @@ static void pool_columns(const pooling *o, const worker *w, int64_t first, int64
         store(&next, next_state + 3 * o->dim, o->dim, first, n);
 }
 
-static void pool_run(const void *arg, worker *w)
+static void pooling_run(const void *arg, worker *w)
 {
     const pooling *o = arg;
     for (int64_t i; (i = worker_take(w, 1)) * BLOCK < o->dim;)
-        pool_columns(o, w, i * BLOCK, min64(BLOCK, o->dim - i * BLOCK));
+        pooling_columns(o, w, i * BLOCK, min64(BLOCK, o->dim - i * BLOCK));
 }
 
 int kt_program_pool(kt_program *p, kt_view out, kt_view in, kt_view score, const kt_pooling *s)
@@ -127,7 +127,7 @@ int kt_program_pool(kt_program *p, kt_view out, kt_view in, kt_view score, const
         return failed ? failed : KT_ERR_MEMORY;
     *o = (pooling){.out = out, .in = in, .score = score, .s = *s, .dim = out.width};
     program_operation(p);
-    program_phase(p, pool_run, o);
+    program_phase(p, pooling_run, o);
     program_touch_view(p, in, ANY_ROWS);
     program_touch_view(p, score, ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
