@@ -28,12 +28,14 @@ class Rope:
         inv_freq: radians per position of each pair, length dim/2.
         scale: factor on cos and sin (YaRN's attention factor).
         interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
+        shift: added to positions.
     """
 
     dim: int
     inv_freq: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
+    shift: int = 0
 
 
 class Reads(IntEnum):
@@ -139,6 +141,30 @@ class ChooseShape:
     def positions(self) -> int:
         """The most that a token attends to."""
         return self.top_k * self.block
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """Windows of positions that become one row of `dim` columns each; see kt_program_pool for the exact rule.
+
+    Attributes:
+        every: positions of a window.
+        overlap: the window before takes part, with columns of its own.
+    """
+
+    dim: int
+    every: int
+    overlap: bool
+
+    @property
+    def columns(self) -> int:
+        """Of each position's row."""
+        return 2 * self.dim if self.overlap else self.dim
+
+    @property
+    def state_elements(self) -> int:
+        """f32: greatest score, sum of powers and weighted sum, of the open window and of the next."""
+        return ceil_to(3 * self.columns, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +282,16 @@ class Backend(Protocol):
         """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:
         rows of N columns for the last W rows of x, the oldest first. State: W - 1 rows, at the beginning of the
         layer's."""
+
+    def pool(
+        self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        """Rows of windows of positions, see kt_program_pool -> [T, dim].
+
+        Args:
+            bias: [1, every * columns of x].
+            first: where its state begins in the layer's, f32 elements; whole lines of 16.
+        """
 
     def delta(
         self,

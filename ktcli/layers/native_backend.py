@@ -23,6 +23,7 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
+    PoolShape,
     Reads,
     Rope,
     Routing,
@@ -139,7 +140,7 @@ class NativeBackend(Backend):
         def emit(p: Program, v: tuple[View, ...]) -> None:
             if rope not in self._ropes:
                 self._ropes[rope] = p.rope_table(
-                    np.array(rope.inv_freq, dtype=np.float32), rope.scale
+                    np.array(rope.inv_freq, dtype=np.float32), rope.scale, rope.shift
                 )
             p.rope(v[0], self._ropes[rope], head_width, first, rope.interleaved)
 
@@ -212,6 +213,14 @@ class NativeBackend(Backend):
         rows = self._array(weight).reshape(-1, x.width)
         out, first = self._buffer(x.width, like=x), self._states[layer]
         self._note(lambda p, v: p.conv(v[0], v[1], rows, first), out, x)
+        return out
+
+    def pool(
+        self, x: View, score: View, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        rows, start = self._array(bias).reshape(shape.every, -1), self._states[layer] + first
+        out = self._buffer(shape.dim, like=x)
+        self._note(lambda p, v: p.windows(*v, shape.every, rows, start), out, x, score)
         return out
 
     def delta(

@@ -9,7 +9,7 @@ not decided here: an `ExpertRunner` takes a layer's rows and gives back their su
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -23,11 +23,12 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
+    PoolShape,
     Reads,
     Rope,
     Routing,
 )
-from ktcli.layers.gpu import functions, hyper, recurrent
+from ktcli.layers.gpu import functions, hyper, pooling, recurrent
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
@@ -159,8 +160,10 @@ class TorchBackend(Backend):
         return torch.split(x, list(widths), dim=-1)
 
     def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value:
-        table = rope_table(rope, x.device)
-        return self._kernels.rope(x, self._step.rows, table, head_width, first, rope.interleaved)
+        table, rows = rope_table(rope, x.device), self._step.rows
+        if rope.shift:
+            rows = replace(rows, positions=rows.positions + rope.shift)
+        return self._kernels.rope(x, rows, table, head_width, first, rope.interleaved)
 
     def gqa(
         self,
@@ -207,6 +210,19 @@ class TorchBackend(Backend):
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
         return recurrent.conv(x, rows, self._states(layer), self._step.rows.run)
+
+    def pool(
+        self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        rows = self._weights.vectors[bias.name].view(shape.every, -1)
+        return pooling.pool(
+            x,
+            score + rows[self._step.rows.positions % shape.every],
+            self._step.rows,
+            shape,
+            self._states(layer),
+            first,
+        )
 
     def delta(
         self,

@@ -114,11 +114,11 @@ class Program:
             reads,
         )
 
-    def rope_table(self, inv_freq: F32Array, scale: float) -> int:
+    def rope_table(self, inv_freq: F32Array, scale: float, shift: int = 0) -> int:
         """A rotation table; returns its number."""
         pointer = self._borrow("float[]", inv_freq)
         return self._check(
-            self._lib.kt_program_rope_table(self.handle, 2 * inv_freq.size, pointer, scale)
+            self._lib.kt_program_rope_table(self.handle, 2 * inv_freq.size, pointer, scale, shift)
         )
 
     def rope(self, x: View, table: int, head_width: int, first: int, interleaved: bool) -> None:
@@ -188,6 +188,17 @@ class Program:
         pointer = self._borrow("float[]", weight)
         struct = self._ffi.new("kt_conv *", (weight.shape[0], pointer, _F32_BYTES * state_first))
         self._record("conv", self._lib.kt_program_conv, self._view(out), self._view(x), struct)
+
+    def windows(
+        self, out: View, x: View, score: View, every: int, bias: F32Array, state_first: int
+    ) -> None:
+        """`bias` [every, width of x], which is that of out, or twice that; the state begins with this f32
+        element."""
+        require(bias.shape == (every, x.width), "a bias of another shape")
+        pointer, overlap = self._borrow("float[]", bias), x.width > out.width
+        rule = (every, overlap, pointer, _F32_BYTES * state_first)
+        struct = self._ffi.new("kt_pooling *", rule)
+        self._record("windows", self._lib.kt_program_pool, *map(self._view, (out, x, score)), struct)
 
     def delta(
         self,

@@ -303,9 +303,10 @@ enum kt_reads {
 KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
                              const float *bias, int32_t reads);
 
-/* A rotation table: cos and sin of position * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
+/* A rotation table: cos and sin of (position + shift) * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
  * Returns its number or KT_ERR_*. */
-KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale);
+KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale,
+                                     int64_t shift);
 /* Rotate in place columns [first, first + dim) of each run of head_width columns.
  * interleaved 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2). */
 KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_t head_width, int64_t first,

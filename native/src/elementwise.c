@@ -136,11 +136,13 @@ int kt_program_layer_norm(kt_program *p, kt_view out, kt_view in, const float *g
 
 /* ---- rope --------------------------------------------------------------------------------------- */
 
-int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale)
+int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale, int64_t shift)
 {
     int failed = program_open(p);
     if (failed)
         return failed;
+    if (shift < -MAX_COLUMNS || shift > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_RANGE, "rope table: positions shifted by %lld", (long long)shift);
     if (dim < 2 || dim % 2 != 0 || dim > MAX_COLUMNS || !inv_freq)
         return program_fail(p, KT_ERR_SHAPE, "rope table: dim is %lld; an even number of columns is rotated",
                             (long long)dim);
@@ -149,7 +151,7 @@ int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq,
     if (!copy || !ROOM(p, p->tables))
         return KT_ERR_MEMORY;
     memcpy(copy, inv_freq, size);
-    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .inv_freq = copy,
+    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .shift = shift, .inv_freq = copy,
                                              .resource = program_resource(p)};
     return p->tables.n++;
 }
@@ -160,7 +162,7 @@ static void table_run(const void *arg, worker *w)
     const rope_table *r = &w->program->tables.at[((const rowwise *)arg)->table];
     int64_t t, last, half = r->dim / 2;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t);
+        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t + r->shift);
         for (int64_t i = 0; i < half; i++) {
             float angle = position * r->inv_freq[i];
             cosine[i] = cosf(angle) * r->scale;

@@ -20,17 +20,14 @@ typedef struct pooling {
     int64_t dim;
 } pooling;
 
-/* `n` columns of a growing softmax. */
+/* Columns of a growing softmax; all zeros: of nothing yet, whatever the greatest score says. */
 typedef struct growing {
     float max[BLOCK], sum[BLOCK], acc[BLOCK];
 } growing;
 
 static void empty(growing *g)
 {
-    for (int64_t c = 0; c < BLOCK; c++) {
-        g->max[c] = -INFINITY;
-        g->sum[c] = g->acc[c] = 0;
-    }
+    memset(g, 0, sizeof *g);
 }
 
 /* The state [3][dim] of `dim` columns, of which these begin at `first`. */
@@ -55,8 +52,8 @@ static void push(growing *g, const float *x, const float *score, const float *bi
 {
     for (int64_t c = 0; c < n; c++) {
         float z = score[c] + bias[c];
-        if (z > g->max[c]) {
-            float keep = expf(g->max[c] - z);
+        if (g->sum[c] == 0 || z > g->max[c]) {
+            float keep = g->sum[c] == 0 ? 0 : expf(g->max[c] - z);
             g->max[c] = z;
             g->sum[c] = g->sum[c] * keep + 1;
             g->acc[c] = g->acc[c] * keep + x[c];

@@ -67,6 +67,7 @@ typedef struct matrices {
 typedef struct rope_table {
     int64_t dim;
     float scale;
+    int64_t shift;                  /* of the position */
     const float *inv_freq;          /* [dim/2] */
     int32_t resource, recorded;
     float *data;                    /* [max_tokens][dim]: dim/2 cosines, dim/2 sines */

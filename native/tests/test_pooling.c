@@ -71,7 +71,7 @@ static void run(const fixture *f, int most, float out[TOKENS][MOST])
         }
         memcpy(before, states[which], sizeof before);
         kt_step step = {.n_tokens = n, .start = start, .first_output = n, .state = start ? states[which] : NULL,
-                        .next_state = states[1 - which]};
+                        .next_state = states[1 - which], .state_bytes = sizeof states[0]};
         OK(kt_program_run(f->p, &step), kt_program_error(f->p));
         CHECK(memcmp(before, states[which], sizeof before) == 0, "the state that was is written");
         for (int t = 0; t < n; t++)

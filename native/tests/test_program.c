@@ -41,9 +41,9 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
     REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
-    REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1), KT_ERR_SHAPE, why(p), "dim is 7");
+    REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1, 0), KT_ERR_SHAPE, why(p), "dim is 7");
     REFUSED(kt_program_rope(p, a, 0, 16, 0, 0), KT_ERR_RANGE, why(p), "table 0 of 0");
-    int32_t table = kt_program_rope_table(p, 16, (float[8]){1}, 1);
+    int32_t table = kt_program_rope_table(p, 16, (float[8]){1}, 1, 0);
     REFUSED(kt_program_rope(p, a, table, 16, 4, 0), KT_ERR_SHAPE, why(p), "columns 4..20");
     REFUSED(kt_program_rope(p, outputs, table, 16, 0, 0), KT_ERR_SHAPE, why(p), "domain 1");
     kt_step s = {.n_tokens = 1};

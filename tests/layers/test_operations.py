@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 
-from ktcli.layers.backend import Backend, MixShape, Reads, Routing, Score, Value
+from ktcli.layers.backend import (
+    Backend,
+    MixShape,
+    PoolShape,
+    Reads,
+    Rope,
+    Routing,
+    Score,
+    Value,
+)
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import EXACT
 from ktcli.layers.gpu.packed import Plain
@@ -159,3 +168,109 @@ def test_equals_transformers(run: Any, values: dict[str, Any]) -> None:
         got, want = np.take_along_axis(gate, order, 1), np.take_along_axis(weight, other, 1)
         np.testing.assert_allclose(got, want, rtol=2e-5)
     np.testing.assert_array_equal(routed[1][0], chosen[1][0])  # in the table's order
+
+
+# -- windows of positions ------------------------------------------------------------------------------
+
+DIM, TURNED, Q_LORA = 12, 4, 6
+POOLED = DeepseekV4Config(
+    vocab_size=VOCAB, hidden_size=HIDDEN, head_dim=DIM, q_lora_rank=Q_LORA, index_head_dim=8, index_n_heads=2,
+    qk_rope_head_dim=TURNED, num_hidden_layers=2, rms_norm_eps=EPS, index_topk=3,
+    compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 5},
+)  # fmt: skip
+LENGTH = 31
+KINDS = {"overlap": PoolShape(DIM, 4, True), "apart": PoolShape(DIM, 5, False)}
+X = np.random.default_rng(5).standard_normal((LENGTH, HIDDEN)).astype(np.float32)
+TOKENS = np.arange(LENGTH, dtype=np.int32)
+
+
+def pooled_values(shape: PoolShape) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(shape.every)
+    sizes = {
+        "kv": (shape.columns, HIDDEN),
+        "gate": (shape.columns, HIDDEN),
+        "bias": (shape.every, shape.columns),
+        "gain": (DIM,),
+    }
+    made = {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    return {name: bf16(x) for name, x in made.items()} | {"embed": bf16(X)}
+
+
+def pool_forward(b: Backend, shape: PoolShape) -> Value:
+    x = b.embed(tensor("embed", LENGTH, HIDDEN, Role.TABLE))
+    kv, gate = (
+        b.linear(x, tensor(n, shape.columns, HIDDEN, Role.KEPT), reads=Reads.F32)
+        for n in ("kv", "gate")
+    )
+    bias = tensor("bias", 1, shape.every * shape.columns, Role.VECTOR)
+    pooled = b.pool(kv, gate, bias, shape, layer=0, first=16)
+    pooled = b.norm(pooled, tensor("gain", 1, DIM, Role.VECTOR), EPS)
+    frequencies = tuple((160000.0 ** -(np.arange(0, TURNED, 2) / TURNED)).tolist())
+    rope = Rope(TURNED, frequencies, interleaved=True, shift=1 - shape.every)
+    return b.rope(pooled, rope, head_width=DIM, first=DIM - TURNED)
+
+
+def pool_native(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArray[np.float32]:
+    loaded: dict[str, Any] = {"bias": v["bias"].reshape(-1), "gain": v["gain"]}
+    for name in ("kv", "gate"):
+        packed = oracle.pack(FORMATS["bf16"], v[name])
+        arena = Arena(packed.nbytes)
+        arena.bytes[: packed.nbytes] = packed
+        loaded[name] = (Weight(FORMATS["bf16"], shape.columns, HIDDEN, 1, arena.address, arena),)
+    loaded["embed"] = torch.from_numpy(v["embed"]).bfloat16().view(torch.uint16).numpy()
+    program = Program(Pool(2), max_tokens=LENGTH, max_outputs=1, exact=True)
+    backend = NativeBackend(loaded, (), (0,))
+    (view,) = backend.record(program, pool_forward(backend, shape))
+    out, state, start = [], None, 0
+    for n in sizes:
+        after = np.full(16 + shape.state_elements, np.nan, np.float32)
+        ids = TOKENS[start : start + n]
+        program.run(Step(ids, start, np.zeros(1, np.int32), n, state=state, next_state=after))
+        out.append(program.rows(view, n).copy())
+        state, start = after, start + n
+    return np.concatenate(out)
+
+
+def pool_torch(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArray[np.float32]:
+    weights = Weights(
+        {name: Plain(torch.from_numpy(v[name])) for name in ("kv", "gate")},
+        {name: torch.from_numpy(v[name].reshape(-1)) for name in ("bias", "gain")},
+    )
+    memory = torch.full((2, 16 + shape.state_elements), np.nan)
+    out, start = [], 0
+    for i, n in enumerate(sizes):
+        slots = torch.tensor([[i % 2 if i else -1], [(i + 1) % 2]])
+        rows = Rows(torch.arange(start, start + n), torch.zeros(1, 1, dtype=torch.int32), n, slots)
+        x = torch.from_numpy(v["embed"])[start : start + n]
+        step = StepInputs(x, rows, (), states=(memory,))
+        out.append(
+            pool_forward(TorchBackend(weights, step, EXACT, ResidentRunner(EXACT, ())), shape)
+        )
+        start += n
+    return torch.cat(out).numpy()
+
+
+@torch.no_grad()
+def pool_judge(shape: PoolShape, v: dict[str, Any]) -> NDArray[np.float32]:
+    made = (judge.DeepseekV4CSACompressor if shape.overlap else judge.DeepseekV4HCACompressor)(
+        POOLED
+    )
+    for name, part in {"kv": made.kv_proj, "gate": made.gate_proj, "gain": made.kv_norm}.items():
+        fill(part, weight=v[name])
+    fill(made, position_bias=v["bias"])
+    for other in getattr(made, "indexer", torch.nn.Module()).parameters():
+        other.zero_()
+    x, positions = torch.from_numpy(v["embed"])[None], torch.arange(LENGTH)[None]
+    rows, _ = made(x, torch.zeros(1, LENGTH, Q_LORA), positions, None, 0)
+    return rows[0, 0].numpy()
+
+
+@pytest.mark.parametrize("run", [pool_native, pool_torch], ids=["native", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [[LENGTH], [6, 1, 1, 1, 14, 8]], ids=["whole", "chunks"])
+def test_windows_equal_transformers(run: Any, kind: str, sizes: list[int]) -> None:
+    shape = KINDS[kind]
+    v = pooled_values(shape)
+    got, want = run(shape, v, sizes)[shape.every - 1 :: shape.every], pool_judge(shape, v)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, atol=2e-5 * np.abs(want).max(), rtol=0)
