@@ -336,11 +336,15 @@ KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k
  * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
  * every place is, and nothing is scored.
  * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
- * them; rows [64][dim] f32 when exact or kv_f32. dim is even. */
+ * them; rows [64][dim] f32 when exact or kv_f32. dim is even.
+ * every > 1, with weights: a place is a window of so many positions. Its key is that of its last one, other keys are
+ * not kept, and a token sees the windows that are complete with it: of position p, (p + 1) / every. A page then holds
+ * 64 / every keys, rounded up to 16. */
 typedef struct kt_choose {
     int32_t heads, dim, top_k, block, local;
     float scale;
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
+    int32_t every;          /* 0: 1; a divisor of 64 */
 } kt_choose;
 /* Returns the number (>= 1) of the choice or KT_ERR_*. It lasts until the next choose of the same top_k, block and
  * lists in the program, which gives it the same number. */

@@ -86,6 +86,7 @@ typedef struct routing {
 typedef struct selection {
     int32_t lists, top_k, resource;
     int32_t block;                  /* positions of a place */
+    int32_t every;                  /* positions of a window that is a place */
     int32_t *at;                    /* [max_tokens][lists][top_k] */
     int32_t *count;                 /* [max_tokens][lists] */
 } selection;
@@ -93,7 +94,7 @@ typedef struct selection {
 /* The most positions that a token attends to; one that sees no more is not scored. */
 static inline int64_t selection_reach(const selection *s)
 {
-    return (int64_t)s->top_k * s->block;
+    return (int64_t)s->top_k * s->block * s->every;
 }
 
 /* Whether every token of the step attends to all that it sees. */
