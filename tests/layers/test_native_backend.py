@@ -51,7 +51,7 @@ class Symbols:
     ) -> None:
         self.write(out, self.read(x), self.routed[routing], down[0].address)
 
-    def rope_table(self, inv_freq: Any, scale: float) -> int:
+    def rope_table(self, inv_freq: Any, scale: float, shift: int) -> int:
         return 0
 
     def rope(self, x: View, *rest: Any) -> None:
