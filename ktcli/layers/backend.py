@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from ktcli.layers.tensors import Tensor, ceil_to
-from ktcli.native import SILU, Glu
+from ktcli.native import PAGE_TOKENS, SILU, Glu
 
 Value = Any
 
@@ -127,6 +127,7 @@ class ChooseShape:
         behind: elements that the layer caches for each position before the index key.
         block: positions of a place.
         local: so many blocks, the token's own and those before it, are always chosen.
+        every: positions of a window that is a place, whose key is that of its last one.
     """
 
     heads: int
@@ -136,11 +137,57 @@ class ChooseShape:
     behind: int
     block: int = 1
     local: int = 0
+    every: int = 1
 
     @property
     def positions(self) -> int:
         """The most that a token attends to."""
-        return self.top_k * self.block
+        return self.top_k * self.block * self.every
+
+    @property
+    def elements(self) -> int:
+        """Cached for each position."""
+        return paged_elements(self.dim, self.every, 16)
+
+
+def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
+    """Elements per position of a page's rows [dim], one for each window of `every` that ends in it.
+
+    Args:
+        multiple: to which their number is rounded up.
+    """
+    rows = ceil_to(max(1, PAGE_TOKENS // every), multiple)
+    return -(-rows * dim // PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class MqaShape:
+    """Attention over one key, of a window and of pooled rows; see kt_program_mqa for the exact rule.
+
+    Attributes:
+        window: positions that a token sees, its own included.
+        every: positions of a window that is one pooled row; 0: there are none.
+        context: positions that a sequence may have.
+        beside: elements that the layer caches for each position behind the pooled rows: an indexer's keys.
+    """
+
+    heads: int
+    dim: int
+    scale: float
+    window: int
+    every: int = 0
+    context: int = 0
+    beside: int = 0
+
+    @property
+    def paged(self) -> int:
+        """Elements of pooled rows, per position."""
+        return paged_elements(self.dim, self.every) if self.every else 0
+
+    @property
+    def state_elements(self) -> int:
+        """f32 of the window."""
+        return ceil_to(self.window * self.dim, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +324,23 @@ class Backend(Protocol):
         """Append the latent [T, lora + rope], attend -> [T, heads * v]. Weights: uk_in, uk_out, uv.
 
         With `chosen`, to what the last `choose` chose."""
+
+    def mqa(
+        self,
+        q: Value,
+        kv: Value,
+        pooled: Value | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        """Attend to the last positions and to pooled rows, which are appended -> [T, heads * dim].
+
+        With `chosen`, to those of the pooled rows that the last `choose` chose.
+        first: where its state begins in the layer's, f32 elements; whole lines of 16."""
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:

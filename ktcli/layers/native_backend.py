@@ -23,6 +23,7 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
+    MqaShape,
     PoolShape,
     Reads,
     Rope,
@@ -182,7 +183,7 @@ class NativeBackend(Backend):
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
             at = offset + s.behind * PAGE_TOKENS * (4 if p.kv_f32 else 2)
-            facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at)
+            facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at, s.every)
             self._choice = p.choose(v[0], v[1], v[2] if len(v) > 2 else None, facts)
 
         self._note(emit, q, key, *(() if weight is None else (weight,)))
@@ -207,6 +208,31 @@ class NativeBackend(Backend):
             p.mla(v[0], v[1], v[2], facts, (uk_in, uk_out, uv), choice)
 
         self._note(emit, out, q, latent)
+        return out
+
+    def mqa(
+        self,
+        q: View,
+        kv: View,
+        pooled: View | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        s, offset, start = shape, self._offsets[layer], self._states[layer] + first
+        values = None if sinks is None else self._array(sinks)
+        most = s.context // s.every if s.every else 0
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            windows = (s.every, self._choice if chosen else 0, most, offset)
+            rule = (s.heads, s.dim, s.scale, s.window)
+            p.mqa(v[0], v[1], v[2], v[3] if s.every else None, rule, windows, values, start)
+
+        out = self._buffer(s.heads * s.dim, like=q)
+        self._note(emit, out, q, kv, *(() if pooled is None else (pooled,)))
         return out
 
     def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:

@@ -155,9 +155,9 @@ class Program:
         q: View,
         key: View,
         weight: View | None,
-        shape: tuple[int, int, int, int, int, float, int],
+        shape: tuple[int, int, int, int, int, float, int, int],
     ) -> int:
-        """`shape`: heads, dim, top_k, block, local blocks, score scale, layer offset.
+        """`shape`: heads, dim, top_k, block, local blocks, score scale, layer offset, positions of a window.
 
         Returns the number of the choice.
         """
@@ -188,6 +188,30 @@ class Program:
         pointer = self._borrow("float[]", weight)
         struct = self._ffi.new("kt_conv *", (weight.shape[0], pointer, _F32_BYTES * state_first))
         self._record("conv", self._lib.kt_program_conv, self._view(out), self._view(x), struct)
+
+    def mqa(
+        self,
+        out: View,
+        q: View,
+        kv: View,
+        pooled: View | None,
+        rule: tuple[int, int, float, int],
+        windows: tuple[int, int, int, int],
+        sinks: F32Array | None,
+        state_first: int,
+    ) -> None:
+        """
+        Args:
+            rule: heads, dim, score scale, window.
+            windows: positions of each, choice, most that a token sees, layer offset.
+            sinks: [heads] or None.
+            state_first: f32 element with which its state begins.
+        """
+        require(sinks is None or sinks.size == rule[0], "sinks of another number of heads")
+        pointer = self._ffi.NULL if sinks is None else self._borrow("float[]", sinks)
+        struct = self._ffi.new("kt_mqa *", (*rule, pointer, _F32_BYTES * state_first, *windows))
+        views = map(self._view, (out, q, kv, pooled or View(0, 0, 0)))
+        self._record("mqa", self._lib.kt_program_mqa, *views, struct)
 
     def windows(
         self, out: View, x: View, score: View, every: int, bias: F32Array, state_first: int

@@ -367,6 +367,26 @@ typedef struct kt_mla {
 } kt_mla;
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 
+/* Attention of many heads over one key, rotated, which is its own value: that of the last `window` positions and, with
+ * every > 0, pooled rows of windows of so many positions, as kt_program_pool gives them; all that are complete with
+ * the token, of position p the first (p + 1) / every, or those of them that were chosen. One softmax over both.
+ * q and out [heads * dim], kv [dim], pooled [dim], or width 0 without windows. dim is even.
+ * State: f32, [window][dim], position p in row p % window. A page holds, from layer_offset, rows [64 / every][dim]
+ * of the windows that end in it, one where a window is longer than a page; bf16 (f32 when exact or kv_f32). */
+typedef struct kt_mqa {
+    int32_t heads, dim;
+    float scale;            /* of the scores, positive */
+    int32_t window;         /* 1 at least: a token's own */
+    const float *sinks;     /* [heads] or NULL, copied: one more score of each head, that of no key */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+    int32_t every;          /* 0: no pooled rows; else a divisor or a multiple of 64 */
+    int32_t choice;         /* of windows: what kt_program_choose returned; 0: a token attends to all it sees */
+    int64_t most;           /* pooled rows that a token can see: steps end before position (most + 1) * every */
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+} kt_mqa;
+KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view kv, kt_view pooled,
+                          const kt_mqa *shape);
+
 /* Causal convolution of each column by itself, then silu:
  * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
  * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */

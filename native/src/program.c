@@ -77,7 +77,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     p->pool = pool;
     p->options = *options;
     p->options.kv_f32 |= options->exact;
-    p->vocab = INT64_MAX;
+    p->vocab = p->positions = INT64_MAX;
     p->resources = 3;       /* 0: scratch, 1: the cache, 2: the nodes' scratch */
     p->n_nodes = kt_pool_nodes(pool);
     p->nodes = program_new(p, (size_t)p->n_nodes * sizeof *p->nodes);

@@ -173,6 +173,7 @@ struct kt_program {
     size_t scratch_bytes, node_bytes, product_bytes, local_bytes;
     stray *stray;                   /* NULL: no routing is given */
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
+    int64_t positions;              /* that a sequence may have; INT64_MAX: any number */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
     size_t state_bytes;             /* that a state must have; 0: none is used */
     kt_arena *arena;
