@@ -23,6 +23,7 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
+    MqaShape,
     PoolShape,
     Reads,
     Rope,
@@ -204,8 +205,31 @@ class TorchBackend(Backend):
     def choose(
         self, q: Value, key: Value, weight: Value | None, shape: ChooseShape, *, layer: int
     ) -> None:
-        _, keys = both_parts(self._step.caches[layer], shape.behind, shape.dim)
+        _, part = both_parts(self._step.caches[layer], shape.behind, shape.elements)
+        keys = window_rows(part, shape.dim, shape.every)
         self._chosen = self._kernels.choose(q, key, weight, keys, self._step.rows, shape)
+
+    def mqa(
+        self,
+        q: Value,
+        kv: Value,
+        pooled: Value | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        pages = kv.new_empty(0)  # of a layer without pooled rows
+        if shape.every:
+            part, _ = both_parts(self._step.caches[layer], shape.paged, shape.beside)
+            pages = window_rows(part, shape.dim, shape.every)
+        scores = None if sinks is None else self._weights.vectors[sinks.name]
+        kept, choice = (self._states(layer), first), self._chosen if chosen else None
+        return self._kernels.mqa(
+            q, kv, pooled, pages, self._step.rows, shape, kept, scores, choice
+        )
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
@@ -320,6 +344,12 @@ def both_parts(flat: torch.Tensor, first: int, behind: int) -> tuple[torch.Tenso
     cut = pages * PAGE_TOKENS * first
     rest = flat[cut:].view(pages, PAGE_TOKENS, behind)
     return flat[:cut].view(pages, PAGE_TOKENS, first), rest
+
+
+def window_rows(part: torch.Tensor, dim: int, every: int) -> torch.Tensor:
+    """Rows [pages, 64 / every, dim], one at least, at the beginning of each page of a part [pages, 64, …]."""
+    rows = max(1, PAGE_TOKENS // every)
+    return part.flatten(1)[:, : rows * dim].unflatten(1, (rows, dim))
 
 
 @cache
