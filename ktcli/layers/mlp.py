@@ -23,6 +23,9 @@ class MlpNames:
     down: str = "down_proj.weight"
 
 
+USUAL_MLP = MlpNames()
+
+
 @dataclass(frozen=True, slots=True)
 class SparseNames:
     """Checkpoint names below the prefix of an MLP with experts; "{e}" is the expert's number.
@@ -47,10 +50,12 @@ class SparseNames:
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
+    shared_names: MlpNames = USUAL_MLP
+    table: str = "gate.tid2eid"
     shared_gate: str = "shared_expert_gate.weight"
 
 
-USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
+USUAL_SPARSE = SparseNames()
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class SparseMlp:
             router's: they read the same input.
         glu: the activation of experts and shared expert.
         biases: router and experts have them (gpt-oss).
+        by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
         layer, name, source: as above.
     """
 
@@ -116,6 +122,7 @@ class SparseMlp:
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
     biases: bool = False
+    by_id: int = 0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -151,6 +158,14 @@ class SparseMlp:
             if self.biases
             else None
         )
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
+        shape = (self.by_id, self.routing.top_k)
+        stored = ((Stored(f"{self.source}.{self.names.table}", shape),),)
+        k, name = shape[0] * shape[1], f"{self.name}.router_table"
+        return Tensor(name, 1, k, Role.VECTOR, stored, layer=self.layer) if self.by_id else None
 
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
@@ -229,12 +244,12 @@ class SparseMlp:
         if not self.shared_width:
             return None
         name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
-        made = DenseMlp(self.hidden, self.shared_width, glu=self.glu)
+        made = DenseMlp(self.hidden, self.shared_width, self.names.shared_names, self.glu)
         return replace(made, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        vectors = (self.router_bias, self.router_correction, *(self.expert_biases or ()))
+        vectors = (self.router_bias, self.router_correction, self.table, *(self.expert_biases or ()))
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
         return (self.gate_up, self.down, *shared, self.router, *kept)
@@ -245,7 +260,7 @@ class SparseMlp:
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
-        routed = b.route(logits, self.routing, bias=self.router_correction)
+        routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
         started = b.experts(
             x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
         )

@@ -12,8 +12,9 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
-from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
-from ktcli.layers.decoder import Decoder, DecoderLayer
+from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
+from ktcli.layers.decoder import USUAL_NORMS, Decoder, DecoderLayer, below
+from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.mlp import (
     USUAL_MLP,
     USUAL_SPARSE,
@@ -47,6 +48,8 @@ class Prefixes:
         attention, mlp: below a layer.
         norm_plus: added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
+        embedding: below the body.
+        norms: before attention and MLP, below a layer.
     """
 
     body: str = "model"
@@ -55,6 +58,8 @@ class Prefixes:
     mlp: str = "mlp"
     norm_plus: float = 0.0
     ignored: tuple[str, ...] = ()
+    embedding: str = "embed_tokens"
+    norms: tuple[str, str] = USUAL_NORMS
 
 
 USUAL_PREFIXES = Prefixes()
@@ -88,24 +93,36 @@ def assemble(
     family: str,
     parts: Callable[[int], tuple[Attention, Mlp]],
     prefixes: Prefixes = USUAL_PREFIXES,
+    streams: MixShape | None = None,
 ) -> DecoderModel:
     """The model of a config.
 
     Args:
         parts: attention and MLP of a layer; this puts them in their place. One that names a source lies there
             below its layer, and not where the others do.
+        streams: of the residual; None: one, which is added to.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
 
+    def mixer(i: int, source: str, of: str) -> HyperConnection | None:
+        name = f"layers.{i}.{of}_mix"
+        where = f"{source}.hc_{'ffn' if of == 'mlp' else of}"
+        return streams and HyperConnection(hidden, streams, eps, False, i, name, where)
+
     def layer(i: int) -> DecoderLayer:
-        source = f"{prefixes.body}.layers.{i}"
+        source = below(prefixes.body, f"layers.{i}")
         attention, mlp = parts(i)
-        below = attention.source or prefixes.attention
-        attention = replace(attention, layer=i, source=f"{source}.{below}")
-        below = mlp.source or prefixes.mlp
-        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{below}")
-        return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
+        where = attention.source or prefixes.attention
+        attention = replace(attention, layer=i, source=f"{source}.{where}")
+        where = mlp.source or prefixes.mlp
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{where}")
+        around, beside = mixer(i, source, "attn"), mixer(i, source, "mlp")
+        mixers = (around, beside) if around and beside else None
+        names = prefixes.norms
+        return DecoderLayer(
+            i, source, hidden, eps, attention, mlp, prefixes.norm_plus, names, mixers
+        )
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     decoder = Decoder(
@@ -117,9 +134,14 @@ def assemble(
         body=prefixes.body,
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
+        embedding_name=prefixes.embedding,
+        mixer=streams
+        and HyperConnection(
+            hidden, streams, eps, True, name="mix", source=below(prefixes.body, "hc_head")
+        ),
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
-    beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
+    beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
     head = (f"{prefixes.head}.weight",) if decoder.tied else ()
     ignored = (*_LEFT_OUT, *beyond, *head, *prefixes.ignored)
     return DecoderModel(family, decoder, context, ignored)
