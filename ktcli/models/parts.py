@@ -239,7 +239,7 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
     Args:
         scaled: the weights have a factor in the config.
     """
-    experts, top_k = _experts(f)
+    experts, top_k = read_experts(f)
     scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
     return Routing(experts, top_k, normalize=normalize, scale=scale)
 
@@ -250,7 +250,7 @@ def read_corrected_routing(f: Fields, *, scale: float = 1.0, normalize: bool = T
     Args:
         scale, normalize: of the weights, unless the config says.
     """
-    experts, top_k = _experts(f)
+    experts, top_k = read_experts(f)
     routing = Routing(
         experts,
         top_k,
@@ -278,7 +278,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
     return n_group, topk_group
 
 
-def _experts(f: Fields) -> tuple[int, int]:
+def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", "moe_k", high=MAX_TOP_K)

@@ -13,7 +13,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.weights.across import Across
 from ktcli.weights.coded import FP8_BLOCK, INT8_ROWS, MXFP4, SCALES, fp8, integers, lossless_int4
 from ktcli.weights.scheme import Scheme
-from ktcli.weights.storage import PLAIN, Part, Source, Storage
+from ktcli.weights.storage import PLAIN, WHOLE, Part, Source, Storage
 
 Parts = Mapping[str, Part]
 Found = tuple[Storage, tuple[Part, ...]]
@@ -55,6 +55,8 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
     dtype, shape = part.entry.dtype, part.entry.shape
     if dtype in PLAIN:
         return Source(name, shape, PLAIN[dtype], (part,))
+    if dtype in WHOLE and name.endswith(".tid2eid"):  # others are no numbers of their own
+        return Source(name, shape, WHOLE[dtype], (part,))
     if dtype == "F8_E4M3" and len(shape) > 1:
         return Source(name, shape, *_fp8(part, parts, hint))
     if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
