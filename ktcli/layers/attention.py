@@ -30,6 +30,7 @@ class GroupedQueryAttention:
 
     Attributes:
         rope: may rotate only the first columns of each head.
+        rotates: it is used; K-EXAONE's layers without a window have no positions.
         qkv_bias, o_bias: on q, k and v; on o.
         has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
@@ -51,6 +52,7 @@ class GroupedQueryAttention:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     indexer: BlockIndexer | None = None
+    rotates: bool = True
     layer: int = 0
     source: str = ""
 
@@ -132,7 +134,8 @@ class GroupedQueryAttention:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
-        q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.rotates:
+            q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         if self._indexer:
             self._indexer.forward(b, *index)
         chosen = self._indexer is not None

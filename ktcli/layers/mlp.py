@@ -42,6 +42,8 @@ class SparseNames:
     router: str = "gate.weight"
     router_bias: str = "gate.bias"
     correction: str = "gate.e_score_correction_bias"
+    correction_is_row: bool = False
+    fused_across: bool = False
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
@@ -137,7 +139,9 @@ class SparseMlp:
     @cached_property
     def router_correction(self) -> Tensor | None:
         return (
-            self._router_vector("router_bias", self.names.correction) if self.correction else None
+            self._router_vector("router_bias", self.names.correction, self.names.correction_is_row)
+            if self.correction
+            else None
         )
 
     @cached_property
@@ -148,9 +152,9 @@ class SparseMlp:
             else None
         )
 
-    def _router_vector(self, name: str, source: str) -> Tensor:
+    def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
-        stored = whole((f"{self.source}.{source}", (n,)))
+        stored = whole((f"{self.source}.{source}", (1, n) if is_row else (n,)))
         return Tensor(f"{self.name}.{name}", 1, n, Role.VECTOR, stored, layer=self.layer)
 
     @cached_property
@@ -202,7 +206,9 @@ class SparseMlp:
             along = Stored(packed, (e, rows, self.hidden), matrix=True, step=2)
             either = tuple((piece, replace(piece, first=1)) for piece in (across, along))
             return _gate_up(self, Role.EXPERTS, e, (*either, each))
-        fused = Stored(name, (e, rows, self.hidden), matrix=True, count=self.width)
+        turned = self.names.fused_across
+        shape = (e, self.hidden, rows) if turned else (e, rows, self.hidden)
+        fused = Stored(name, shape, matrix=True, transposed=turned, count=self.width)
         return _gate_up(self, Role.EXPERTS, e, (each, (fused, replace(fused, first=self.width))))
 
     @cached_property
@@ -214,6 +220,8 @@ class SparseMlp:
             across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
             packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
             return _down(self, Role.EXPERTS, e, ((across,), (packed,), each))
+        if self.names.fused_across:
+            fused = replace(fused, shape=(e, *shape[::-1]), transposed=True)
         return _down(self, Role.EXPERTS, e, (each, (fused,)))
 
     @cached_property

@@ -15,6 +15,7 @@ from ktcli.layers.backend import Routing
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    TEXT,
     USUAL_PREFIXES,
     Prefixes,
     assemble,
@@ -26,6 +27,7 @@ from ktcli.models.parts import (
     read_softmax_routing,
     read_sparse,
     read_typed_dense,
+    text_part,
 )
 
 MODEL_TYPES: tuple[str, ...] = (
@@ -37,7 +39,6 @@ MODEL_TYPES: tuple[str, ...] = (
 )
 
 # Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
-_TEXT = "text_config"
 _TEXT_PREFIXES = Prefixes(
     "language_model.model", "language_model.lm_head", ignored=("vision_tower.*", "mm_projector.*")
 )
@@ -62,16 +63,14 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     f = _text(config)
     text = cut_typed_dense(f.values, layers, _default_dense(f))
-    return {**config, _TEXT: text} if _is_part(config) else text
+    return {**config, TEXT: text} if _is_part(config) else text
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """The config of the model of text."""
     if not _is_part(config):
         return Fields(config)
-    text = Fields(config.get(_TEXT, {}), f"config.json: {_TEXT}")
-    text.require("model_type", text.text("model_type", "deepseek_v3"), "deepseek_v3", "kimi_k2")
-    return text
+    return text_part(config, "deepseek_v3", "kimi_k2")
 
 
 def _is_part(config: Mapping[str, Any]) -> bool:

@@ -58,9 +58,29 @@ class Prefixes:
 
 
 USUAL_PREFIXES = Prefixes()
+TEXT = "text_config"
 # Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
 _MTP_LAYERS = 8
 _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
+
+
+# What publishers call the number of experts, and of shared ones.
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
+def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
+    """The config of the text model in one that also sees.
+
+    Args:
+        model_types: that it may have; the first, unless it says.
+    """
+    text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
+    text.require("model_type", text.text("model_type", model_types[0]), *model_types)
+    tied = config.get("tie_word_embeddings")
+    return (
+        text if tied is None else Fields({**text.values, "tie_word_embeddings": tied}, text.where)
+    )
 
 
 def assemble(
@@ -117,12 +137,14 @@ def read_gqa(
     o_bias: bool = False,
     rotated: float = 1.0,
     theta: float = 10_000.0,
+    interleaved: bool = False,
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
     Args:
         rotated: part of each head that is rotated, unless the config says.
         theta: base of the rotation's wavelengths, unless the config says.
+        interleaved: it turns pairs of neighbours.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -132,7 +154,7 @@ def read_gqa(
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
     columns = rotated_columns(f, head_dim, rotated)
     # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
-    interleaved = f.flag("rope_interleave", False)
+    interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
@@ -183,7 +205,7 @@ def read_sparse(
 ) -> SparseMlp:
     """Experts, with so many shared ones as the config says, which lie in one MLP."""
     width = f.whole("moe_intermediate_size")
-    shared = f.whole("n_shared_experts", "num_shared_experts", low=0, high=64, default=0) * width
+    shared = f.whole(*_SHARED, low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
     return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
@@ -235,8 +257,8 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 
 def _experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
-    experts = f.whole("n_routed_experts", "num_experts", "num_local_experts", high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
+    experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
+    top_k = f.whole("num_experts_per_tok", "moe_k", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k

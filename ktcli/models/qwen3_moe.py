@@ -1,4 +1,4 @@
-"""Qwen3-MoE (30B-A3B, 235B-A22B): grouped-query attention with q/k norms, softmax top-k experts.
+"""Qwen3-MoE (30B-A3B, 235B-A22B; the text of Qwen3-VL): q/k norms, softmax top-k experts.
 
 Source: the Qwen3 report; transformers 5.23.
 """
@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.attention import QkNorm
+from ktcli.layers.attention import Attention, QkNorm
+from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    TEXT,
+    USUAL_PREFIXES,
+    Prefixes,
     assemble,
     cut_listed_dense,
     read_dense,
@@ -19,20 +23,41 @@ from ktcli.models.parts import (
     read_listed_dense,
     read_softmax_routing,
     read_sparse,
+    text_part,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("qwen3_moe",)
+MODEL_TYPES: tuple[str, ...] = ("qwen3_moe", "qwen3_vl_moe")
 
-cut = cut_listed_dense
+# Qwen3-VL keeps its experts in two tensors per layer, transposed.
+_SEEING = "qwen3_vl_moe"
+_SEEING_PREFIXES = Prefixes("model.language_model", ignored=("model.visual.*",))
+_SEEING_NAMES = SparseNames(fused_across=True)
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
-    f = Fields(config)
+    sees = _sees(config)
+    f = text_part(config, f"{_SEEING}_text") if sees else Fields(config)
     f.require("use_sliding_window", f.flag("use_sliding_window", False), False)
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
-    sparse = read_sparse(f, routing)
+    routing = read_softmax_routing(f, normalize=sees or f.flag("norm_topk_prob", False))
+    sparse = read_sparse(f, routing, names=_SEEING_NAMES if sees else USUAL_SPARSE)
     is_dense = read_listed_dense(f)
-    return assemble(f, "qwen3_moe", lambda i: (attention, read_dense(f) if is_dense(i) else sparse))
+    prefixes = _SEEING_PREFIXES if sees else USUAL_PREFIXES
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return attention, read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "qwen3_moe", parts, prefixes)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, the last of them with experts."""
+    if not _sees(config):
+        return cut_listed_dense(config, layers)
+    return {**config, TEXT: cut_listed_dense(config[TEXT], layers)}
+
+
+def _sees(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == _SEEING

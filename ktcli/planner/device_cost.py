@@ -160,8 +160,13 @@ class Hybrid:
 
     def cache_s(self, position: int) -> float:
         """Attention of one layer over so many cached positions."""
-        reading = position * self.stack.kv_bytes / (self.device.read_bps * READ_SHARE)
-        return max(reading, position * self.stack.kv_ops / (self.device.bf16_ops * ATTENTION_SHARE))
+        return self._cache_s(position - 1, 1)
+
+    def _cache_s(self, start: int, n_tokens: int) -> float:
+        """Attention of one layer, of tokens from `start` on."""
+        size, ops = self.stack.cache_work(start, n_tokens)
+        reading = size / (self.device.read_bps * READ_SHARE)
+        return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
     def part_s(self, work: Work) -> float:
         """One part of a step on the GPU by itself."""
@@ -194,12 +199,7 @@ class Hybrid:
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
         """Seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk."""
-        rates, stack = self.device, self.stack
-        pairs = n_tokens * start + n_tokens * (n_tokens + 1) / 2
-        cache = max(
-            (start + n_tokens) * stack.kv_bytes / (rates.read_bps * READ_SHARE),
-            pairs * stack.kv_ops / (rates.bf16_ops * ATTENTION_SHARE),
-        )
+        stack, cache = self.stack, self._cache_s(start, n_tokens)
         before = self._products(stack.before, n_tokens) + cache + KERNELS_BEFORE * PREFILL_LAUNCH_S
         beside = self._products(stack.beside, n_tokens) + KERNELS_BESIDE * PREFILL_LAUNCH_S
         return before, beside

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
@@ -184,14 +185,19 @@ def _rows(tensor: Tensor, step: Step) -> int:
     return 0 if tensor.name.endswith(".uk_out") else step.n_tokens
 
 
-def _attention_work(model: Model, step: Step) -> Work:
-    """Scores and weighted sums over the cache; token i of the step sees start + i + 1 positions at most."""
+def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
+    """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1 in these layers: scores and
+    weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
-    for state in model.spec.states:
-        read += state.elements_read(step.start, step.n_tokens) * KV_ELEMENT_BYTES
+    for state in states:
+        read += state.elements_read(start, n_tokens) * KV_ELEMENT_BYTES
         read += 2 * state.sequence_elements * F32_BYTES  # and written
-        ops += state.ops(step.start, step.n_tokens)
-    return Work(KV_CACHE, Unit.ATTENTION, read, ops)
+        ops += state.ops(start, n_tokens)
+    return read, ops
+
+
+def _attention_work(model: Model, step: Step) -> Work:
+    return Work(KV_CACHE, Unit.ATTENTION, *cache_work(model.spec.states, step.start, step.n_tokens))
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model
 from ktcli.planner.experts import Mask, Room
@@ -20,7 +21,7 @@ from ktcli.planner.spec import (
     Step,
     Unit,
     Work,
-    kv_bytes_per_token,
+    cache_work,
     part_name,
     tensor_work,
 )
@@ -51,7 +52,7 @@ class Stack:
         moe: numbers of the layers with routed experts.
         head: bytes and operations of the output head for one row.
         expert_unit: the loop that experts run in on the CPU.
-        kv_bytes, kv_ops: of one layer, per cached position.
+        states: what each layer keeps of a sequence.
         hidden, vocab, experts, top_k: of the model.
     """
 
@@ -61,8 +62,7 @@ class Stack:
     moe: NDArray[np.int64]
     head: Work
     expert_unit: Unit
-    kv_bytes: float
-    kv_ops: float
+    states: tuple[LayerState, ...]
     hidden: int
     vocab: int
     experts: int
@@ -71,6 +71,11 @@ class Stack:
     @property
     def layers(self) -> int:
         return len(self.before.ops)
+
+    def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
+        """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1: of one layer, on average."""
+        read, ops = cache_work(self.states, start, n_tokens)
+        return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int) -> Room:
         """What a mask may fill."""
@@ -103,8 +108,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
         moe=np.array(sorted(moe), np.int64),
         head=head,
         expert_unit=unit,
-        kv_bytes=kv_bytes_per_token(spec) / spec.layers,
-        kv_ops=sum(state.ops_per_position for state in spec.states) / spec.layers,
+        states=spec.states,
         hidden=spec.hidden,
         vocab=spec.vocab,
         experts=spec.experts,

@@ -87,7 +87,7 @@ def model_of(case: Case, layers: int) -> Model:
     config = case.own_spelling()
     text = config.get("text_config", config)
     text["num_hidden_layers"] = layers
-    for each in ("layer_types", "mlp_layer_types"):
+    for each in ("layer_types", "mlp_layer_types", "indexer_types"):
         text.pop(each, None)
     return build(config)
 

@@ -16,6 +16,8 @@ NAMES = [
     "glm-5",
     "mixtral-8x7b",
     "gpt-oss-20b",
+    "ernie-4.5-21b-a3b",
+    "glm-4.7-flash",
 ]
 
 

@@ -48,7 +48,8 @@ def _role(key: str, ndim: int) -> Role:
         return Role.TABLE
     if ".experts." in key:
         return Role.EXPERTS if ndim == 3 else Role.VECTOR
-    return Role.VECTOR if ndim == 1 else Role.DENSE
+    # ERNIE's correction lies as one row.
+    return Role.VECTOR if ndim == 1 or "correction_bias" in key else Role.DENSE
 
 
 @pytest.mark.parametrize("name", SHAPES.values())

@@ -90,9 +90,17 @@ class Gguf:
                 for each in _rope_factors(paths[name], header)
             ]
             self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
+            tokens = self._values.get("tokenizer.ggml.tokens")
+            if isinstance(tokens, list) and len(tokens) > self.config["vocab_size"]:
+                raise BadCheckpoint(
+                    f"{self._where} lists {len(tokens)} tokens, "
+                    f"its embedding has {self.config['vocab_size']} rows"
+                )
             self.parts: dict[str, Part] = {}
             for file, header in headers.items():
                 for name, _, entry in hub_tensors(header.entries, row.names):
+                    if name in self.parts:
+                        raise BadCheckpoint(f"{file} has two tensors that are {name} on the hub")
                     self.parts[name] = Part(name, file, entry)
                     if len(self.parts) > MAX_TENSORS:
                         raise BadCheckpoint(

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from ktcli.errors import BadCheckpoint, NativeError
-from ktcli.native import DType, Pool
+from ktcli.native import DType, Pool, packed_bytes
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.gguf.file import STORAGES
+from ktcli.weights.header import Entry
+from ktcli.weights.oracle import unpack
+from ktcli.weights.storage import Part, Source, Span
 
 # Offsets of the f16 numbers in a block; elsewhere any byte will do.
 HALVES = {
@@ -52,3 +56,20 @@ def test_part_of_a_block_and_what_is_not_finite_are_refused() -> None:
     infinite[2] = 1
     with pytest.raises(BadCheckpoint):
         Pool(1).decode(DType.Q8_0, infinite, 1, 32)
+
+
+@pytest.mark.skipif("int4-g32-f32" not in FORMATS, reason="no format has 4 bits and f32 scales yet")
+def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
+    """Any codes with any scales, not only those that an encoder would choose."""
+    pool, storage, fmt = Pool(1), STORAGES["Q4_0"], FORMATS["int4-g32-f32"]
+    raw = blocks("Q4_0", 16, 256, np.random.default_rng(1))
+    source = Source(
+        "m", (16, 256), storage, (Part("m", "f", Entry("Q4_0", (16, 256), 0, raw.size)),)
+    )
+    span = Span(source)
+    matrix = storage.decode(pool, span, [raw.reshape(-1)])
+    kept = storage.kept(pool, span, [raw.reshape(-1)], fmt)
+    packed = np.empty(packed_bytes(fmt, 16, 256), np.uint8)
+    pool.pack(fmt, matrix, packed, scales=kept)
+    np.testing.assert_array_equal(unpack(fmt, packed, 16, 256), matrix)
+    assert storage.kept(pool, span, [raw.reshape(-1)], FORMATS["int4-g32"]) is None

@@ -159,6 +159,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a wide model": ({"embedding_length": 1 << 30}, "outside|shape"),
     "another width": ({"embedding_length": 128}, "has the shape"),
     "more experts": ({"expert_count": 9}, "has the shape|no tensor"),
+    "more tokens than rows": ({"tokenizer.ggml.tokens": ["a"] * 301}, "301 tokens.* 300 rows"),
     "an unknown stretching": ({"rope.scaling.type": "spiral"}, "spiral"),
     "an endless epsilon": ({"attention.layer_norm_rms_epsilon": float("inf")}, "outside"),
 }

@@ -1,0 +1,59 @@
+"""ERNIE-4.5 (21B-A3B, 300B-A47B): interleaved rotation, softmax scores with a learned correction, shared experts.
+
+Source: the ERNIE 4.5 report; transformers 5.23. Blocks for multi-token prediction are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.layers.attention import Attention
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_layers,
+    read_dense,
+    read_gqa,
+    read_softmax_routing,
+    read_sparse,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("ernie4_5_moe",)
+
+_NAMES = SparseNames(correction="moe_statics.e_score_correction_bias", correction_is_row=True)
+_START, _END, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    f.require("use_bias", f.flag("use_bias", False), False)
+    attention = read_gqa(f, interleaved=True, theta=500_000.0)
+    routing = read_softmax_routing(f, normalize=True)
+    sparse = read_sparse(f, routing, correction=True, names=_NAMES)
+    start, step = _start(f), _step(f)
+    end = f.whole(_END, low=-1, high=MAX_LAYERS, default=-1)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        is_sparse = start <= i and (end < 0 or i <= end) and not (i + 1) % step
+        return attention, sparse if is_sparse else read_dense(f)
+
+    return assemble(f, "ernie4_5_moe", parts)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, the last of them with experts where no other has."""
+    f = Fields(config)
+    start, step = min(_start(f), layers - 1), min(_step(f), layers)
+    return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}
+
+
+def _start(f: Fields) -> int:
+    return f.whole(_START, low=0, high=MAX_LAYERS, default=1)
+
+
+def _step(f: Fields) -> int:
+    return f.whole(_STEP, high=MAX_LAYERS, default=1)

@@ -1,0 +1,61 @@
+"""K-EXAONE (236B-A23B): layers with a window rotate, those that see everything do not; DeepSeek-V3's experts.
+
+Source: the K-EXAONE report; transformers 5.23. Layers for multi-token prediction are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.layers.attention import Attention, QkNorm
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_gqa,
+    read_sparse,
+    read_typed_dense,
+    read_windows,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("exaone_moe",)
+
+_DENSE = 1  # layers before the first with experts, unless the config says
+_NAMES = SparseNames(correction="e_score_correction_bias")
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    attention = read_gqa(f, qk_norm=QkNorm.HEADS)
+    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True, names=_NAMES)
+    is_dense = read_typed_dense(f, _DENSE)
+    window = read_windows(f, default=_is_near(f))
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        rotates = bool(window(i)) or not f.has("sliding_window")
+        shape = replace(attention.shape, window=window(i))
+        own = replace(attention, shape=shape, rotates=rotates)
+        return own, read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "exaone_moe", parts)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return cut_typed_dense(config, layers, _DENSE)
+
+
+def _is_near(f: Fields) -> Any:
+    """Whether a layer has a window: all but every so many-th, or as a text of L (near) and G says."""
+    pattern = f.values.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str) and 0 < len(pattern) <= MAX_LAYERS:
+        return lambda i: pattern[i % len(pattern)] == "L"
+    step = f.whole("sliding_window_pattern", high=MAX_LAYERS, default=4)
+    return lambda i: bool((i + 1) % step)
