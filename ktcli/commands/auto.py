@@ -8,7 +8,6 @@ from ktcli.commands.gpu import host_here
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
-from ktcli.layers.tensors import Role
 from ktcli.models import Model, build
 from ktcli.native import Format
 from ktcli.output import out
@@ -16,11 +15,9 @@ from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
 from ktcli.store.library import Entry
-from ktcli.weights.encode import pieces_of
-from ktcli.weights.formats import FORMATS
+from ktcli.weights.encode import lossless_format
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.storage import Reader
 
 
 def chosen(model: Model, host: Host, request: Request, kept: Format | None = None) -> str:
@@ -36,12 +33,4 @@ def chosen_here(entry: Entry, dense: str | None, threads: int | None) -> str:
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)
         request = Request(Recipe.named(dense=dense))
-        return chosen(model, host, request, kept_format(model, checkpoint))
-
-
-def kept_format(model: Model, checkpoint: Reader) -> Format | None:
-    """What holds the checkpoint's experts exactly; None: nothing that is known, or it has none."""
-    experts = (tensor for tensor in model.tensors if tensor.role is Role.EXPERTS)
-    pieces = (piece for tensor in experts for piece in pieces_of(tensor, checkpoint))
-    names = {checkpoint.find(piece.at(0), piece.shape).storage.lossless for piece in pieces}
-    return FORMATS.get(names.pop() or "") if len(names) == 1 else None
+        return chosen(model, host, request, lossless_format(model, checkpoint))

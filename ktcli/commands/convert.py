@@ -57,7 +57,9 @@ def convert(
     """Convert a checkpoint into the files that kt runs.
 
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
-    when the same command runs again. Formats: int4, int4-g32, int4-g128,
+    when the same command runs again.
+
+    Number formats: int4, int4-g32, int4-g128, int4-g32-f32, int4-g128-f32,
     nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32; for experts also auto: the most precise
     that fits this machine's memory.
 

@@ -32,7 +32,7 @@ from ktcli.weights.recipe import Recipe
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
-ATTENTION = ("gqa", "mla")  # operations of the program
+ATTENTION = ("choose", "gqa", "mla")  # operations of the program
 _SEED = 20_260_101
 WARM_UPS = 3  # steps before one that is looked at closely
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
@@ -97,8 +98,10 @@ def _family(config: Config) -> Family:
                 f"{kind} is known, but not supported yet: {_NOT_YET[kind]} are missing here",
                 hint=f"this version computes {known}",
             )
+        near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
+        nearest = f"; the nearest name is {near[0]}" if kind else ""
         raise BadCheckpoint(
             f"unknown architecture: model_type is {str(kind)[:60]!r}",
-            hint=f"this version knows {known}",
+            hint=f"this version knows {', '.join(model_types())}{nearest}",
         )
     return _OF_TYPE[kind]

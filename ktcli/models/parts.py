@@ -120,7 +120,8 @@ def assemble(
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
-    ignored = (*_LEFT_OUT, *beyond, *prefixes.ignored)
+    head = (f"{prefixes.head}.weight",) if decoder.tied else ()
+    ignored = (*_LEFT_OUT, *beyond, *head, *prefixes.ignored)
     return DecoderModel(family, decoder, context, ignored)
 
 

@@ -26,7 +26,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.offload import Offload, Span
 from ktcli.native.operands import SILU, Glu, Step, View
-from ktcli.native.pool import Axis, PackError, Pool, Team
+from ktcli.native.pool import Axis, Blocked, PackError, Pool, Team
 from ktcli.native.program import Program
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "AmxInfo",
     "Arena",
     "Axis",
+    "Blocked",
     "Ceiling",
     "Codes",
     "DType",

@@ -43,7 +43,6 @@ class DType(IntEnum):
     F32 = 0
     BF16 = 1
     F16 = 2
-    F8_E4M3 = 3
     Q4_0 = 16
     Q4_1 = 17
     Q5_0 = 18
@@ -64,7 +63,6 @@ _BLOCKS = {
     DType.F32: (1, 4),
     DType.BF16: (1, 2),
     DType.F16: (1, 2),
-    DType.F8_E4M3: (1, 1),
     DType.Q4_0: (32, 18),
     DType.Q4_1: (32, 20),
     DType.Q5_0: (32, 22),

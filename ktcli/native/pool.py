@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ktcli import config
 from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native.library import (
+    BLOCK_COLUMNS,
     ERROR_BYTES,
     PANEL_ROWS,
     Arena,
@@ -61,6 +63,26 @@ class Axis(IntEnum):
 
 # The bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
 _MEMORY_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """How codes of a checkpoint are meant: (table[code] - zero) * scale; see kt_codes.
+
+    Attributes:
+        bits: 8, or 4 with the first of two in the low nibble.
+        table: [2 ** bits].
+        block: rows and columns that share a scale.
+        scale: [blocks of rows, blocks of columns]; `zero` too, None: all 0.
+        row: how many rows of the first block lie above.
+    """
+
+    bits: int
+    table: NDArray[np.float32]
+    block: tuple[int, int]
+    scale: NDArray[np.float32]
+    zero: NDArray[np.float32] | None = None
+    row: int = 0
 
 
 class Pool:
@@ -125,14 +147,7 @@ class Pool:
         of_a_file = result in (self._lib.KT_ERR_VALUE, self._lib.KT_ERR_IO)
         raise (BadCheckpoint if of_a_file else NativeError)(sentence)
 
-    def decode(
-        self,
-        dtype: DType,
-        src: NDArray[Any],
-        n: int,
-        k: int,
-        block_scale: NDArray[np.float32] | None = None,
-    ) -> NDArray[np.float32]:
+    def decode(self, dtype: DType, src: NDArray[Any], n: int, k: int) -> NDArray[np.float32]:
         """f32 [n, k] of a checkpoint matrix given as raw bytes; see kt_decode.
 
         Raises:
@@ -143,28 +158,40 @@ class Pool:
             src.flags.c_contiguous and src.nbytes * elements == n * k * size_bytes,
             f"source is not {n} x {k} {dtype.name}",
         )
-        scale = self._ffi.NULL
-        if dtype is DType.F8_E4M3:
-            blocks = (-(-n // 128), -(-k // 128))
-            require(
-                block_scale is not None and block_scale.shape == blocks,
-                f"block scale is not {blocks}",
-            )
-            block_scale = np.ascontiguousarray(block_scale, dtype=np.float32)
-            scale = self._ffi.from_buffer("float[]", block_scale)
         out = np.empty((n, k), dtype=np.float32)
         source = self._ffi.from_buffer("char[]", src.reshape(-1).view(np.uint8))
-        self.check(
-            self._lib.kt_decode(
-                self.handle,
-                int(dtype),
-                source,
-                n,
-                k,
-                scale,
-                self._ffi.from_buffer("float[]", out, True),
-            )
+        target = self._ffi.from_buffer("float[]", out, True)
+        self.check(self._lib.kt_decode(self.handle, int(dtype), source, n, k, target))
+        return out
+
+    def decode_codes(
+        self, codes: Blocked, src: NDArray[np.uint8], n: int, k: int
+    ) -> NDArray[np.float32]:
+        """f32 [n, k] of codes with scales of blocks, given as raw bytes; see kt_decode_codes.
+
+        Raises:
+            BadCheckpoint: a value is NaN or Inf.
+        """
+        row_bytes = k if codes.bits == 8 else -(-k // 2)
+        require(
+            src.flags.c_contiguous and src.nbytes == n * row_bytes,
+            f"source is not {n} x {k} codes of {codes.bits} bits",
         )
+        high, wide = codes.block
+        shape = (-(-(codes.row + n) // high), -(-k // wide))
+        given = [(codes.table, (1 << codes.bits,)), (codes.scale, shape), (codes.zero, shape)]
+        pointers = []
+        for array, wanted in given:
+            require(array is None or array.shape == wanted, f"a table or scale is not {wanted}")
+            array = None if array is None else np.ascontiguousarray(array, dtype=np.float32)
+            pointers.append(
+                self._ffi.NULL if array is None else self._ffi.from_buffer("float[]", array)
+            )
+        how = self._ffi.new("kt_codes *", (codes.bits, high, wide, codes.row, *pointers))
+        out = np.empty((n, k), dtype=np.float32)
+        source = self._ffi.from_buffer("char[]", src.reshape(-1))
+        target = self._ffi.from_buffer("float[]", out, True)
+        self.check(self._lib.kt_decode_codes(self.handle, how, source, n, k, target))
         return out
 
     def pack(
@@ -180,7 +207,7 @@ class Pool:
         """Encode `matrix` [n, k] into `dst`.
 
         `dst` must hold the panels, the gaps of `panel_step` included; `scales` [n, groups], instead of
-        those the encoder would choose, for 8 bits with f32 scales; 0: it chooses; `importance` [k], of the
+        those the encoder would choose, for 4 and 8 bits with f32 scales; 0: it chooses; `importance` [k], of the
         squared errors of each column, 2^-20..2^20 (see kt_pack).
         """
         require(
@@ -197,7 +224,9 @@ class Pool:
         if scales is not None:
             groups = -(-k // fmt.group) if fmt.group else 1
             require(scales.shape == (n, groups), f"scales are not {n} x {groups}")
-            scales = np.ascontiguousarray(scales, dtype=np.float32)
+            step = max(fmt.group, BLOCK_COLUMNS)  # columns are padded to it, groups with them
+            wide = -(-k // step) * step // fmt.group if fmt.group else 1
+            scales = np.pad(np.asarray(scales, np.float32), ((0, 0), (0, wide - groups)))
             given = self._ffi.from_buffer("float[]", scales)
         counts = self._ffi.NULL
         if importance is not None:

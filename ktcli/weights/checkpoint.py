@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import Pool
 from ktcli.numbered import numbered_set
+from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.files import Files
 from ktcli.weights.header import (
@@ -28,10 +29,8 @@ from ktcli.weights.header import (
     read_bounded,
     read_header,
 )
+from ktcli.weights.scheme import read_scheme
 from ktcli.weights.storage import (
-    FP8_BLOCK,
-    FP8_BLOCKS,
-    PLAIN,
     Matrix,
     Part,
     Raw,
@@ -42,6 +41,7 @@ from ktcli.weights.storage import (
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
 MAX_INDEX_BYTES = 100_000_000  # one line per tensor; the largest published one has 20 MB
+MAX_BIAS_BYTES = 10_000_000
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 HINT = "fetch the model's files again: kt pull NAME (what is already complete is kept)"
@@ -65,8 +65,9 @@ class Checkpoint:
         self.path = folder
         with hinted(HINT):
             self.config = read_config(folder)
-            _check_quantization(self.config)
+            self._scheme = read_scheme(self.config)
             self.parts, files, self.digest = _open_shards(folder)
+        self._names = source_names(self.parts)
         self._files = Files({file: inside(folder, file) for file in files}, HINT)
 
     def __enter__(self) -> Checkpoint:
@@ -82,7 +83,22 @@ class Checkpoint:
     @property
     def names(self) -> Collection[str]:
         """Of all tensors."""
-        return self.parts.keys()
+        return self._names
+
+    def unused(self, taken: Collection[str]) -> list[str]:
+        """The tensors besides `taken` that are not mere companions of others."""
+        return [
+            name
+            for name, part in self.parts.items()
+            if name not in taken and not COMPANIONS.fullmatch(name) and not self._is_no_bias(part)
+        ]
+
+    def _is_no_bias(self, part: Part) -> bool:
+        """Whether it is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
+        stem = part.name.removesuffix(".bias")
+        if f"{stem}.qweight" not in self.parts or part.entry.size_bytes > MAX_BIAS_BYTES:
+            return False
+        return not self.read(Read(part.file, part.entry.offset, part.entry.size_bytes)).any()
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -100,10 +116,9 @@ class Checkpoint:
         Raises:
             BadCheckpoint: it is missing, of a type that cannot be read, or not of the expected shape.
         """
-        part = self.parts.get(name)
-        if part is None:
+        if name not in self._names:
             raise BadCheckpoint(f"the checkpoint in {self.path} has no tensor {name!r}", hint=HINT)
-        source = self._source(part)
+        source = source_named(name, self.parts, self._scheme, HINT)
         if shape is not None and source.shape != shape:
             raise BadCheckpoint(
                 f"{name} in {source.file} has the shape {list(source.shape)}, "
@@ -127,35 +142,6 @@ class Checkpoint:
             BadCheckpoint: a value is NaN or Inf.
         """
         return self._files.decode(pool, span, raws)
-
-    def _source(self, part: Part) -> Source:
-        entry = part.entry
-        if entry.dtype in PLAIN:
-            return Source(part.name, entry.shape, PLAIN[entry.dtype], (part,))
-        if entry.dtype == "F8_E4M3" and len(entry.shape) > 1:
-            return Source(part.name, entry.shape, FP8_BLOCKS, (part, self._factors(part)))
-        known = ", ".join((*PLAIN, "F8_E4M3"))
-        raise BadCheckpoint(
-            f"{part.name} in {part.file} is stored as {entry.dtype}, which kt cannot convert",
-            hint=f"kt reads {known}",
-        )
-
-    def _factors(self, part: Part) -> Part:
-        """The factors of an FP8 tensor."""
-        factors = self.parts.get(f"{part.name}_scale_inv")
-        if factors is None or factors.entry.dtype not in PLAIN:
-            raise BadCheckpoint(
-                f"{part.name} in {part.file} is FP8 without its {part.name}_scale_inv", hint=HINT
-            )
-        *outer, n, k = part.entry.shape
-        wanted = (*outer, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
-        if factors.entry.shape != wanted:
-            raise BadCheckpoint(
-                f"{factors.name} in {factors.file} has the shape {list(factors.entry.shape)}, "
-                f"{part.name} asks for {list(wanted)}",
-                hint=HINT,
-            )
-        return factors
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -224,24 +210,6 @@ def inside(folder: Path, name: str) -> Path:
             hint="do not use this checkpoint: it points at other files of your machine",
         )
     return path
-
-
-def _check_quantization(config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if quantization is None:
-        return
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8":
-        raise BadCheckpoint(
-            f"the checkpoint is quantized with {str(method)[:40]!r}, which kt cannot convert yet",
-            hint="convert a bf16, f16, f32 or fp8 (128 x 128 blocks) release of the model",
-        )
-    block = quantization.get("weight_block_size")
-    if block != [FP8_BLOCK, FP8_BLOCK]:
-        raise BadCheckpoint(
-            f"the checkpoint is FP8 with weight_block_size {str(block)[:40]}, kt reads [128, 128] only",
-            hint="convert a bf16 release of the model",
-        )
 
 
 def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:

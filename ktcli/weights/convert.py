@@ -150,7 +150,7 @@ def _plan(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
 ) -> Plan:
     model = build(checkpoint.config)
-    source_bytes = check(model.tensors, checkpoint)
+    source_bytes = check(model, checkpoint)
     manifest = Manifest(
         family=model.spec.family,
         hub=provenance.hub,

@@ -9,10 +9,12 @@ sums do not depend on the machine.
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import translate
 from math import prod
 from types import MappingProxyType
 
@@ -21,14 +23,21 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
+from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, PackError, Pool, packed_bytes
 from ktcli.weights.checkpoint import HINT
+from ktcli.weights.coded import FP8_BLOCK
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
-from ktcli.weights.storage import FP8_BLOCK, Matrix, Raw, Read, Reader, Source, Span
+from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
+LEFT_OVER = (
+    "kt would leave these weights out: check that config.json belongs to this checkpoint, and that the model is of a "
+    "kind that kt knows"
+)
 LISTED = 5  # names in an error
 READ_AHEAD = 2  # pieces, each read by its own thread
 
@@ -281,32 +290,68 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
             yield Piece(tensor, tuple(spans), tuple(chosen), index)
 
 
-def check(tensors: Iterable[Tensor], checkpoint: Reader) -> int:
-    """That a checkpoint has all sources of `tensors`, in the shapes they must have; their size in bytes.
+def check(model: Model, checkpoint: Reader) -> int:
+    """That a checkpoint has what a model is made of, in the shapes it must have, and nothing else; the bytes of
+    that.
 
     Raises:
-        BadCheckpoint: it has not; up to five missing names are listed.
+        BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
     """
     sizes: dict[str, int] = {}
     missing: dict[str, None] = {}
-    for tensor in tensors:
+    for tensor in model.tensors:
         for piece in pieces_of(tensor, checkpoint):
             for index in range(tensor.count if "{e}" in piece.name else 1):
                 name = piece.at(index)
-                if name in checkpoint.names:
-                    sizes[name] = checkpoint.find(name, piece.shape).size_bytes
-                else:
+                if name not in checkpoint.names:
                     missing[name] = None
+                    continue
+                parts = checkpoint.find(name, piece.shape).parts
+                sizes.update((part.name, part.entry.size_bytes) for part in parts)
     if missing:
-        first, *others = missing
-        what = f"no tensor {first!r}" if not others else f"no {_listed(list(missing))}"
-        raise BadCheckpoint(f"the checkpoint in {checkpoint.path} has {what}", hint=HINT)
+        what = f"the checkpoint in {checkpoint.path} has no tensor"
+        raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
+    if over := _left_over(model, checkpoint.unused(sizes.keys())):
+        what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
+        raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
+
+
+_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
+
+
+def _left_over(model: Model, unused: list[str]) -> list[str]:
+    """Those of the names that the model does not leave out on purpose.
+
+    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
+    otherwise config.json says too few.
+    """
+    patterns = [
+        re.compile(translate(pattern))
+        for pattern in model.ignored
+        if not _LAYER.fullmatch(pattern)
+        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in unused)
+    ]
+    return [name for name in unused if not any(pattern.match(name) for pattern in patterns)]
+
+
+def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
+    """The smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or there are
+    no experts.
+
+    Raises:
+        BadCheckpoint: the checkpoint does not have them.
+    """
+    experts = (tensor for tensor in model.tensors if tensor.role is Role.EXPERTS)
+    pieces = (piece for tensor in experts for piece in pieces_of(tensor, checkpoint))
+    found = {checkpoint.find(piece.at(0), piece.shape).storage.lossless for piece in pieces}
+    name = found.pop() if len(found) == 1 else None
+    return None if name is None else FORMATS[name]
 
 
 def _listed(names: list[str]) -> str:
     """The first five of many names."""
-    more = f" and {len(names) - LISTED} more tensors" if len(names) > LISTED else ""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(repr(name) for name in names[:LISTED]) + more
 
 

@@ -64,12 +64,12 @@ class Files:
         """The rows of a span as f32, from the bytes that its storage wanted.
 
         Raises:
-            BadCheckpoint: a value is NaN or Inf.
+            BadCheckpoint: a value is NaN or Inf, or parts of the source contradict each other.
         """
         source = span.source
         try:
             return source.storage.decode(pool, span, raws)
-        except BadCheckpoint:
-            raise BadCheckpoint(
-                f"{source.name} in {source.file} holds NaN or Inf", hint=self._hint
-            ) from None
+        except BadCheckpoint as error:
+            bad_value = str(error).startswith("value at")
+            what = "holds NaN or Inf" if bad_value else f"is damaged: {error}"
+            raise BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint) from None

@@ -22,6 +22,9 @@ _ROWS = (
     Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR),  # 4.25 bits per weight
     Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR),  # 4.5
     Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR),  # 4.125
+    # 5 and 4.25. Take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
+    Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR),
+    Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR),
     Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.25
     Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.5
     # 4 bits, and 32 per row: the rotation spreads what is large over 256 columns, so that one scale serves a row.

@@ -71,7 +71,7 @@ def pack(
     """The packed bytes of `matrix` [n, k] f32.
 
     Args:
-        scales: [n, groups]: given ones, for 8 bits.
+        scales: [n, groups]: given ones, for f32 scales.
         importance: [k]: how much the errors of each column count.
     """
     n, k = matrix.shape
@@ -87,7 +87,8 @@ def pack(
         padded = rotate(padded, block)
         counts = None if counts is None else _block_means(counts, block, k)
     given = np.zeros((len(padded), lay.groups), dtype=np.float32)
-    given[:n] = 0 if scales is None else scales
+    if scales is not None:
+        given[:n, : scales.shape[1]] = scales
     codes, scales = encode(fmt, padded, given, counts)
     out = np.zeros((panels, lay.panel_bytes), dtype=np.uint8)
     lines = _to_lines(fmt, lay, codes)
@@ -166,13 +167,13 @@ def encode(
     n, k = matrix.shape
     groups = matrix.reshape(-1, fmt.group or k)
     codes: NDArray[np.integer[Any]]
+    wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
     if fmt.bits == 4:
         counts = (
             None if importance is None else np.tile(importance.reshape(-1, groups.shape[1]), (n, 1))
         )
-        codes, scales = _encode_codebook(fmt, groups, counts)
+        codes, scales = _encode_codebook(fmt, groups, wanted, counts)
     else:
-        wanted = np.zeros(len(groups), np.float32) if given is None else given.reshape(-1)
         codes, scales = _encode_8_bits(fmt, groups, wanted)
     return codes.reshape(n, k), scales.reshape(n, -1)
 
@@ -212,12 +213,17 @@ def _encode_8_bits(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.integer[
         mantissa, exponent = np.frexp(s)
         s = np.ldexp(np.float32(1), exponent - (mantissa == 0.5)).astype(np.float32)
     s = np.where(amax < TINY, np.float32(0), s)
-    s = np.where((np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY), given, s)
+    s = np.where(_usable(given), given, s)
     inv = np.float32(1) / np.where(s == 0, np.float32(1), s)
     v = np.where(s[:, None] == 0, x * np.float32(0), x * inv[:, None])
     if fmt.codes is Codes.E4M3:
         return nearest_e4m3(v), s
     return np.clip(np.rint(v), -127, 127).astype(np.int8), s
+
+
+def _usable(given: F32) -> NDArray[np.bool_]:
+    """Which given scales are taken."""
+    return (np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY)
 
 
 def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
@@ -231,8 +237,10 @@ def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
     return codes.astype(np.uint8)
 
 
-def _encode_codebook(fmt: Format, x: F32, importance: F32 | None) -> tuple[NDArray[np.uint8], F32]:
-    """Groups x [G, g] to indices [G, g] and scales [G]; importance [G, g]."""
+def _encode_codebook(
+    fmt: Format, x: F32, given: F32, importance: F32 | None
+) -> tuple[NDArray[np.uint8], F32]:
+    """Groups x [G, g] to indices [G, g] and scales [G]; given scales [G], importance [G, g]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
     hi, lo = x.max(axis=1), x.min(axis=1)
@@ -257,6 +265,7 @@ def _encode_codebook(fmt: Format, x: F32, importance: F32 | None) -> tuple[NDArr
             better = error < best
             best, chosen = np.where(better, error, best), np.where(better, s, chosen)
         chosen = np.where(np.abs(m) < TINY, np.float32(0), chosen).astype(np.float32)
+        chosen = np.where(_usable(given), given, chosen)
         inv = np.float32(1) / chosen
         indices = nearest(np.where(chosen[:, None] == 0, np.float32(0), x * inv[:, None]))
     return indices.astype(np.uint8), chosen

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.native import Codes, DType, Format, Pool
+from ktcli.native import DType, Format, Pool
 from ktcli.weights.header import Entry
 
 Raw = NDArray[np.uint8]
@@ -107,7 +107,7 @@ class Span:
 class Storage(Protocol):
     """One way to store numbers. Hashable and without state: what differs by tensor is in the source.
 
-    The three functions get the same span: `reads` says which bytes they want, and the others are given
+    The functions get the same span: `reads` says which bytes they want, and the others are given
     these, one array for each `Read`, in order.
     """
 
@@ -153,6 +153,9 @@ class Reader(Protocol):
     @property
     def names(self) -> Collection[str]:
         """Of all sources; others may be among them, which `find` refuses."""
+
+    def unused(self, taken: Collection[str]) -> list[str]:
+        """What else there is besides the parts `taken`, by name, but for what only helps to read those."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
@@ -215,57 +218,3 @@ PLAIN: dict[str, Plain] = {
     "BF16": Plain(DType.BF16, "bf16"),
     "F16": Plain(DType.F16, None),
 }
-
-FP8_BLOCK = 128  # rows and columns that share one factor
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Blocks:
-    """E4M3 codes, and one factor per 128 x 128 of a matrix, which *multiplies* although it is called
-    `weight_scale_inv`: F32 or BF16, [..., ceil(n / 128), ceil(k / 128)]."""
-
-    label = "FP8 (E4M3) in blocks of 128 x 128"
-    lossless = "fp8"
-
-    def reads(self, span: Span) -> Sequence[Read]:
-        codes, factors = span.source.parts
-        block_rows, first = self._blocks(span)
-        row_bytes = factors.entry.size_bytes // prod(factors.entry.shape[:-1])
-        return (
-            rows_of(codes, span.source.columns, span.start, span.stop),
-            rows_of(factors, row_bytes, first, first + block_rows),
-        )
-
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        n, k = span.rows, span.source.columns
-        inside = self._row(span) % FP8_BLOCK  # rows of the first block that lie above the span
-        codes = raws[0]
-        if inside:
-            codes = np.concatenate([np.zeros(inside * k, np.uint8), codes])
-        factors = self._factors(pool, span, raws[1])
-        return pool.decode(DType.F8_E4M3, codes, inside + n, k, factors)[inside:]
-
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        if fmt.codes is not Codes.E4M3 or fmt.group != FP8_BLOCK:
-            return None
-        inside = self._row(span) % FP8_BLOCK
-        rows = np.arange(inside, inside + span.rows) // FP8_BLOCK
-        return self._factors(pool, span, raws[1])[rows]
-
-    def _factors(self, pool: Pool, span: Span, raw: Raw) -> Matrix:
-        dtype = PLAIN[span.source.parts[1].entry.dtype].dtype
-        return pool.decode(dtype, raw, self._blocks(span)[0], -(-span.source.columns // FP8_BLOCK))
-
-    def _row(self, span: Span) -> int:
-        """The span's first row within its matrix."""
-        return span.start % span.source.shape[-2]
-
-    def _blocks(self, span: Span) -> tuple[int, int]:
-        """How many rows of factors the span has, and which is the first."""
-        height, row = span.source.shape[-2], self._row(span)
-        matrix = span.start // height
-        first, stop = row // FP8_BLOCK, -(-(row + span.rows) // FP8_BLOCK)
-        return stop - first, matrix * -(-height // FP8_BLOCK) + first
-
-
-FP8_BLOCKS = Fp8Blocks()

@@ -176,16 +176,26 @@ KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
 /* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
 enum kt_dtype {
-    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_F8_E4M3 = 3,
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2,
     KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
     KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
 };
 
-/* dst[n][k] f32 = src[n][k] of `dtype`, row major. For KT_F8_E4M3, block_scale [ceil(n/128)][ceil(k/128)]
- * multiplies (checkpoints call it weight_scale_inv); NULL for the other types.
- * KT_ERR_VALUE if any result is NaN or Inf. */
-KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k,
-                     const float *block_scale, float *dst);
+/* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
+
+/* How a quantized checkpoint stores a matrix: codes, row major, and one scale for each block of them. */
+typedef struct kt_codes {
+    int32_t bits;           /* 8: a byte each; 4: two in a byte, the first in its low nibble. Rows begin at bytes */
+    int64_t block_rows, block_columns;
+    int64_t row;            /* how many rows of the first block lie above src */
+    const float *table;     /* [1 << bits] what each code means */
+    const float *scale;     /* [ceil((row + n) / block_rows)][ceil(k / block_columns)] */
+    const float *zero;      /* as many, or NULL: all 0 */
+} kt_codes;
+
+/* dst[n][k] f32 = (table[src[n][k]] - zero) * scale. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64_t n, int64_t k, float *dst);
 
 typedef struct kt_pack_error {
     double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
@@ -198,9 +208,9 @@ typedef struct kt_pack_error {
 /* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
  * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
  * else it is added to. The bytes do not depend on the row, the threads or the machine.
- * scales [n][groups] f32, for 8 bits with f32 scales: used instead of those that the encoder would choose,
+ * scales [n][groups] f32, for 4 and 8 bits with f32 scales: used instead of those that the encoder would choose,
  * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
- * that E4M3 values were decoded with, their codes come back bit for bit: see kernels/formats.h.
+ * that E4M3 values or integers were decoded with, these come back bit for bit: see kernels/formats.h.
  * importance [k] f32: how much the squared error of each column counts when scales are searched, 2^-20..2^20; of a
  * format with rotation, every column of a block counts the block's mean. NULL: all count the same. */
 KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,

@@ -1,10 +1,14 @@
 """`kt convert` as people and scripts see it: output, exit codes, and where the files go."""
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
-from weights.fake_checkpoint import QWEN3, random_checkpoint
+from weights import quantised
+from weights.fake_checkpoint import QWEN3, random_checkpoint, sources, write_checkpoint
 
 from ktcli.commands.prepare import converted
 from ktcli.main import main
@@ -13,6 +17,7 @@ from ktcli.store.manifest import File, Manifest, write
 from ktcli.weights import encode
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
+from ktcli.weights.reader import experts_as_stored
 
 
 @pytest.fixture(autouse=True)
@@ -147,3 +152,128 @@ def test_auto_says_what_it_chose(source: Path, tmp_path: Path, capsys):
     captured = capsys.readouterr()
     assert "--experts auto: int8, the most precise that fits" in captured.err
     assert Pack.open(tmp_path / "pack").recipe.experts is FORMATS["int8"]
+
+
+# --- quantized checkpoints, and those that contradict themselves ----------------------------------
+
+KINDS = {
+    "kimi": (
+        partial(quantised.packed, bits=4, group=32, scale="BF16"),
+        quantised.compressed(num_bits=4, group_size=32, strategy="group"),
+        r".*\.experts\..*",
+        "int4-g32",
+    ),
+    "gptq": (
+        partial(quantised.gptq, group=32, reordered=False),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True},
+        r".*_proj\.weight",
+        "int4-g32-f32",
+    ),
+    "awq": (
+        partial(quantised.awq, group=32),
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True},
+        r".*_proj\.weight",
+        None,
+    ),
+    "fp8 rows": (
+        partial(quantised.fp8, scale="BF16", of="rows"),
+        quantised.compressed(type="float", num_bits=8, strategy="channel"),
+        r".*_proj\.weight",
+        "fp8",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantized_checkpoint_is_what_its_numbers_are(kind: str, tmp_path: Path, capsys):
+    """The same files as from a checkpoint that holds these numbers as f32; modules that are not quantized stay as
+    they are. In its lossless format the experts lose nothing."""
+    make, config, which, lossless = KINDS[kind]
+    one = {**QWEN3, "num_hidden_layers": 1}
+    rng, config = np.random.default_rng(0), {**one, "quantization_config": config}
+    stored, plain = {}, {}
+    for name, (dtype, shape, data) in sources(one, "F32").items():
+        if re.fullmatch(which, name):
+            parts, values = make(name.removesuffix(".weight"), *shape, rng)
+            stored.update(parts)
+            plain[name] = ("F32", shape, values.tobytes())
+        else:
+            stored[name] = plain[name] = (dtype, shape, data)
+    a = write_checkpoint(tmp_path / "a", config, stored, shards=3)
+    b = write_checkpoint(tmp_path / "b", one, plain)
+    found = experts_as_stored(a)
+    assert (found.name if found else None) == lossless
+    for source, out in ((a, "x"), (b, "y")):
+        assert (
+            main(["convert", str(source), "--out", str(tmp_path / out), "--experts", "int4"]) == 0
+        )
+    for path in (tmp_path / "x").glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "y" / path.name).read_bytes()
+    if lossless:
+        capsys.readouterr()
+        options = ["--experts", lossless, "--json"]
+        assert main(["convert", str(a), "--out", str(tmp_path / "z"), *options]) == 0
+        assert json.loads(capsys.readouterr().out)["error"]["experts"] == 0
+
+
+EXPERT = "model.layers.1.mlp.experts.3.gate_proj.weight"
+MORE = ("BF16", (2,), bytes(4))
+REFUSED = {
+    "one missing": (lambda s: s.pop(EXPERT), {}, f"has no tensor '{EXPERT}'"),
+    "many missing": (
+        lambda s: [s.pop(name) for name in list(s) if ".experts.3.down_proj" in name or "norm" in name],
+        {},
+        r"has no tensor ('[^']+', ){4}'[^']+' and 11 more",
+    ),
+    "a bias that nobody asks for": (
+        lambda s: s.update({"model.layers.0.self_attn.q_proj.bias": MORE}),
+        {},
+        r"what its config.json does not speak of: 'model.layers.0.self_attn.q_proj.bias'$",
+    ),
+    "many left over": (
+        lambda s: s.update({f"model.layers.0.more.{i}": MORE for i in range(9)}),
+        {},
+        r"speak of: ('model.layers.0.more.\d', ){4}'model.layers.0.more.4' and 4 more$",
+    ),
+    "fewer experts": (lambda s: None, {"num_experts": 5}, r"has the shape \[6, 80\], config.json asks for \[5"),
+    "more layers": (lambda s: None, {"num_hidden_layers": 4}, "has no tensor 'model.layers.3.mlp"),
+    "fewer layers": (lambda s: None, {"num_hidden_layers": 2}, "speak of: 'model.layers.2.input_layernorm.weight'"),
+    "another width": (lambda s: None, {"hidden_size": 96}, r"shape \[99, 80\], config.json asks for \[99, 96\]"),
+    "quantized otherwise": (lambda s: None, {"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
+    "unknown": (lambda s: None, {"model_type": "qwen3_mo"}, "model_type is 'qwen3_mo'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_before_anything_is_written(what: str, tmp_path: Path, capsys):
+    change, config, words = REFUSED[what]
+    stored = sources(QWEN3)
+    change(stored)
+    folder = write_checkpoint(tmp_path / "s", {**QWEN3, **config}, stored, shards=2)
+    assert main(["convert", str(folder), "--out", str(tmp_path / "p")]) == 5
+    captured = capsys.readouterr()
+    said, hint = captured.err.strip().split("\n")[0], captured.err.strip().split("\n")[1:]
+    assert re.search(words, said), said
+    assert hint and captured.out == "" and not (tmp_path / "p").exists()
+    if what == "unknown":
+        assert "the nearest name is qwen3_moe" in captured.err
+
+
+def test_what_is_known_to_be_unneeded_is_left(tmp_path: Path):
+    """Further layers, rotations, and biases of zeros beside quantized matrices."""
+    stored = sources(QWEN3)
+    names = (
+        "model.layers.3.eh_proj.weight", "model.layers.3.mlp.up_proj.weight", "mtp.fc.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.0.self_attn.k_scale",
+    )  # fmt: skip
+    name = "model.layers.0.self_attn.o_proj"
+    parts, _ = quantised.gptq(name, 80, 96, np.random.default_rng(0), group=32)
+    del stored[f"{name}.weight"]
+    stored |= parts | dict.fromkeys(names, MORE) | {f"{name}.bias": ("F16", (80,), bytes(160))}
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config = {**QWEN3, "quantization_config": gptq}
+    folder = write_checkpoint(tmp_path / "s", config, stored)
+    assert main(["convert", str(folder), "--out", str(tmp_path / "p"), "--quiet"]) == 0
+    stored[f"{name}.bias"] = ("F16", (80,), b"\1" * 160)
+    write_checkpoint(tmp_path / "s", config, stored)
+    assert main(["convert", str(folder), "--out", str(tmp_path / "q"), "--quiet"]) == 5

@@ -18,10 +18,12 @@ from weights.fake_checkpoint import (
     write_checkpoint,
     write_file,
 )
+from weights.quantised import compressed
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.weights.checkpoint import Checkpoint, read_config
+from ktcli.weights.scheme import read_scheme
 from ktcli.weights.storage import Span
 
 POOL = Pool(2, spin_us=0)
@@ -201,13 +203,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         "nests more than 64 levels",
     ),
     "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "believable"),
-    "gptq": (lambda f: quantized(f, quant_method="gptq"), "quantized with 'gptq'"),
-    "quantized with nothing": (lambda f: config(f, '{"quantization_config": 3}'), "quantized with '3'"),
-    "fp8 per tensor": (lambda f: quantized(f, quant_method="fp8"), "weight_block_size None"),
-    "fp8 with other blocks": (
-        lambda f: quantized(f, quant_method="fp8", weight_block_size=[1, 64]),
-        "reads .128, 128. only",
-    ),
+    "quantized with nothing": (lambda f: config(f, '{"quantization_config": 3}'), "is quantized 3, which kt"),
 }  # fmt: skip
 
 
@@ -254,7 +250,7 @@ def test_what_find_refuses(tmp_path: Path):
         "w": f32(2, 3),
         "q": ("F8_E4M3", (2, 3), bytes(6)),
         "r": ("F8_E4M3", (2, 3), bytes(6)),
-        "r_scale_inv": f32(2, 1),
+        "r_scale_inv": f32(3, 2),
     }
     with opened(tmp_path, stored) as checkpoint:
         with pytest.raises(BadCheckpoint, match="has no tensor 'nothing'"):
@@ -263,9 +259,9 @@ def test_what_find_refuses(tmp_path: Path):
             checkpoint.find("whole")
         with pytest.raises(BadCheckpoint, match=r"shape \[2, 3\], config.json asks for \[3, 2\]"):
             checkpoint.find("w", (3, 2))
-        with pytest.raises(BadCheckpoint, match="FP8 without its q_scale_inv"):
+        with pytest.raises(BadCheckpoint, match=r"q in .* without its q_scale_inv"):
             checkpoint.find("q")
-        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[2, 1\]"):
+        with pytest.raises(BadCheckpoint, match=r"r_scale_inv .* \[3, 2\], r asks for"):
             checkpoint.find("r")
 
 
@@ -304,3 +300,52 @@ def test_scalars_and_vectors(tmp_path: Path):
         found = [checkpoint.find(name) for name in "svc"]
         assert [(source.rows, source.columns) for source in found] == [(1, 1), (1, 5), (4, 3)]
         assert values(checkpoint, "s").tolist() == [[1.0]]
+
+
+# --- what config.json says of quantization --------------------------------------------------------
+
+INT4 = compressed(num_bits=4, group_size=32, strategy="group")
+UNREADABLE: dict[str, tuple[object, str]] = {
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "with 'bitsandbytes'"),
+    "hqq": ({"quant_method": "hqq"}, "with 'hqq'"),
+    "no method": ({"bits": 4}, "with None"),
+    "a method that is a list": ({"quant_method": ["fp8"]}, r"with \['fp8'\]"),
+    "text": ("fp8", "is quantized 'fp8'"),
+    "endless text": ({"quant_method": "x" * 9999}, "xxx[.][.][.], which kt does not read"),
+    "fp8 with other blocks": (
+        {"quant_method": "fp8", "weight_block_size": [1, 64]}, r"weight_block_size \[1, 64\], kt reads \[128",
+    ),
+    "fp8 of another kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt 'e5m2'"),
+    "gptq of 8 bits": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, r"\(gptq\) with bits 8, kt reads 4"),
+    "gptq of True bits": ({"quant_method": "gptq", "bits": True}, "with bits True"),
+    "gptq of marlin": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format 'marlin'"),
+    "gptq of endless groups": ({"quant_method": "gptq", "bits": 4, "group_size": 10**9}, "group_size 1000000000"),
+    "awq of 8 bits": ({"quant_method": "awq", "bits": 8}, r"\(awq\) with bits 8"),
+    "awq gemv": ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
+    "nvfp4": ({**INT4, "format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized'"),
+    "sparse": ({**INT4, "sparsity_config": {"format": "sparse-24-bitmask"}}, "is sparse with"),
+    "no groups": ({**INT4, "config_groups": {}}, "has the config_groups"),
+    "activations only": (
+        {**INT4, "config_groups": {"group_0": {"weights": None, "input_activations": {"num_bits": 8}}}},
+        "quantizes only activations",
+    ),
+    "int3": (compressed(num_bits=3, group_size=32, strategy="group"), "num_bits 3, kt reads 4, 8 only"),
+    "float of 4 bits": (compressed(type="float", num_bits=4, strategy="tensor_group"), "num_bits 4, kt reads 8 only"),
+    "an order of its own": (
+        compressed(num_bits=4, group_size=32, strategy="group", actorder="group"), "actorder 'group'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_unreadable_quantization(what: str):
+    """Named by what was found, with what kt reads."""
+    found, words = UNREADABLE[what]
+    for config in ({"quantization_config": found}, {"text_config": {"quantization_config": found}}):
+        with pytest.raises(BadCheckpoint, match=words) as caught:
+            read_scheme(config)
+        assert "kt reads bf16" in caught.value.hint and len(str(caught.value)) < 200
+
+
+def test_nothing_is_quantized():
+    assert read_scheme({}).method == read_scheme({"quantization_config": None}).method == ""

@@ -29,13 +29,15 @@ from ktcli.native import Pool
 from ktcli.weights import convert as module
 from ktcli.weights import encode, oracle, writer
 from ktcli.weights.checkpoint import Checkpoint
+from ktcli.weights.coded import fp8
 from ktcli.weights.convert import Provenance, convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of
-from ktcli.weights.storage import FP8_BLOCKS, Span
+from ktcli.weights.storage import Span
 
 POOL = Pool(2, spin_us=0)
+FP8_BLOCKS = fp8((128, 128))
 FAST = Recipe.named("int8", "bf16")
 
 
@@ -63,7 +65,7 @@ def values(reader: Checkpoint, name: str) -> np.ndarray:
 def factors(reader: Checkpoint, name: str) -> np.ndarray | None:
     """The factors of an FP8 tensor, each row of blocks 128 times; None: it is of another kind."""
     source = reader.find(name)
-    if source.storage is not FP8_BLOCKS:
+    if source.storage != FP8_BLOCKS:
         return None
     return np.repeat(values(reader, f"{name}_scale_inv"), 128, axis=0)[: source.rows]
 
@@ -137,7 +139,7 @@ def test_fp8_is_kept_as_it_is(tmp_path: Path):
             pieces = tensor.sources[0]
             if (
                 format_of(tensor, pack.recipe) is not fmt
-                or checkpoint.find(pieces[0].at(0)).storage is not FP8_BLOCKS
+                or checkpoint.find(pieces[0].at(0)).storage != FP8_BLOCKS
             ):
                 continue
             data = np.frombuffer(stored(pack, tensor), np.uint8).reshape(tensor.count, -1)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from weights.fake_checkpoint import QWEN3, write_file
+from weights.fake_checkpoint import DEEPSEEK3, FP8, QWEN3, write_file
 
 from ktcli.models import build
+from ktcli.weights.header import encode_header
 
 # One layer: 32 experts of 3 x 256 x 512 and attention, 27 MB as bf16.
 CONFIG = {
@@ -84,3 +85,55 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path):
     assert layer > 25 * MIB
     assert many <= 2 * layer + 200 * MIB
     assert many < few * 1.05, f"{few / MIB:.0f} MiB for 4 layers, {many / MIB:.0f} MiB for 8"
+
+
+# A layer of DeepSeek-V3 in its true shape, but for how many experts there are.
+V3 = {
+    **DEEPSEEK3,
+    **FP8,
+    "hidden_size": 7168,
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 2048,
+    "n_group": 2,
+    "n_routed_experts": 4,
+}
+
+
+def hollow(folder: Path) -> int:
+    """A checkpoint of `V3` in FP8 with blocks, all zeros, in a file with holes; its bytes."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(V3))
+    stored: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for tensor in build(V3).tensors:
+        for e in range(tensor.count):
+            for p in tensor.sources[0]:
+                stored[p.at(e)] = ("BF16", p.shape)
+                if "_proj" in p.name:
+                    stored[p.at(e)] = ("F8_E4M3", p.shape)
+                    blocks = tuple(-(-each // 128) for each in p.shape)
+                    stored[f"{p.at(e)}_scale_inv"] = ("F32", blocks)
+    header = encode_header(stored, {})
+    size = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
+    data = sum(size[dtype] * int(np.prod(shape)) for dtype, shape in stored.values())
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + data)
+    return data
+
+
+def test_a_true_layer_needs_little(tmp_path: Path):
+    """Largest matrix: 7168 x 16384, 470 MB as f32; pieces of it are what is ever in memory."""
+    size = hollow(tmp_path / "source")
+    folders = [str(tmp_path / "source"), str(tmp_path / "pack")]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *folders], capture_output=True, text=True, check=True
+    )
+    assert size > 370e6 and int(done.stdout) < 260 * MIB

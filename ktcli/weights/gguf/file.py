@@ -124,6 +124,10 @@ class Gguf:
         """Of all tensors, as on the hub."""
         return self.parts.keys()
 
+    def unused(self, taken: Collection[str]) -> list[str]:
+        """The tensors besides `taken`, but for those of layers that predict several tokens at once."""
+        return [name for name in self.parts if name not in taken and ".nextn." not in name]
+
     @property
     def small_files(self) -> tuple[str, ...]:
         """Names of the files that the metadata holds, sorted."""

@@ -373,16 +373,23 @@ static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *
         int64_t c = g * l.group, valid = k < c ? 0 : k - c < l.group ? k - c : l.group;
         const float *at = valid ? x + c : x, *weight = importance && valid ? importance + c : NULL;
         row_groups groups = {at, weight, k, l.group, valid, rows};
-        float found[LANES];
-        if (f->bits == 4)
+        float found[LANES] = {0}, given[LANES];
+        int missing = 0;
+        for (int r = 0; r < LANES; r++) {
+            int has = scales && valid && r < rows;
+            given[r] = usable_scale(has ? scales + (row + r) * l.groups + g : NULL);
+            missing |= given[r] == 0.0f && r < rows;
+        }
+        if (f->bits == 4 && missing)
             search_scales(&b, f->scale, &groups, found);
         for (int r = 0; r < LANES; r++) {
             int64_t columns = r < rows ? valid : 0;
             const float *from = columns ? at + r * k : x;
-            float s = f->bits == 4 ? found[r]
-                                   : usable_scale(scales && columns ? scales + (row + r) * l.groups + g : NULL);
-            if (f->bits == 8 && s == 0.0f)
+            float s = given[r];
+            if (s == 0.0f && f->bits == 8)
                 s = amax_scale(f, from, columns);
+            else if (s == 0.0f)
+                s = found[r];
             encode_group(f, &l, &b, from, weight, columns, c, r, s, dst, &sums[r]);
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }

@@ -44,12 +44,14 @@
  *      total: q[c] += q[c+8] for c < 8, then q[c] += q[c+4] for c < 4, q[c] += q[c+2] for c < 2,
  *      q[0] + q[1].  The candidate with the least error wins, the first of equals. A NaN or infinite
  *      error never wins; if nothing wins, the group is encoded as in step 1.
+ *   A given scale is s, in place of 1 to 4; i[j] as in 2.
  *
  * E4M3 weights c * s, decoded with one rounding to x, give back each c when s is given: as 2^-60 <= |s| <=
  * 2^60 and |c| >= 2^-9 or c = 0, nothing underflows or overflows, so x, inv and x * inv are each within a
  * factor 1 +- 2^-24 of what they would be without rounding, and v = x * inv within c (1 +- 2^-22). The codes
  * beside c are at least |c| / 16 away from it, so c is nearest to v. A zero has the sign of c * s and again
- * that of s, so c's. (s = amax / 448 would not do: the largest code of a group need not be 448.)
+ * that of s, so c's. (s = amax / 448 would not do: the largest code of a group need not be 448.) The same holds for
+ * integers c, which are further apart.
  *
  * Integer values that a bf16 or e8m0 format can hold exactly come back exactly (unless all of a group lies
  * under 2^-60, or it is cut by column k and the codebook has no 0 for the padding): for bf16 by step 3, for e8m0 because the exact scale is among the powers of two and has

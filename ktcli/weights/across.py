@@ -1,0 +1,122 @@
+"""Storages of 4-bit codes that lie across: GPTQ and AWQ keep a matrix as [inputs, outputs].
+
+    X.qweight   I32: GPTQ [k / 8, n], eight inputs in a word from its low end on; AWQ [k, n / 8], eight outputs in
+                a word, in the order 0 2 4 6 1 3 5 7
+    X.scales    F16, BF16 or F32 [groups, n]
+    X.qzeros    I32 [groups, n / 8], eight outputs in a word, in order or as AWQ orders them. GPTQ stores one less
+                than it means, unless its checkpoint_format is gptq_v2
+    X.g_idx     I32 [k] (GPTQ): the group of each input, which need not be in order (desc_act)
+
+value = (code - zero) * scale; the source is X.weight, [n, k]. Sources: AutoGPTQ 0.7 and GPTQModel (qlinear), AutoAWQ
+0.2 (modules/linear/gemm.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import BadCheckpoint
+from ktcli.native import Blocked, Format, Pool
+from ktcli.weights.storage import PLAIN, Matrix, Part, Raw, Read, Source, Span, rows_of
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the nibble i of a word belongs to
+IN_ORDER = tuple(range(8))
+_CODES = np.arange(16, dtype=np.float32)
+
+Words = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Parts: qweight, scales, qzeros, and g_idx where there is one.
+
+    Attributes:
+        group: inputs that share a scale; 0: all.
+        zero_plus: what is added to stored zeros.
+        outputs: AWQ: words hold outputs; else inputs.
+    """
+
+    label: str
+    lossless: str | None
+    group: int
+    zero_plus: int
+    outputs: bool
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        codes, scales, zeros, *order = span.source.parts
+        words = span.start // 8, -(-span.stop // 8)
+        columns = words if self.outputs else (span.start, span.stop)
+        found = [
+            _columns(codes, *columns),
+            _columns(scales, span.start, span.stop),
+            _columns(zeros, *words),
+        ]
+        return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        k, parts = span.source.columns, span.source.parts
+        group = self.group or k
+        groups = -(-k // group)
+        above = span.start % 8  # outputs of the first word that lie before the span
+        wanted = slice(above, above + span.rows)
+        zeros = _outputs(raws[2].view("<u4").reshape(groups, -1), self._order)[:, wanted]
+        dtype = PLAIN[parts[1].entry.dtype].dtype
+        scale = pool.decode(dtype, raws[1], groups, span.rows).T
+        zero = zeros.T.astype(np.float32) + np.float32(self.zero_plus)
+        wide = group
+        if (
+            len(raws) > 3
+            and (chosen := _reordered(span.source, raws[3], group, groups)) is not None
+        ):
+            scale, zero, wide = scale[:, chosen], zero[:, chosen], 1
+        if self.outputs:
+            codes = _outputs(raws[0].view("<u4").reshape(k, -1), self._order)[:, wanted]
+            nibbles = np.ascontiguousarray((codes[0::2] | codes[1::2] << 4).T)
+        else:
+            words = raws[0].view("<u4").reshape(k // 8, span.rows)
+            nibbles = np.ascontiguousarray(words.T).view(np.uint8)
+        how = Blocked(4, _CODES, (1, wide), scale, zero)
+        return pool.decode_codes(how, nibbles, span.rows, k)
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        return (
+            None  # products of 4 and 11 bits are exact in f32, so the format finds the same scales
+        )
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        return AWQ_ORDER if self.outputs else IN_ORDER
+
+
+def _columns(part: Part, start: int, stop: int) -> Read:
+    """Columns [start, stop) of a two-dimensional part."""
+    rows, columns = part.entry.shape
+    width = part.entry.size_bytes // (rows * columns)
+    offset = part.entry.offset + start * width
+    return Read(part.file, offset, (stop - start) * width, rows, columns * width)
+
+
+def _outputs(words: Words, order: Sequence[int]) -> NDArray[np.uint8]:
+    """Codes [rows, 8 * words] of words [rows, words] that hold eight outputs each."""
+    codes = np.empty((*words.shape, 8), dtype=np.uint8)
+    for nibble, output in enumerate(order):
+        codes[:, :, output] = words >> np.uint32(4 * nibble) & np.uint32(15)
+    return codes.reshape(len(words), -1)
+
+
+def _reordered(source: Source, raw: Raw, group: int, groups: int) -> NDArray[np.int32] | None:
+    """The group of each input; None: they are in order.
+
+    Raises:
+        BadCheckpoint: one is no group.
+    """
+    chosen = raw.view("<i4")
+    if np.array_equal(chosen, np.arange(len(chosen)) // group):
+        return None
+    if chosen.min() < 0 or chosen.max() >= groups:
+        raise BadCheckpoint(f"{source.parts[3].name} names a group that is not one of {groups}")
+    return chosen

@@ -1,0 +1,175 @@
+"""Which storage a tensor of a folder has: from the names, types and shapes in its files, and its scheme.
+
+Every rule begins with the name that a model asks for and looks for the parts that would hold it; a part that
+is there without its companions, or whose shapes contradict each other, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ktcli.errors import BadCheckpoint
+from ktcli.weights.across import Across
+from ktcli.weights.coded import FP8_BLOCK, INT8_ROWS, MXFP4, SCALES, fp8, integers, lossless_int4
+from ktcli.weights.scheme import Scheme
+from ktcli.weights.storage import PLAIN, Part, Source, Storage
+
+Parts = Mapping[str, Part]
+Found = tuple[Storage, tuple[Part, ...]]
+Shaped = tuple[tuple[int, ...], Storage, tuple[Part, ...]]
+
+# What follows the name of a module or a weight whose numbers kt takes from another tensor, or which concern
+# activations and caches, which kt rounds in its own way.
+COMPANIONS = re.compile(
+    r".*[._](weight_shape|weight_zero_point|weight_g_idx|g_idx|input_scale|output_scale|input_zero_point|"
+    r"activation_scale|k_scale|v_scale|q_scale|kv_scale|k_zero_point|v_zero_point)"
+)
+
+
+def source_names(parts: Parts) -> set[str]:
+    """What the sources of a checkpoint are called: its tensors, and weights that lie under other names."""
+    names = set(parts)
+    for name in parts:
+        for suffix in (".weight_packed", ".qweight"):
+            if name.endswith(suffix):
+                names.add(name.removesuffix(suffix) + ".weight")
+    return names
+
+
+def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
+    """The source called `name`, which `source_names` has.
+
+    Raises:
+        BadCheckpoint: it is of a type that kt does not read, or its parts do not fit together.
+    """
+    part, stem = parts.get(name), name.removesuffix(".weight")
+    if part is None:
+        packed = parts.get(f"{stem}.weight_packed")
+        found = (
+            _packed(stem, packed, parts, scheme, hint)
+            if packed is not None
+            else _across(stem, parts, scheme, hint)
+        )
+        return Source(name, *found)
+    dtype, shape = part.entry.dtype, part.entry.shape
+    if dtype in PLAIN:
+        return Source(name, shape, PLAIN[dtype], (part,))
+    if dtype == "F8_E4M3" and len(shape) > 1:
+        return Source(name, shape, *_fp8(part, parts, hint))
+    if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
+        scales = _companion(part, f"{name}_scale", parts, hint, [(shape[0],), (shape[0], 1)])
+        return Source(name, shape, INT8_ROWS, (part, scales))
+    if dtype == "U8" and name.endswith("_blocks") and len(shape) > 2 and shape[-1] == 16:
+        scale_name = name.removesuffix("_blocks") + "_scales"
+        scales = _companion(part, scale_name, parts, hint, [shape[:-1]])
+        return Source(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
+    raise BadCheckpoint(
+        f"{name} in {part.file} is stored as {dtype}, which kt cannot convert",
+        hint=f"kt reads {', '.join(PLAIN)} and quantized weights beside their scales",
+    )
+
+
+def _companion(
+    part: Part, name: str, parts: Parts, hint: str, shapes: list[tuple[int, ...]]
+) -> Part:
+    """The tensor `name` that `part` cannot be read without, of one of these shapes."""
+    found = parts.get(name)
+    if found is None or found.entry.dtype not in {*SCALES, "I32"}:
+        raise BadCheckpoint(f"{part.name} in {part.file} lies there without its {name}", hint=hint)
+    if found.entry.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise BadCheckpoint(
+            f"{name} in {found.file} has the shape {list(found.entry.shape)}, "
+            f"{part.name} asks for {wanted}",
+            hint=hint,
+        )
+    return found
+
+
+def _fp8(part: Part, parts: Parts, hint: str) -> Found:
+    """Which rows and columns share a scale is told by how many scales there are."""
+    *outer, n, k = part.entry.shape
+    several = tuple(outer)
+    shapes: dict[tuple[int, ...], tuple[int, int]] = {
+        (*several, 1, 1): (0, 0),
+        several or (1,): (0, 0),
+        several: (0, 0),
+        (*several, n): (1, 0),
+        (*several, n, 1): (1, 0),
+        (*several, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK)): (FP8_BLOCK, FP8_BLOCK),
+    }
+    plain, inverse = f"{part.name}_scale", f"{part.name}_scale_inv"
+    name = plain if plain in parts and inverse not in parts else inverse
+    scales = _companion(part, name, parts, hint, list(shapes))
+    return fp8(shapes[scales.entry.shape]), (part, scales)
+
+
+def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+    """compressed-tensors: bits and group are those the config names that fit the shapes."""
+    scales = parts.get(f"{stem}.weight_scale")
+    if part.entry.dtype != "I32" or len(part.entry.shape) != 2 or scales is None:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is {part.entry.dtype} {list(part.entry.shape)} "
+            f"{'without its weight_scale' if scales is None else 'and not I32 of two dimensions'}",
+            hint=hint,
+        )
+    n, words = part.entry.shape
+    for bits, group, symmetric in scheme.groups if scales.entry.dtype in PLAIN else ():
+        k = words * 32 // bits
+        columns = -(-k // group) if group else 1
+        if scales.entry.shape not in [(n, columns)] + [(n,)] * (columns == 1):
+            continue
+        zeros: tuple[Part, ...] = ()
+        if not symmetric:
+            shape = (-(-n * bits // 32), columns)
+            zeros = (_companion(part, f"{stem}.weight_zero_point", parts, hint, [shape]),)
+        storage = integers(bits, group, scales.entry.dtype, symmetric=symmetric)
+        return (n, k), storage, (part, scales, *zeros)
+    known = ", ".join(
+        f"{bits} bits in groups of {group or 'a row'}" for bits, group, _ in scheme.groups
+    )
+    raise BadCheckpoint(
+        f"{scales.name} in {scales.file} is {scales.entry.dtype} {list(scales.entry.shape)}, but config.json gives "
+        f"{part.name} {known or 'no packed integers'}",
+        hint=hint,
+    )
+
+
+def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+    """GPTQ and AWQ."""
+    part = parts[f"{stem}.qweight"]
+    if (
+        scheme.method not in ("gptq", "awq")
+        or part.entry.dtype != "I32"
+        or len(part.entry.shape) != 2
+    ):
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is {part.entry.dtype} {list(part.entry.shape)}, but config.json does not "
+            "call the checkpoint gptq or awq",
+            hint=hint,
+        )
+    outputs = scheme.method == "awq"
+    k, n = part.entry.shape
+    k, n = (k, 8 * n) if outputs else (8 * k, n)
+    if k % 8 or n % 8:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} holds {k} x {n} codes, kt reads multiples of 8", hint=hint
+        )
+    groups = -(-k // (scheme.group or k))
+    scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)])
+    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [(groups, n // 8)])
+    order: tuple[Part, ...] = ()
+    if f"{stem}.g_idx" in parts:
+        order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)]),)
+    elif scheme.reordered:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} lies there without its {stem}.g_idx", hint=hint
+        )
+    if scales.entry.dtype not in PLAIN or any(p.entry.dtype != "I32" for p in (zeros, *order)):
+        raise BadCheckpoint(f"{part.name} in {part.file} has companions of a wrong type", hint=hint)
+    exact = scheme.symmetric and not scheme.reordered
+    lossless = lossless_int4(scheme.group, scales.entry.dtype) if exact else None
+    label = f"{scheme.method} with groups of {scheme.group or k}"
+    storage = Across(label, lossless, scheme.group, scheme.zero_plus, outputs)
+    return (n, k), storage, (part, scales, zeros, *order)

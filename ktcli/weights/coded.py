@@ -1,0 +1,182 @@
+"""Storages of codes with scales, row by row: FP8, packed integers, MXFP4.
+
+The codes of a row lie together; 4-bit ones two in a byte, the first in its low nibble (so that eight fill an
+int32 from its low end on). A scale belongs to a block of rows and columns of a matrix, and scales lie in the
+order of their blocks.
+
+    FP8            X, and X_scale_inv or X_scale: F32, BF16, F16 or E8M0. Scales of 128 x 128 blocks, of rows
+                   ("channels") or of the whole matrix. They multiply, although one is called inverse
+    int8           X.weight I8, and X.weight_scale of each row
+    packed int     X.weight_packed I32 [n, k * bits / 32] of codes + 2^(bits - 1), X.weight_scale of each row, or of
+                   each row and group of columns; X.weight_zero_point I32 [n * bits / 32, groups] if asymmetric
+    MXFP4          X_blocks U8 [..., n, k / 32, 16] of E2M1 codes, and X_scales U8 [..., n, k / 32] of exponents + 127;
+                   the source is called X_blocks and has the shape [..., n, k]
+
+Sources: compressed-tensors (compressors/quantized_compressors), transformers 5.23 (integrations/mxfp4.py), the
+published checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ktcli.native import Blocked, Codes, DType, Format, Pool, Scale
+from ktcli.weights.oracle import E4M3_VALUES
+from ktcli.weights.storage import PLAIN, Matrix, Raw, Read, Source, Span, rows_of
+
+FP8_BLOCK = 128  # rows and columns that share one scale
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_VALUES = (*E2M1, *(-value for value in E2M1))
+SCALES = {*PLAIN, "F8_E8M0", "U8"}  # how scales may be stored; U8: E8M0 too
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """Codes and scales; parts: codes, scales, and zero points where there are any.
+
+    Attributes:
+        bits: of a code, 4 or 8.
+        table: what each code means.
+        block: rows and columns that share a scale; 0: all of a matrix.
+        kind: of the codes; None: there is no format with the same.
+    """
+
+    label: str
+    lossless: str | None
+    bits: int
+    table: tuple[float, ...]
+    block: tuple[int, int]
+    kind: Codes | None = None
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        codes, scales, *zeros = span.source.parts
+        first, last = self._blocks(span)
+        row_bytes = codes.entry.size_bytes // span.source.rows
+        scale_bytes = scales.entry.size_bytes // self._all_blocks(span.source)
+        found = [
+            rows_of(codes, row_bytes, span.start, span.stop),
+            rows_of(scales, scale_bytes, first, last),
+        ]
+        for part in zeros:  # of eight rows in an int32
+            words = part.entry.size_bytes // part.entry.shape[0]
+            found.append(rows_of(part, words, span.start * self.bits // 32, self._zero_stop(span)))
+        return found
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        n, k = span.rows, span.source.columns
+        high, wide = self._block(span.source)
+        scale = self._scales(pool, span, raws[1])
+        how = Blocked(
+            self.bits,
+            np.array(self.table, np.float32),
+            (high, wide),
+            scale,
+            self._zeros(span, raws[2], scale.shape[1]) if len(raws) > 2 else None,
+            self._row(span) % high,
+        )
+        codes, row_bytes = raws[0].reshape(n, -1), -(-k * self.bits // 8)
+        return pool.decode_codes(how, np.ascontiguousarray(codes[:, :row_bytes]), n, k)
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        high, wide = self._block(span.source)
+        k = span.source.columns
+        covered = wide >= k or (fmt.group and wide % fmt.group == 0)
+        same = fmt.scale is Scale.F32 and fmt.bits == self.bits and fmt.codes is self.kind
+        linear = fmt.bits == 8 or fmt.codebook == self.table
+        if not (same and linear and covered) or fmt.rotation or len(span.source.parts) > 2:
+            return None
+        inside = self._row(span) % high
+        rows = np.arange(inside, inside + span.rows) // high
+        groups = -(-k // fmt.group) if fmt.group else 1
+        columns = np.arange(groups) * fmt.group // wide
+        return np.ascontiguousarray(self._scales(pool, span, raws[1])[rows][:, columns])
+
+    def _scales(self, pool: Pool, span: Span, raw: Raw) -> Matrix:
+        """Of the span's blocks, [rows of blocks, columns of blocks]."""
+        dtype = span.source.parts[1].entry.dtype
+        first, last = self._blocks(span)
+        columns = -(-span.source.columns // self._block(span.source)[1])
+        if dtype in PLAIN:
+            return pool.decode(PLAIN[dtype].dtype, raw, last - first, columns)
+        bits = raw.astype(np.uint32) << 23
+        bits[raw == 255] |= 1 << 22  # NaN; 0 is 2^-127, which an f32 holds as a subnormal
+        values = np.where(raw == 0, np.float32(2.0**-127), bits.view(np.float32))
+        return pool.decode(DType.F32, values.view(np.uint8), last - first, columns)
+
+    def _zeros(self, span: Span, raw: Raw, groups: int) -> Matrix:
+        """What each group's zero means, [rows, groups]: codes of which several rows lie in one int32."""
+        per_word = 32 // self.bits
+        words = raw.view("<u4").reshape(-1, groups)
+        shifts = np.arange(per_word, dtype=np.uint32) * self.bits
+        codes = words[:, None] >> shifts[None, :, None] & ((1 << self.bits) - 1)
+        above = span.start % per_word
+        rows = codes.reshape(-1, groups)[above : above + span.rows]
+        zeros: Matrix = np.array(self.table, np.float32)[rows]
+        return zeros
+
+    def _zero_stop(self, span: Span) -> int:
+        return -(-span.stop * self.bits // 32)
+
+    def _row(self, span: Span) -> int:
+        """The span's first row within its matrix."""
+        return span.start % span.source.shape[-2]
+
+    def _block(self, source: Source) -> tuple[int, int]:
+        return self.block[0] or source.shape[-2], self.block[1] or source.columns
+
+    def _blocks(self, span: Span) -> tuple[int, int]:
+        """The first row of blocks that the span has, and that after the last."""
+        height, row = span.source.shape[-2], self._row(span)
+        high = self._block(span.source)[0]
+        above = span.start // height * -(-height // high)
+        return above + row // high, above + -(-(row + span.rows) // high)
+
+    def _all_blocks(self, source: Source) -> int:
+        """Rows of blocks of the whole source."""
+        return prod(source.shape[:-2]) * -(-source.shape[-2] // self._block(source)[0])
+
+
+def _integers(bits: int) -> tuple[float, ...]:
+    return tuple(float(code - (1 << bits - 1)) for code in range(1 << bits))
+
+
+_E4M3 = tuple(map(float, E4M3_VALUES))
+_SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
+
+
+def fp8(block: tuple[int, int]) -> Coded:
+    """E4M3 with scales of these blocks."""
+    named = {
+        (FP8_BLOCK, FP8_BLOCK): "blocks of 128 x 128",
+        (1, 0): "rows",
+        (0, 0): "whole matrices",
+    }
+    label = f"FP8 (E4M3) with scales of {named.get(block, block)}"
+    return Coded(label, "fp8", 8, _E4M3, block, Codes.E4M3)
+
+
+def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
+    """Packed codes of 4 or 8 bits with a scale, stored as `scale`, for each `group` of columns (0: a row)."""
+    of = f"groups of {group}" if group else "rows"
+    label = f"int{bits} with {scale.lower()} scales of {of}"
+    lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
+    return Coded(label, lossless, bits, _integers(bits), (1, group), Codes.INTEGER)
+
+
+INT8_ROWS = Coded("int8 with scales of rows", None, 8, _SIGNED, (1, 0), Codes.INTEGER)
+MXFP4 = Coded("mxfp4", "mxfp4", 4, E2M1_VALUES, (1, 32))
+
+
+def lossless_int4(group: int, scale: str) -> str | None:
+    """The smallest 4-bit format that holds symmetric codes with such scales: its groups must not be larger, and
+    its scales as precise."""
+    exact = [] if scale == "BF16" else ["-f32"]
+    if group % 128 == 0:
+        return "".join(["int4-g128", *exact])
+    if group == 64 and not exact:
+        return "int4"
+    return "".join(["int4-g32", *exact]) if group % 32 == 0 else None

@@ -1,0 +1,184 @@
+"""Quantized matrices as the hub's checkpoints hold them, and what they mean, element by element.
+
+Each function gives the parts of one matrix under a stem (name -> dtype, shape, bytes) and its values [n, k] f32,
+taken from the formulas of the formats' authors one number at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ktcli.weights.oracle import E4M3_VALUES
+
+Parts = dict[str, tuple[str, tuple[int, ...], bytes]]
+Made = tuple[Parts, np.ndarray]
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # AutoAWQ, order_map: nibble i holds this column of eight
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Values that bf16 has."""
+    return (x.astype(np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+def part(dtype: str, x: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
+    """As stored; the values must be exact in the type."""
+    if dtype == "BF16":
+        return dtype, x.shape, (x.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+    kinds = {"F32": "<f4", "F16": "<f2", "I32": "<u4", "U8": "u1", "I8": "i1", "F8_E4M3": "u1"}
+    return dtype, x.shape, x.astype(kinds[dtype]).tobytes()
+
+
+def scales_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Random positive scales that are exact in the type."""
+    x = rng.uniform(0.5, 2, shape).astype(np.float32) * np.float32(2.0**-7)
+    if dtype == "BF16":
+        return bf16(x)
+    return x.astype(np.float16).astype(np.float32) if dtype == "F16" else x
+
+
+def every(n: int, k: int, value: Callable[[int, int], float]) -> np.ndarray:
+    """[n, k] of value(row, column)."""
+    return np.array([[value(r, c) for c in range(k)] for r in range(n)], dtype=np.float32)
+
+
+def words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes [a, b] of which 32 / bits lie in a word, from its low end on, [a, ceil(b * bits / 32)] u32."""
+    per_word = 32 // bits
+    out = np.zeros((codes.shape[0], -(-codes.shape[1] // per_word)), dtype=np.uint32)
+    for i in range(codes.shape[1]):
+        out[:, i // per_word] |= codes[:, i].astype(np.uint32) << np.uint32(bits * (i % per_word))
+    return out
+
+
+def fp8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str, of: str) -> Made:
+    """E4M3 with a scale `of` "blocks" (weight_scale_inv), "rows", "row vector" or the "matrix"."""
+    codes = rng.integers(0, 127, (n, k)) + 128 * rng.integers(0, 2, (n, k))
+    shape = {
+        "blocks": (-(-n // 128), -(-k // 128)),
+        "rows": (n, 1),
+        "row vector": (n,),
+        "matrix": (),
+    }[of]
+    s = scales_of(rng, shape, scale)
+    at: Callable[[int, int], float] = {
+        "blocks": lambda r, c: s[r // 128, c // 128],
+        "rows": lambda r, c: s[r, 0],
+        "row vector": lambda r, c: s[r],
+        "matrix": lambda r, c: s[()],
+    }[of]  # fmt: skip
+    name = f"{stem}.weight_scale_inv" if of == "blocks" else f"{stem}.weight_scale"
+    parts = {f"{stem}.weight": part("F8_E4M3", codes), name: part(scale, s)}
+    return parts, every(n, k, lambda r, c: E4M3_VALUES[codes[r, c]] * at(r, c))
+
+
+def int8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str) -> Made:
+    """compressed-tensors int-quantized: a scale for each row."""
+    codes, s = rng.integers(-127, 128, (n, k)), scales_of(rng, (n, 1), scale)
+    parts = {f"{stem}.weight": part("I8", codes), f"{stem}.weight_scale": part(scale, s)}
+    return parts, every(n, k, lambda r, c: np.float32(codes[r, c]) * s[r, 0])
+
+
+def packed(
+    stem: str, n: int, k: int, rng: np.random.Generator, *,
+    bits: int, group: int, scale: str, symmetric: bool = True,
+) -> Made:  # fmt: skip
+    """compressed-tensors pack-quantized; group 0: a scale for each row."""
+    half, columns = 1 << bits - 1, -(-k // group) if group else 1
+    codes = rng.integers(-half, half, (n, k))
+    if bits == 8:
+        codes = np.maximum(codes, -127)
+    zeros = (
+        np.zeros((n, columns), np.int64) if symmetric else rng.integers(-half, half, (n, columns))
+    )
+    s = scales_of(rng, (n, columns), scale)
+    parts = {
+        f"{stem}.weight_packed": part("I32", words(codes + half, bits)),
+        f"{stem}.weight_scale": part(scale, s),
+        f"{stem}.weight_shape": part("I32", np.array([n, k])),
+    }
+    if not symmetric:  # packed along the rows
+        parts[f"{stem}.weight_zero_point"] = part("I32", words(zeros.T + half, bits).T)
+    at = group or k
+    return parts, every(
+        n, k, lambda r, c: np.float32(codes[r, c] - zeros[r, c // at]) * s[r, c // at]
+    )
+
+
+def mxfp4(stem: str, outer: tuple[int, ...], k: int, rng: np.random.Generator) -> Made:
+    """gpt-oss: blocks [..., k / 32, 16] of two codes in a byte, the first in its low half."""
+    blocks = rng.integers(0, 256, (*outer, k // 32, 16))
+    exponents = rng.integers(110, 130, (*outer, k // 32))
+    size = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+    def value(row: int, column: int) -> float:
+        byte = blocks.reshape(-1, k // 2)[row, column // 2]
+        code = byte >> 4 if column % 2 else byte & 15
+        sign = -1 if code & 8 else 1
+        return (
+            sign
+            * size[code & 7]
+            * 2.0 ** int(exponents.reshape(-1, k // 32)[row, column // 32] - 127)
+        )
+
+    parts = {f"{stem}_blocks": part("U8", blocks), f"{stem}_scales": part("U8", exponents)}
+    return parts, every(int(np.prod(outer)), k, value).reshape(*outer, k)
+
+
+def gptq(
+    stem: str, n: int, k: int, rng: np.random.Generator, *, group: int,
+    symmetric: bool = True, reordered: bool = False, v2: bool = False, g_idx: bool = True,
+) -> Made:  # fmt: skip
+    """AutoGPTQ: words of eight inputs; stored zeros are one less than meant, but in version 2."""
+    groups = -(-k // group)
+    codes, s = rng.integers(0, 16, (k, n)), scales_of(rng, (groups, n), "F16")
+    zeros = np.full((groups, n), 8) if symmetric else rng.integers(1, 16, (groups, n))
+    order = np.arange(k) // group
+    if reordered:
+        order = rng.permutation(order)
+    parts = {
+        f"{stem}.qweight": part("I32", words(codes.T, 4).T),
+        f"{stem}.qzeros": part("I32", words(zeros if v2 else zeros - 1, 4)),
+        f"{stem}.scales": part("F16", s),
+    }
+    if g_idx:
+        parts[f"{stem}.g_idx"] = part("I32", order)
+    return parts, every(
+        n, k, lambda r, c: np.float32(codes[c, r] - zeros[order[c], r]) * s[order[c], r]
+    )
+
+
+def awq(
+    stem: str, n: int, k: int, rng: np.random.Generator, *, group: int, symmetric: bool = False
+) -> Made:
+    """AutoAWQ (gemm): words of eight outputs, whose nibble i holds output AWQ_COLUMNS[i]."""
+    groups = -(-k // group)
+    codes, s = rng.integers(0, 16, (k, n)), scales_of(rng, (groups, n), "F16")
+    zeros = np.full((groups, n), 8) if symmetric else rng.integers(0, 16, (groups, n))
+
+    def ordered(x: np.ndarray) -> np.ndarray:
+        return words(x.reshape(len(x), -1, 8)[:, :, list(AWQ_COLUMNS)].reshape(len(x), -1), 4)
+
+    parts = {
+        f"{stem}.qweight": part("I32", ordered(codes)),
+        f"{stem}.qzeros": part("I32", ordered(zeros)),
+        f"{stem}.scales": part("F16", s),
+    }
+    return parts, every(
+        n, k, lambda r, c: np.float32(codes[c, r] - zeros[c // group, r]) * s[c // group, r]
+    )
+
+
+def compressed(**weights: object) -> dict[str, object]:
+    """The config of compressed-tensors as Kimi-K2-Thinking has it, with these weights."""
+    group = {
+        "targets": ["Linear"], "input_activations": None, "output_activations": None,
+        "weights": {"type": "int", "symmetric": True, "dynamic": False, "actorder": None, **weights},
+    }  # fmt: skip
+    form = "pack-quantized" if group["weights"]["type"] == "int" else "float-quantized"
+    return {
+        "quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*self_attn.*"], "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+    }  # fmt: skip
