@@ -28,9 +28,11 @@ torch.set_num_threads(1)
 
 @dataclass
 class Timeline:
-    """One timeline: its pages and how many positions they hold."""
+    """One timeline: its pages and how many positions they hold; the state that is read now, and the one that
+    is written."""
 
     pages: tuple[int, ...]
+    slots: tuple[int, ...]
     length: int = 0
 
 
@@ -54,13 +56,17 @@ class DeviceRun:
         model = build(pack.config)
         mask = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
         loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), mask, CPU)
-        cache = DeviceCache(model.spec, pages, CPU, exact=exact)
-        for layer in cache.layers:
+        cache = DeviceCache(model.spec, pages, CPU, slots=2 * pages, exact=exact)
+        for layer in (*cache.layers, *cache.states):
             layer.fill_(float("nan"))  # what was not written must not matter
         return cls(model, loaded, cache, exact)
 
     def sequence(self, positions: int) -> Timeline:
-        return Timeline(self.cache.take(pages_for(positions)))
+        return Timeline(self.cache.pages.take(pages_for(positions)), self.cache.slots.take(2))
+
+    def give_back(self, sequence: Timeline) -> None:
+        self.cache.pages.give_back(sequence.pages)
+        self.cache.slots.give_back(sequence.slots)
 
     def step(self, ids: Sequence[Sequence[int]], of: Sequence[Timeline]) -> NDArray[np.float32]:
         """Logits [sequences, run, vocab] of the next ids of each sequence."""
@@ -69,12 +75,13 @@ class DeviceRun:
         x = self.loaded.embedding[torch.tensor([i for each in ids for i in each])].float()
         kernels = kernels_for(CPU, exact=self.exact)
         runner = ResidentRunner(kernels, self.loaded.stacks)
-        inputs = StepInputs(x, rows, self.cache.layers)
+        inputs = StepInputs(x, rows, self.cache.layers, states=self.cache.states)
         backend = TorchBackend(self.loaded.weights, inputs, kernels, runner)
         logits = self.model.forward(backend)
         self.routings = backend.routings
         for each in of:
             each.length += run
+            each.slots = each.slots[::-1]
         return logits.view(len(of), run, -1).numpy()
 
     def feed(self, ids: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
@@ -84,7 +91,7 @@ class DeviceRun:
             size = sizes[min(n, len(sizes) - 1)]
             out.append(self.step([ids[at : at + size]], [sequence])[0])
             at, n = at + size, n + 1
-        self.cache.give_back(sequence.pages)
+        self.give_back(sequence)
         return np.concatenate(out)
 
     def _rows(self, of: Sequence[Timeline], run: int) -> Rows:
@@ -95,4 +102,6 @@ class DeviceRun:
             most = max(len(each.pages) for each in of)
         table = [[*each.pages, *[self.cache.scratch] * most][:most] for each in of]
         assert max(positions) < PAGE_TOKENS * most
-        return Rows(torch.tensor(positions), torch.tensor(table, dtype=torch.int32), run)
+        read = [each.slots[0] if each.length else -1 for each in of]
+        slots = torch.tensor([read, [each.slots[1] for each in of]])
+        return Rows(torch.tensor(positions), torch.tensor(table, dtype=torch.int32), run, slots)

@@ -86,7 +86,7 @@ def by_formula(path: Path, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     loaded = load_device(model, pack.recipe, PackSource(pack, Pool(1)), everything, CPU)
     cache = DeviceCache(model.spec, pages_for(len(ids)), CPU, exact=True)
-    table = torch.tensor([cache.take(pages_for(len(ids)))], dtype=torch.int32)
+    table = torch.tensor([cache.pages.take(pages_for(len(ids)))], dtype=torch.int32)
     where = Rows(torch.arange(len(ids)), table, len(ids))
     inputs = StepInputs(loaded.embedding[torch.from_numpy(ids)].float(), where, cache.layers)
     runner = DeferredRunner(EXACT, loaded.stacks, ~everything, DEPTH, skip=True)

@@ -304,7 +304,7 @@ def run(
 
 def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
-    session.truncate(job.context)
+    session.rewind(job.context)
     if job.kind is Kind.PREFILL:
         session.feed(ids)
         return

@@ -25,6 +25,7 @@ from ktcli.engine.loader import (
     memory_bytes,
 )
 from ktcli.engine.session import Session
+from ktcli.engine.states import StateLayout, before_tail
 from ktcli.engine.steps import Outputs, ProgramSteps
 from ktcli.engine.trace import CPU, Trace, one_after_another
 from ktcli.errors import NotEnoughMemory, UsageError
@@ -45,6 +46,7 @@ from ktcli.planner.memory import (
     node_room_bytes,
 )
 from ktcli.planner.nodes import node_shortage
+from ktcli.planner.spec import sequence_bytes
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe
 
@@ -103,7 +105,9 @@ class Engine:
         self.defer = options.defer
         self.context = _context(model, recipe, pool, options.context)
         self.layout = PageLayout.of(self.spec, f32=options.exact or options.kv_f32)
-        _require_memory(model, recipe, pool, self.layout.cache_bytes(self.context))
+        self._states = StateLayout.of(self.spec)
+        cache_bytes = self.layout.cache_bytes(self.context) + sequence_bytes(self.spec)
+        _require_memory(model, recipe, pool, cache_bytes)
         self._tensors: Tensors = load(model, recipe, source, pool, progress)
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
         self.program, self._outputs, self.routings = self._record(options)
@@ -157,7 +161,8 @@ class Engine:
 
     def session(self) -> Session:
         """A new timeline; its cache is reserved now."""
-        steps = ProgramSteps(self.program, self._outputs, self.layout, self.context)
+        layouts = self.layout, self._states
+        steps = ProgramSteps(self.program, self._outputs, *layouts, self.context)
         return Session(steps, self.context)
 
     def depth_at(self, position: int) -> int:
@@ -166,7 +171,8 @@ class Engine:
 
     def chunk_tokens(self, left: int) -> int:
         """Tokens of a prompt's next chunk, when so many are left."""
-        return min(left, self.program.max_tokens)
+        size = min(left, self.program.max_tokens)
+        return before_tail(size, left) if self._states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """(operation, nanoseconds so far), in the order in which they run."""
@@ -200,7 +206,8 @@ class Engine:
             kv_f32=options.kv_f32,
         )
         deferring = self.spec.moe_layers - 1 if options.defer else 0
-        backend = NativeBackend(self._tensors.by_name, self.layout.offsets, deferring=deferring)
+        offsets = self.layout.offsets, self._states.offsets
+        backend = NativeBackend(self._tensors.by_name, *offsets, deferring=deferring)
         logits = self.model.forward(backend)
         views = backend.record(program, logits, *backend.summary(logits))
         return program, Outputs(*views), backend.routings

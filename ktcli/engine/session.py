@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.logits import F32Array, Logits
+from ktcli.engine.states import before_tail
 from ktcli.errors import ContextFull, UsageError
 
 # progress(tokens done, tokens in all)
@@ -51,11 +52,19 @@ class Steps(Protocol):
     def max_outputs(self) -> int:
         """Rows of a chunk that can give logits."""
 
+    @property
+    def recurrent(self) -> bool:
+        """Going back is possible to some positions only."""
+
     def chunk_tokens(self, left: int) -> int:
         """Tokens of the next chunk, when `left` are left; 1..left."""
 
     def run(self, chunk: Chunk) -> None:
         """Compute a chunk; either all of it is in the cache afterwards, or nothing counts."""
+
+    def truncate(self, position: int) -> int:
+        """Forget everything from `position` on; the position really reached: the same, or an earlier one if
+        what layers keep of the sequence is not there any more."""
 
     def last(self, temperature: float) -> Logits:
         """Logits of the only output of the last chunk, in place: valid until the next one."""
@@ -83,9 +92,17 @@ class Session:
         return tuple(self._ids[: self.length].tolist())
 
     def truncate(self, position: int) -> int:
-        """Forget everything from `position` on; returns the position really reached."""
-        self.length = max(0, min(position, self.length))
+        """Forget everything from `position` on, or from an earlier one; returns the position really
+        reached (see `rewind`)."""
+        self.length = self._steps.truncate(max(0, min(position, self.length)))
         return self.length
+
+    def rewind(self, position: int) -> None:
+        """Go back to `position` exactly, computing again what is no longer known."""
+        ids = self.ids[:position]
+        reached = self.truncate(position)
+        if reached < len(ids):
+            self.feed(ids[reached:])
 
     def feed(
         self,
@@ -113,7 +130,8 @@ class Session:
     def advance(
         self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
     ) -> tuple[Logits, int]:
-        """Make the timeline equal `ids`, reusing what is common: (logits after the last, ids reused).
+        """Make the timeline equal `ids`, reusing what is common, as far as it can be gone back to: (logits
+        after the last, ids reused).
 
         At least the last id is computed, since its logits are wanted.
         """
@@ -125,8 +143,8 @@ class Session:
         common = max(0, int(different[0]) if different.size else n)
         if wanted.size > self.context:
             self._refuse(wanted.size)
-        self.truncate(common)
-        return self.feed(ids[common:], progress=progress, temperature=temperature), common
+        reused = self.truncate(common)
+        return self.feed(ids[reused:], progress=progress, temperature=temperature), reused
 
     def logits(self, ids: Sequence[int], *, defer: int = 0) -> F32Array:
         """Append ids; the logits of every one, [T, vocab] f32."""
@@ -165,6 +183,8 @@ class Session:
             size = self._steps.chunk_tokens(fresh.size - done)
             if temperature is None:
                 size = min(size, self._steps.max_outputs)
+            elif self._steps.recurrent:
+                size = before_tail(size, fresh.size - done)
             ids = fresh[done : done + size]
             done += ids.size
             first_output = 0 if temperature is None else ids.size - (done == fresh.size)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ktcli.engine.kvcache import KvCache, PageLayout
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
+from ktcli.engine.states import StateLayout, StateSlots
+from ktcli.layers.state import STATE_SLOTS
 from ktcli.native import Program, Step, View
 
 
@@ -30,13 +34,23 @@ class ProgramSteps:
     """
 
     def __init__(
-        self, program: Program, outputs: Outputs, layout: PageLayout, context: int
+        self,
+        program: Program,
+        outputs: Outputs,
+        layout: PageLayout,
+        states: StateLayout,
+        context: int,
     ) -> None:
         self._program, self._outputs = program, outputs
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         self._row = tuple(program.rows(view, 1)[0] for view in views)
         self._cache = KvCache(layout, context, program.pool.arena(layout.cache_bytes(context)))
+        self._states = _States(program, states) if states.elements else None
         self.vocab = outputs.logits.width
+
+    @property
+    def recurrent(self) -> bool:
+        return self._states is not None
 
     @property
     def max_outputs(self) -> int:
@@ -44,6 +58,9 @@ class ProgramSteps:
 
     def chunk_tokens(self, left: int) -> int:
         return min(left, self._program.max_tokens)
+
+    def truncate(self, position: int) -> int:
+        return position if self._states is None else self._states.slots.truncate(position)
 
     def run(self, chunk: Chunk) -> None:
         self._program.attach(self._cache.memory, self._cache.layout.page_bytes)
@@ -55,7 +72,10 @@ class ProgramSteps:
             chunk.temperature,
             chunk.defer,
         )
-        self._program.run(step)
+        if self._states is None:
+            self._program.run(step)
+        else:
+            self._states.run(step)
 
     def last(self, temperature: float) -> Logits:
         values, best, peaks, sums = self._row
@@ -63,3 +83,25 @@ class ProgramSteps:
 
     def logits(self, n: int) -> F32Array:
         return self._program.rows(self._outputs.logits, n)
+
+
+class _States:
+    """The states of a session, in main memory.
+
+    Attributes:
+        slots: which position each of them belongs to.
+    """
+
+    def __init__(self, program: Program, layout: StateLayout) -> None:
+        self._program, self.slots = program, StateSlots()
+        self._memory = program.pool.arena(4 * STATE_SLOTS * layout.elements)
+        shape = STATE_SLOTS, layout.elements
+        self._states = self._memory.bytes.view(np.float32).reshape(shape)
+
+    def run(self, step: Step) -> None:
+        """Run a step from the state of where it starts."""
+        source, target = self.slots.begin(step.start)
+        state = None if source is None else self._states[source]
+        self._program.run(replace(step, state=state, next_state=self._states[target]))
+        n_tokens = step.ids.size
+        self.slots.end(target, step.start + n_tokens, n_tokens=n_tokens)

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.indexer import BlockIndexer, Indexer
+from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
@@ -35,6 +36,8 @@ class GroupedQueryAttention:
         has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
         norms: checkpoint names of the norms of q and k.
         norm_plus: added to their weights.
+        gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
+            which what the head attends to is multiplied (Qwen3-Next).
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
             all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
@@ -51,6 +54,7 @@ class GroupedQueryAttention:
     has_sinks: bool = False
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
+    gated: bool = False
     indexer: BlockIndexer | None = None
     rotates: bool = True
     layer: int = 0
@@ -67,9 +71,15 @@ class GroupedQueryAttention:
 
     @cached_property
     def qkv(self) -> Tensor:
+        """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
-        return _matrix(self, "qkv", (*pieces, *index), self.hidden)
+        made = _matrix(self, "qkv", (*pieces, *index), self.hidden)
+        if not self.gated:
+            return made
+        (first, *others), width = made.sources[0], self._widths[0]
+        queries, gates = _head_halves(replace(first, shape=(2 * width, self.hidden)), self.shape)
+        return replace(made, n=made.n + width, sources=((*queries, *others, *gates),))
 
     @cached_property
     def _indexer(self) -> BlockIndexer | None:
@@ -85,6 +95,7 @@ class GroupedQueryAttention:
         """Of q, k, v, and of o."""
         pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = _vector(self, "qkv_bias", pieces) if self.qkv_bias else None
+        assert not (qkv and self.gated), "no family has biases on gated attention"
         o = _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.o_bias else None
         return qkv, o
 
@@ -127,9 +138,9 @@ class GroupedQueryAttention:
         """x [T, hidden] -> [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
-        index_widths = (width for _, width in self._indexer.projections) if self._indexer else ()
-        made = b.linear(x, self.qkv, bias=qkv_bias)
-        q, k, v, *index = b.split(made, *self._widths, *index_widths)
+        index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
+        widths = (*self._widths, *index_widths, *self._widths[: self.gated])
+        q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norms:
             run = d if self.qk_norm is QkNorm.HEADS else None
             q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
@@ -137,10 +148,12 @@ class GroupedQueryAttention:
         if self.rotates:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
         if self._indexer:
-            self._indexer.forward(b, *index)
+            self._indexer.forward(b, *others[: len(index_widths)])
         chosen = self._indexer is not None
         # [T, heads * d]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
+        if self.gated:
+            mixed = b.gate(mixed, others[-1])
         return b.linear(mixed, self.o, bias=o_bias)
 
 
@@ -301,7 +314,7 @@ class LatentAttention:
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
-Attention = GroupedQueryAttention | LatentAttention
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:
@@ -315,6 +328,16 @@ def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: 
         layer=part.layer,
         cut=Cut.ROWS,
     )
+
+
+def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+    """Of a projection with 2 * head_dim rows for each head, every head's first half, and every second."""
+    d = shape.head_dim
+    first, second = (
+        tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))
+        for half in (0, 1)
+    )
+    return first, second
 
 
 def _vector(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-from ktcli.layers.tensors import Tensor
+from ktcli.layers.tensors import Tensor, ceil_to
 from ktcli.native import SILU, Glu
 
 Value = Any
@@ -42,6 +42,13 @@ class Reads(IntEnum):
     FORMAT = 0
     F32 = 1
     WIDE = 2
+
+
+class Gate(IntEnum):
+    """What of a gate multiplies; values of `kt_gate`."""
+
+    SIGMOID = 0
+    SILU = 1
 
 
 class Score(IntEnum):
@@ -133,6 +140,22 @@ class ChooseShape:
         return self.top_k * self.block
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaShape:
+    """The gated delta rule of one layer: a state [dk, dv] for each of `heads`, of which so many in a row share
+    one of `key_heads`."""
+
+    heads: int
+    key_heads: int
+    dk: int
+    dv: int
+
+    @property
+    def state_elements(self) -> int:
+        """f32 of a sequence's states: columns in whole lines."""
+        return self.heads * self.dk * ceil_to(self.dv, 16)
+
+
 class Backend(Protocol):
     """The operations of a forward. `layer` numbers the cached layers from 0.
 
@@ -205,6 +228,29 @@ class Backend(Protocol):
 
         With `chosen`, to what the last `choose` chose."""
 
+    def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
+        """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:
+        rows of N columns for the last W rows of x, the oldest first. State: W - 1 rows, at the beginning of the
+        layer's."""
+
+    def delta(
+        self,
+        qkv: tuple[Value, Value, Value],
+        gates: tuple[Value, Value],
+        learned: tuple[Tensor, Tensor],
+        shape: DeltaShape,
+        *,
+        layer: int,
+        first: int,
+    ) -> Value:
+        """Gated delta rule, see kt_program_delta -> [T, heads * dv]. Consumes q, k and the gates.
+
+        Args:
+            gates: decay and beta, [T, heads] each.
+            learned: log of each head's rate, and what is added to its decay.
+            first: where its state begins in the layer's, f32 elements; whole lines of 16.
+        """
+
     def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value:
         """Choose experts per token -> a routing, for `experts`."""
 
@@ -230,8 +276,8 @@ class Backend(Protocol):
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
 
-    def gate(self, x: Value, by: Value) -> Value:
-        """x * sigmoid(by); `by` is as wide as x, or one column for all of a row's."""
+    def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
+        """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""
 
     def add(self, a: Value, b: Value) -> Value: ...
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ktcli.layers.backend import (
     Backend,
     ChooseShape,
+    DeltaShape,
+    Gate,
     GqaShape,
     MlaShape,
     Reads,
@@ -50,15 +52,21 @@ class NativeBackend(Backend):
     Args:
         loaded: tensor name -> what the loader made of it.
         offsets: where each layer's part of a KV page begins, bytes.
+        states: where each layer's part of a sequence's state begins, f32 elements.
         deferring: how many layers with experts may defer some to the next one: all but the last, or none.
             Steps say how many experts (`Step.defer`).
     """
 
     def __init__(
-        self, loaded: Mapping[str, Loaded], offsets: Sequence[int], *, deferring: int = 0
+        self,
+        loaded: Mapping[str, Loaded],
+        offsets: Sequence[int],
+        states: Sequence[int] = (),
+        *,
+        deferring: int = 0,
     ) -> None:
         self._loaded = loaded
-        self._offsets = offsets
+        self._offsets, self._states = offsets, states
         self._deferring = deferring
         self._late: View | None = None  # what the last layer with experts deferred
         self._operations: list[_Operation] = []
@@ -190,6 +198,34 @@ class NativeBackend(Backend):
         self._note(emit, out, q, latent)
         return out
 
+    def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:
+        rows = self._array(weight).reshape(-1, x.width)
+        out, first = self._buffer(x.width, like=x), self._states[layer]
+        self._note(lambda p, v: p.conv(v[0], v[1], rows, first), out, x)
+        return out
+
+    def delta(
+        self,
+        qkv: tuple[View, View, View],
+        gates: tuple[View, View],
+        learned: tuple[Tensor, Tensor],
+        shape: DeltaShape,
+        *,
+        layer: int,
+        first: int,
+    ) -> Value:
+        s = shape
+        facts = (s.heads, s.key_heads, s.dk, s.dv)
+        arrays = self._array(learned[0]), self._array(learned[1])
+        start = self._states[layer] + first
+        out = self._buffer(s.heads * s.dv, like=qkv[2])
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            p.delta(v[0], (v[1], v[2], v[3]), (v[4], v[5]), facts, arrays, start)
+
+        self._note(emit, out, *qkv, *gates)
+        return out
+
     def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:
         r = routing
         groups = (
@@ -260,9 +296,9 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.swiglu(v[0], v[1], glu), out, x)
         return out
 
-    def gate(self, x: View, by: View) -> Value:
+    def gate(self, x: View, by: View, kind: Gate = Gate.SIGMOID) -> Value:
         out = self._buffer(x.width, like=x)
-        self._note(lambda p, v: p.gate(v[0], v[1], v[2]), out, x, by)
+        self._note(lambda p, v: p.gate(v[0], v[1], v[2], kind), out, x, by)
         return out
 
     def add(self, a: View, b: View) -> Value:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# States of a sequence that are held: those of two steps, one of which is written while the other is read, and
+# of four earlier positions to go back to (see `engine.states`).
+STATE_SLOTS = 6
+
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
@@ -16,7 +20,8 @@ class LayerState:
     Attributes:
         position_elements: cached for each position, in pages: bf16, f32 when exact; all of them together.
         sequence_elements: f32 that are kept whatever the length, and rewritten by every token.
-        ops_per_position: operations (a multiply-add is two) of one token against one cached position.
+        ops_per_token: operations (a multiply-add is two) of one token with those.
+        ops_per_position: of one token against one cached position.
         window: a token reads only the last so many positions, itself included; 0: all.
         chosen: a token attends to at most so many positions, chosen among all that it sees; 0: to all.
         index_elements: those of `position_elements` by which they are chosen: read at every position.
@@ -25,6 +30,7 @@ class LayerState:
 
     position_elements: int = 0
     sequence_elements: int = 0
+    ops_per_token: int = 0
     ops_per_position: int = 0
     window: int = 0
     chosen: int = 0

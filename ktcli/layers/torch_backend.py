@@ -15,7 +15,18 @@ from typing import Any, Protocol
 
 import torch
 
-from ktcli.layers.backend import Backend, ChooseShape, GqaShape, MlaShape, Reads, Rope, Routing
+from ktcli.layers.backend import (
+    Backend,
+    ChooseShape,
+    DeltaShape,
+    Gate,
+    GqaShape,
+    MlaShape,
+    Reads,
+    Rope,
+    Routing,
+)
+from ktcli.layers.gpu import recurrent
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
@@ -78,12 +89,14 @@ class StepInputs:
         x: [T, H], the embedded rows.
         caches: of each layer its pages, flat: 64 * elements per position * pages.
         first_output: rows from here on give logits.
+        states: of each layer what it keeps of sequences, f32 [slots, elements]; (): no layer does.
     """
 
     x: torch.Tensor
     rows: Rows
     caches: Sequence[torch.Tensor]
     first_output: int = 0
+    states: Sequence[torch.Tensor] = ()
 
 
 class TorchBackend(Backend):
@@ -182,6 +195,29 @@ class TorchBackend(Backend):
         _, keys = both_parts(self._step.caches[layer], shape.behind, shape.dim)
         self._chosen = self._kernels.choose(q, key, weight, keys, self._step.rows, shape)
 
+    def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
+        rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
+        return recurrent.conv(x, rows, self._states(layer), self._step.rows.run)
+
+    def delta(
+        self,
+        qkv: tuple[Value, Value, Value],
+        gates: tuple[Value, Value],
+        learned: tuple[Tensor, Tensor],
+        shape: DeltaShape,
+        *,
+        layer: int,
+        first: int,
+    ) -> Value:
+        rate, bias = (self._weights.vectors[each.name] for each in learned)
+        states, run = self._states(layer), self._step.rows.run
+        return recurrent.delta(qkv, gates, (rate, bias), shape, states, first=first, run=run)
+
+    def _states(self, layer: int) -> recurrent.States:
+        slots = self._step.rows.slots
+        assert slots is not None, "the step says nothing of states"
+        return recurrent.States(self._step.states[layer], slots)
+
     def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Routed:
         offsets = None if bias is None else self._weights.vectors[bias.name]
         routed = self._kernels.route(logits, routing, offsets)
@@ -207,8 +243,8 @@ class TorchBackend(Backend):
     def swiglu(self, x: Value, width: int, glu: Glu = SILU) -> Value:
         return self._kernels.swiglu(x, width, glu)
 
-    def gate(self, x: Value, by: Value) -> Value:
-        return x * by.sigmoid()
+    def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
+        return x * (torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid())
 
     def add(self, a: Value, b: Value) -> Value:
         return a + b

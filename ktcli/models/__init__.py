@@ -20,6 +20,7 @@ from ktcli.models import (
     olmoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_next,
 )
 from ktcli.models.model import Model, Spec
 
@@ -51,6 +52,7 @@ _FAMILIES: tuple[Family, ...] = (
     olmoe,
     qwen2_moe,
     qwen3_moe,
+    qwen3_next,
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 

@@ -45,6 +45,8 @@ class Step:
         first_output: rows from here on give outputs; T: none.
         temperature: of the sums of a summary; 0: none are wanted.
         defer: experts per token that a split defers, at most; 0: none.
+        state: what operations that keep a state left before `start`; None, at 0 only: nothing came before.
+        next_state: where they leave it now; None: there are no such operations.
     """
 
     ids: NDArray[np.int32]
@@ -53,3 +55,5 @@ class Step:
     first_output: int
     temperature: float = 0.0
     defer: int = 0
+    state: NDArray[np.float32] | None = None
+    next_state: NDArray[np.float32] | None = None

@@ -28,6 +28,8 @@ from ktcli.native.pool import Pool
 
 F32Array = NDArray[np.float32]
 
+_F32_BYTES = 4
+
 
 class Program:
     """Records operations, then runs them. See kt.h for what each operation computes.
@@ -176,6 +178,38 @@ class Program:
         struct = self._ffi.new("kt_mla *", fields)
         self._record("mla", self._lib.kt_program_mla, *map(self._view, (out, q, latent)), struct)
 
+    def conv(self, out: View, x: View, weight: F32Array, state_first: int) -> None:
+        """`weight` [width, columns]; its state begins with this f32 element."""
+        require(weight.ndim == 2 and weight.shape[1] == x.width, "weights of another width")
+        pointer = self._borrow("float[]", weight)
+        struct = self._ffi.new("kt_conv *", (weight.shape[0], pointer, _F32_BYTES * state_first))
+        self._record("conv", self._lib.kt_program_conv, self._view(out), self._view(x), struct)
+
+    def delta(
+        self,
+        out: View,
+        qkv: tuple[View, View, View],
+        gates: tuple[View, View],
+        shape: tuple[int, int, int, int],
+        learned: tuple[F32Array, F32Array],
+        state_first: int,
+    ) -> None:
+        """Consumes q, k and the gates.
+
+        Args:
+            gates: decay, beta.
+            shape: heads, key heads, columns of a key, columns of a value.
+            learned: log_rate, bias.
+            state_first: f32 element with which its state begins.
+        """
+        sizes = shape[0], gates[0].width
+        require(tuple(a.size for a in learned) == sizes, "rates of another number of heads")
+        rates = (self._borrow("float[]", array) for array in learned)
+        struct = self._ffi.new("kt_delta *", (*shape, *rates, _F32_BYTES * state_first))
+        views = self._ffi.new("kt_view[3]", [self._view(view) for view in qkv])
+        others = map(self._view, gates)
+        self._record("delta", self._lib.kt_program_delta, self._view(out), views, *others, struct)
+
     def route(
         self,
         logits: View,
@@ -262,8 +296,9 @@ class Program:
         struct = self._ffi.new("kt_glu *", glu)
         self._record("swiglu", self._lib.kt_program_swiglu, self._view(out), self._view(x), struct)
 
-    def gate(self, out: View, x: View, by: View) -> None:
-        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)))
+    def gate(self, out: View, x: View, by: View, kind: int) -> None:
+        """`kind`: KT_GATE_*"""
+        self._record("gate", self._lib.kt_program_gate, *map(self._view, (out, x, by)), kind)
 
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
@@ -330,8 +365,20 @@ class Program:
         ids_pointer = self._ffi.from_buffer("int32_t[]", ids)
         pages_pointer = self._ffi.from_buffer("int32_t[]", pages)
         c.ids, c.pages, c.n_pages = ids_pointer, pages_pointer, pages.size
+        c.state, c.next_state, c.state_bytes = self._states(step)
         if function(self.handle, c, *part) < 0:
             raise KtError(self._error())
+
+    def _states(self, step: Step) -> tuple[Any, Any, int]:
+        """(state, next_state, bytes) of a step."""
+        before, after = step.state, step.next_state
+        sizes = {state.nbytes for state in (before, after) if state is not None}
+        require(len(sizes) <= 1, "states of different sizes")
+        pointers = (
+            self._ffi.NULL if state is None else self._ffi.from_buffer("float[]", state)
+            for state in (before, after)
+        )
+        return *pointers, 0 if after is None else after.nbytes
 
     def rows(self, view: View, n: int) -> F32Array:
         """The first `n` rows of a view, in place: valid until the next run."""

@@ -41,7 +41,7 @@ class Rates:
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
-        if n_tokens == 1 or unit in (Unit.ATTENTION, Unit.F32):
+        if n_tokens == 1 or unit in (Unit.ATTENTION, Unit.F32, Unit.RECURRENT):
             return peak / TILE_GAIN * PEAK_SHARE[unit]
         return peak * TILE_SHARE[unit]
 
@@ -52,7 +52,13 @@ class Rates:
 READ_SHARE = 0.93
 # F32 is not measured but counted: one token of fp8 takes 9 instructions on two ports for 32 operations, a
 # twentieth of the 128 per cycle in bf16. More tokens, and rows with less of a peak, reach more of it.
-PEAK_SHARE = {Unit.INT8: 0.85, Unit.BF16: 0.90, Unit.ATTENTION: 0.60, Unit.F32: 0.05}
+PEAK_SHARE = {
+    Unit.INT8: 0.85,
+    Unit.BF16: 0.90,
+    Unit.ATTENTION: 0.60,
+    Unit.F32: 0.05,
+    Unit.RECURRENT: 0.10,
+}
 
 # Tiles do so many times the operations per cycle of two 512-bit ports, in int8 and in bf16.
 TILE_GAIN = 8

@@ -35,6 +35,8 @@ from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.spec import (
     KV_CACHE,
+    STATES,
+    STATES_REASON,
     Share,
     Step,
     Unit,
@@ -42,6 +44,7 @@ from ktcli.planner.spec import (
     kv_bytes_per_token,
     part_name,
     parts,
+    sequence_bytes,
     step_work,
     weight_bytes,
 )
@@ -260,7 +263,10 @@ def _device_lines(
         fmt = part.format if size == part.size_bytes else "f32"
         yield line(part.name, fmt, size, reason, device.hit_rate if routed else 1.0)
     kept = f"{case.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
-    yield line(KV_CACHE, "bf16", need.cache, kept)
+    states = sequence_bytes(model.spec)
+    yield line(KV_CACHE, "bf16", need.cache - states, kept)
+    if states:
+        yield line(STATES, "f32", states, STATES_REASON)
     yield line("workspace", "f32", need.workspace, f"activations of {device.chunk} tokens")
     if need.stream:
         words = f"two buffers of {device.stream_experts} experts for long prompts"

@@ -98,8 +98,10 @@ def node_room_bytes(
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int) -> int:
     """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
     page_bytes = kv_bytes_per_token(model.spec) * PAGE_TOKENS
-    room = max(room_bytes - need_bytes(model, recipe, 0), 0)
-    return min(room // page_bytes * PAGE_TOKENS, model.spec.context)
+    room = room_bytes - need_bytes(model, recipe, 0)
+    if not page_bytes:  # a benchmark's few layers, none of which keeps positions
+        return model.spec.context if room >= 0 else 0
+    return min(max(room, 0) // page_bytes * PAGE_TOKENS, model.spec.context)
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int) -> int:

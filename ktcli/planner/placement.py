@@ -38,11 +38,14 @@ from ktcli.planner.plan import EARLY_TOKENS, Cost, Line, Plan, Request, Speed
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
     KV_CACHE,
+    STATES,
+    STATES_REASON,
     Step,
     Work,
     kv_bytes,
     kv_bytes_per_token,
     parts,
+    sequence_bytes,
     step_work,
     weight_bytes,
 )
@@ -339,7 +342,10 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
         size = part.size_bytes + extra.get(part.name, 0)
         yield line(part.name, part.format, where, size, _reason(part.name, spec))
     positions = f"{context} positions, {gib(kv_bytes_per_token(spec))} each"
-    yield line(KV_CACHE, "bf16", spread, kv_bytes(spec, context), positions)
+    states = sequence_bytes(spec)
+    yield line(KV_CACHE, "bf16", spread, kv_bytes(spec, context) - states, positions)
+    if states:
+        yield line(STATES, "f32", spread, states, STATES_REASON)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
     yield line("scratch", "f32", spread, scratch_bytes(model), buffers)
     others = f"the program; {gib(host.margin_bytes)} for others"
@@ -350,6 +356,8 @@ _REASONS: Mapping[str, str] = {
     "embedding": "one row per token",
     "attention": "every token reads all of it",
     "latent attention": "cached latents to keys and values",
+    "linear attention": "every token reads all of it",
+    "linear attention gates": "what is learned and forgotten",
     "dense MLP": "every token reads all of it",
     "shared experts": "every token uses them",
     "router": "chooses the experts",

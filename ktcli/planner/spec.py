@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ktcli.layers.state import LayerState
+from ktcli.layers.state import STATE_SLOTS, LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
@@ -28,6 +28,7 @@ class Unit(Enum):
     BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
     F32 = "f32"  # products of weights that are widened to f32: fp8
     ATTENTION = "attention"  # over the cache, which holds bf16
+    RECURRENT = "recurrent"  # over states of a fixed size, in f32
 
 
 UNITS = {8: Unit.INT8, 16: Unit.BF16, 32: Unit.F32}  # by bits of an activation
@@ -82,6 +83,8 @@ class Share:
 
 
 KV_CACHE = "KV cache"
+STATES = "linear attention state"
+STATES_REASON = f"before and after a step, and at {STATE_SLOTS - 2} earlier positions"
 
 
 def part_name(tensor: Tensor) -> str:
@@ -95,6 +98,8 @@ def part_name(tensor: Tensor) -> str:
     if tensor.layer is None:
         return "output head"
     block, _, rest = tensor.name.split(".", 2)[2].partition(".")
+    if block == "delta":
+        return "linear attention" if tensor.role is Role.DENSE else "linear attention gates"
     if tensor.role is Role.KEPT:
         return "router" if rest == "router" else "latent attention"
     if block == "attn":
@@ -141,14 +146,14 @@ def kv_bytes(spec: Spec, context: int) -> int:
 
 
 def sequence_bytes(spec: Spec) -> int:
-    """Bytes that all layers together keep of a sequence, whatever its length."""
-    return spec.sequence_elements * F32_BYTES
+    """Bytes of what layers keep of a session whatever its length: states of several positions."""
+    return STATE_SLOTS * spec.sequence_elements * F32_BYTES
 
 
 def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
     """Bytes read and operations done by one step, per part."""
     works = [tensor_work(tensor, model.spec, recipe, step) for tensor in model.tensors]
-    works.append(_attention_work(model, step))
+    works += _attention_work(model.spec, step), _state_work(model.spec, step)
     return _merged(works)
 
 
@@ -191,13 +196,18 @@ def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple
     read = ops = 0
     for state in states:
         read += state.elements_read(start, n_tokens) * KV_ELEMENT_BYTES
-        read += 2 * state.sequence_elements * F32_BYTES  # and written
         ops += state.ops(start, n_tokens)
     return read, ops
 
 
-def _attention_work(model: Model, step: Step) -> Work:
-    return Work(KV_CACHE, Unit.ATTENTION, *cache_work(model.spec.states, step.start, step.n_tokens))
+def _attention_work(spec: Spec, step: Step) -> Work:
+    return Work(KV_CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens))
+
+
+def _state_work(spec: Spec, step: Step) -> Work:
+    """Once for all tokens of a step the state is read and written; a head's stays in the cache between."""
+    ops = step.n_tokens * sum(state.ops_per_token for state in spec.states)
+    return Work(STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:

@@ -25,12 +25,22 @@ from ktcli.planner.spec import (
     part_name,
     tensor_work,
 )
-from ktcli.weights.recipe import Recipe, stored_bytes
+from ktcli.weights.recipe import F32_BYTES, Recipe, stored_bytes
 
 F64Array = NDArray[np.float64]
 
 # Parts of a layer that come before its experts; all others run beside them.
-_BEFORE = {"attention", "latent attention", "router", "norms, biases"}
+_BEFORE = {
+    "attention",
+    "latent attention",
+    "linear attention",
+    "linear attention gates",
+    "router",
+    "norms, biases",
+}
+
+# They lie on a GPU as the f32 they are computed in.
+_F32_THERE = {"router", "linear attention gates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,9 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
         else:
             name = "before" if part_name(tensor) in _BEFORE else "beside"
             sums[name][:, tensor.layer] += work.read_bytes, work.ops
+    for layer, state in enumerate(spec.states):
+        size = 2 * F32_BYTES * state.sequence_elements  # read and written
+        sums["before"][:, layer] += size, state.ops_per_token
     return Stack(
         **{name: Load(*rows) for name, rows in sums.items()},
         moe=np.array(sorted(moe), np.int64),
@@ -151,6 +164,6 @@ def near_bytes(model: Model, recipe: Recipe) -> int:
 
 
 def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of a tensor on a GPU: as stored, but for a router, which lies there as the f32 it is computed in."""
+    """Bytes of a tensor on a GPU: as stored, but for what lies there as the f32 it is computed in."""
     stored = stored_bytes(tensor, recipe)
-    return 2 * stored if part_name(tensor) == "router" else stored
+    return 2 * stored if part_name(tensor) in _F32_THERE else stored

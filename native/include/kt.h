@@ -362,6 +362,33 @@ typedef struct kt_mla {
 } kt_mla;
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 
+/* Causal convolution of each column by itself, then silu:
+ * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
+ * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
+typedef struct kt_conv {
+    int32_t width;          /* 2..16 */
+    const float *weight;    /* [width][columns]; the last one multiplies the row itself */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_conv;
+KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
+
+/* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
+ *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
+ * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and
+ * g = exp(-e^log_rate softplus(decay + bias)). Source: Gated Delta Networks, arXiv 2412.06464, section 3.1.
+ * Views: q and k [key_heads * dk], each head of them for heads / key_heads heads in a row; v and out [heads * dv];
+ * beta [heads]; decay [heads], or [heads * dk]: one for each key. q, k, decay and beta are overwritten.
+ * State: heads * dk * ceil16(dv) f32, S of each head in panels of 64 columns (the last perhaps fewer, rounded up
+ * to 16 with zeros), each [dk][columns]. */
+typedef struct kt_delta {
+    int32_t heads, key_heads, dk, dv;
+    const float *log_rate;  /* [heads], copied */
+    const float *bias;      /* as many as decay has columns */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_delta;
+KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
+                            const kt_delta *shape);
+
 enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 
@@ -426,8 +453,9 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
 
-/* out = x * sigmoid(by); by has as many columns as x, or one for all of a row's. */
-KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by);
+enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
+/* out = x * sigmoid(by), or x * by * sigmoid(by); by has as many columns as x, or one for all of a row's. */
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
 
@@ -468,6 +496,11 @@ typedef struct kt_step {
     size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
     int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
+    /* What operations with a state keep of a sequence: left before `start`, and after this step. The first is not
+     * written, so that a step that counts for nothing leaves no trace. */
+    const float *state;     /* [state_bytes]; NULL, only at start 0: zeros */
+    float *next_state;      /* [state_bytes], elsewhere */
+    size_t state_bytes;     /* no less than the last operation's end */
 } kt_step;
 
 /* Run all operations for one step. */

@@ -14,6 +14,7 @@ typedef struct rowwise {
     int64_t head_width, first, dim;
     int32_t interleaved, table;
     kt_glu glu;
+    gate_by gate;
     float eps;
     const float *gain, *bias;
     const uint16_t *rows;       /* the embedding table */
@@ -255,11 +256,10 @@ static void gate_run(const void *arg, worker *w)
     const rowwise *o = arg;
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++)
-        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, o->b.width == 1,
-                         view_row(w, o->out, t));
+        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, &o->gate, view_row(w, o->out, t));
 }
 
-int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
+int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, int32_t kind)
 {
     int failed = program_open(p);
     if (!failed)
@@ -276,7 +276,9 @@ int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by)
         return failed;
     if (x.width != out.width || (by.width != x.width && by.width != 1))
         return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
-    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by}, OWN_ROWS);
+    if (kind != KT_GATE_SIGMOID && kind != KT_GATE_SILU)
+        return program_fail(p, KT_ERR_RANGE, "gate: kind %d", kind);
+    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by, .gate = {by.width == 1, kind}}, OWN_ROWS);
 }
 
 static void add_run(const void *arg, worker *w)

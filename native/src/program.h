@@ -172,6 +172,7 @@ struct kt_program {
     stray *stray;                   /* NULL: no routing is given */
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
+    size_t state_bytes;             /* that a state must have; 0: none is used */
     kt_arena *arena;
     uint8_t *scratch;
     int32_t n_nodes;

@@ -64,6 +64,21 @@ static int check_cache(kt_program *p, const kt_step *s)
     return KT_OK;
 }
 
+static int check_state(kt_program *p, const kt_step *s)
+{
+    if (p->state_bytes == 0)
+        return KT_OK;
+    if (!s->next_state || s->state_bytes < p->state_bytes)
+        return program_fail(p, KT_ERR_RANGE, "a state of %zu bytes given; %zu are needed",
+                            s->next_state ? s->state_bytes : 0, p->state_bytes);
+    if (!s->state && s->start > 0)
+        return program_fail(p, KT_ERR_RANGE, "no state given of what is before position %lld", (long long)s->start);
+    uintptr_t from = (uintptr_t)s->state, to = (uintptr_t)s->next_state;
+    if (s->state && from < to + s->state_bytes && to < from + s->state_bytes)
+        return program_fail(p, KT_ERR_RANGE, "the states before and after the step overlap");
+    return KT_OK;
+}
+
 /* ---- parts -------------------------------------------------------------------------------------- */
 
 int kt_program_input(kt_program *p, kt_view x)
@@ -134,6 +149,8 @@ static int run_phases(kt_program *p, const kt_step *step, int32_t first, int32_t
         failed = check_ids(p, step);
     if (!failed)
         failed = check_cache(p, step);
+    if (!failed)
+        failed = check_state(p, step);
     if (failed)
         return failed;
     if (p->stray)

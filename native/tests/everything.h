@@ -1,5 +1,6 @@
 /* everything.h - a small program in which every operation occurs, for tests that are not about results:
- * one GQA layer with routed experts, one MLA layer with a dense swiglu, embeddings and logits. */
+ * one GQA layer with routed experts, one MLA layer with a dense swiglu, one of the gated delta rule, embeddings
+ * and logits. */
 #ifndef KT_EVERYTHING_H
 #define KT_EVERYTHING_H
 
@@ -17,6 +18,10 @@ typedef struct everything {
     int32_t pages[EV_PAGES];
     void *cache;
     size_t page_bytes;
+    float conv[2 * EV_HIDDEN], log_rate[2];
+    float *states[2];           /* ev_step reads one and has the other written, in turn */
+    size_t state_bytes;
+    int32_t turn;
 } everything;
 
 static inline kt_view part(kt_view v, int32_t column, int32_t width)
@@ -86,8 +91,24 @@ static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_
     OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
     OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
     OK(kt_program_swiglu(p, part(y, 0, 32), out, NULL), kt_program_error(p));
-    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1)), kt_program_error(p));
+    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1), KT_GATE_SIGMOID), kt_program_error(p));
     OK(kt_program_add(p, part(x, 0, 32), part(x, 0, 32), part(y, 0, 32)), kt_program_error(p));
+}
+
+/* 2 heads of 16 keys and 16 columns; what decays and how much is learned are two columns each of x. */
+static inline void ev_delta_layer(everything *e, kt_view x)
+{
+    kt_program *p = e->program;
+    kt_view mixed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), gates = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
+    kt_conv conv = {2, e->conv, 0};
+    kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float)};
+    const kt_view qkv[3] = {part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 32)};
+    e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 16 * 16 * sizeof(float);
+    OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));
+    OK(kt_program_norm(p, gates, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
+    OK(kt_program_delta(p, out, qkv, part(gates, 0, 2), part(gates, 2, 2), &rule), kt_program_error(p));
+    OK(kt_program_add(p, part(x, 16, 32), part(x, 16, 32), out), kt_program_error(p));
 }
 
 /* max_tokens 80, max_outputs 3 */
@@ -100,6 +121,9 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     for (int32_t i = 0; i < EV_PAGES; i++)
         e->pages[i] = EV_PAGES - 1 - i;
     ev_weights(e, pool);
+    for (int i = 0; i < 2 * EV_HIDDEN; i++)
+        e->conv[i] = 0.5f;
+    e->log_rate[0] = -2;
     kt_program *p = e->program = make_program(pool, 80, 3, exact);
     kt_view x = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), normed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view last = make_view(p, EV_HIDDEN, KT_ROWS_OUTPUTS);
@@ -109,6 +133,7 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     OK(kt_program_embed(p, x, e->table, EV_VOCAB), kt_program_error(p));
     ev_gqa_layer(e, x, normed, table);
     ev_mla_layer(e, x, normed, table, first);
+    ev_delta_layer(e, x);
     OK(kt_program_select(p, last, x), kt_program_error(p));
     OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, KT_READ_FORMAT), kt_program_error(p));
@@ -117,6 +142,8 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     e->sums = make_view(p, 1, KT_ROWS_OUTPUTS);
     OK(kt_program_summary(p, e->best, e->peaks, e->sums, e->logits), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
+    for (int i = 0; i < 2; i++)
+        e->states[i] = need(e->state_bytes);
     return e;
 }
 
@@ -129,15 +156,21 @@ static inline void ev_free(everything *e)
     kt_program_free(e->program);
     free(e->table);
     free(e->cache);
+    free(e->states[0]);
+    free(e->states[1]);
     free(e);
 }
 
-/* A step of n tokens at `start`, the last `outputs` of which give logits; ids must hold n. */
-static inline kt_step ev_step(const everything *e, const int32_t *ids, int64_t n, int64_t start, int64_t outputs)
+/* A step of n tokens at `start`, the last `outputs` of which give logits; ids must hold n. It continues the step
+ * made before it. */
+static inline kt_step ev_step(everything *e, const int32_t *ids, int64_t n, int64_t start, int64_t outputs)
 {
+    float *state = e->states[e->turn], *next = e->states[!e->turn];
+    e->turn = !e->turn;
     return (kt_step){.n_tokens = n, .start = start, .first_output = n - outputs, .ids = ids, .pages = e->pages,
                      .n_pages = EV_PAGES, .cache = e->cache, .cache_pages = EV_PAGES, .page_bytes = e->page_bytes,
-                     .temperature = 0.7f};
+                     .temperature = 0.7f, .state = start ? state : NULL, .next_state = next,
+                     .state_bytes = e->state_bytes};
 }
 
 #endif

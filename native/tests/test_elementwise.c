@@ -47,7 +47,7 @@ static void record(fixture *f, kt_pool *pool)
     for (int i = 0; i < 2; i++) {   /* each column by another, and all by one */
         f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
         kt_view by = {f->gated.buffer, 50, i ? 1 : GATED};
-        OK(kt_program_gate(p, f->open[i], f->act, by), kt_program_error(p));
+        OK(kt_program_gate(p, f->open[i], f->act, by, i ? KT_GATE_SILU : KT_GATE_SIGMOID), kt_program_error(p));
     }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
@@ -127,8 +127,10 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     }
     close_to("swiglu", row_of(f->p, f->act, t), want, GATED);
     for (int one = 0; one < 2; one++) {
-        for (int i = 0; i < GATED; i++)
-            want[i] = (double)row_of(f->p, f->act, t)[i] / (1 + exp(-(double)gated[one ? 50 : 50 + i]));
+        for (int i = 0; i < GATED; i++) {
+            double by = (double)gated[one ? 50 : 50 + i];
+            want[i] = (double)row_of(f->p, f->act, t)[i] * (one ? by : 1) / (1 + exp(-by));
+        }
         close_to("gate", row_of(f->p, f->open[one], t), want, GATED);
     }
 }

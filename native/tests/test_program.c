@@ -38,9 +38,9 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_norm(p, a, b, 48, (float[48]){1}, 0), KT_ERR_SHAPE, why(p), "runs of 48");
     REFUSED(kt_program_norm(p, a, b, 64, NULL, 0), KT_ERR_SHAPE, why(p), "without a gain");
     REFUSED(kt_program_embed(p, a, NULL, 5), KT_ERR_SHAPE, why(p), "table");
-    REFUSED(kt_program_gate(p, a, b, part(b, 0, 2)), KT_ERR_SHAPE, why(p), "64 columns by 2");
-    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1)), KT_ERR_SHAPE, why(p), "overlap");
-    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1)), KT_ERR_SHAPE, why(p), "domain 1");
+    REFUSED(kt_program_gate(p, a, b, part(b, 0, 2), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 2");
+    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
+    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
     REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
     REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1), KT_ERR_SHAPE, why(p), "dim is 7");
     REFUSED(kt_program_rope(p, a, 0, 16, 0, 0), KT_ERR_RANGE, why(p), "table 0 of 0");
@@ -194,7 +194,7 @@ static void check_outputs(kt_pool *pool)
     int32_t n = kt_program_profile(e->program, ns, 100);
     for (int i = 0; i < n && i < 100; i++)
         sum += ns[i];
-    CHECK(n == 27 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
+    CHECK(n == 31 && sum > 0, "%d operations, %lld ns", n, (long long)sum);
     ev_free(e);
 }
 
@@ -265,7 +265,7 @@ static int record_random(kt_program *p, const shared *s, uint64_t *state, const 
     case 4:
         return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32), NULL);
     case 5:
-        return kt_program_gate(p, out, in, pick(state, views, out));
+        return kt_program_gate(p, out, in, pick(state, views, out), KT_GATE_SIGMOID);
     default:
         return kt_program_linear(p, out, in, &s->w[random_bits(state) % 3].w, NULL, (int32_t)(random_bits(state) % 3));
     }

@@ -154,8 +154,8 @@ static void test_elementwise(const kt_kernels *kernels)
         const kt_glu glu = a % 2 ? (kt_glu){1.0f, INFINITY, 0.0f} : (kt_glu){1.702f, 7.0f, 1.0f};
         kernels->swiglu(both, n, &glu, out);
         kernels->add(both, out, n, sum);
-        kernels->gate(both, both + n, n, 0, by);
-        kernels->gate(both, both + n, n, 1, by + n);
+        kernels->gate(both, both + n, n, &(gate_by){0, KT_GATE_SIGMOID}, by);
+        kernels->gate(both, both + n, n, &(gate_by){1, KT_GATE_SIGMOID}, by + n);
         for (int64_t c = 0; c < n; c++) {
             double gate = (double)both[c / 16 * 32 + c % 16], up = (double)both[c / 16 * 32 + 16 + c % 16];
             double limit = (double)glu.limit, alpha = (double)glu.alpha;

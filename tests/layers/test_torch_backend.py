@@ -134,7 +134,7 @@ def test_sequences_of_different_length_step_together(pair: Pair) -> None:
         run.step([IDS[:start]], [each])
     steps = [run.step([[IDS[start + i]] for start in starts], together)[:, 0] for i in range(3)]
     for at, start in enumerate(starts):
-        run.cache.give_back(together[at].pages)
+        run.give_back(together[at])
         alone = pair.logits[start : start + 3]
         found = np.stack([step[at] for step in steps])
         assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()
@@ -159,9 +159,13 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
         Stack(s.slots.to(nowhere), there(s.gate_up), there(s.down)) for s in run.loaded.stacks
     ]
     positions = torch.empty(4, dtype=torch.int64, device=nowhere)
-    rows = Rows(positions, torch.empty(4, 3, dtype=torch.int32, device=nowhere), 1)
+    table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)
+    rows = Rows(positions, table, 1, torch.empty(2, 4, dtype=torch.int64, device=nowhere))
     x = torch.empty(4, run.model.spec.hidden, device=nowhere)
-    inputs = StepInputs(x, rows, [layer.to(nowhere) for layer in run.cache.layers])
+    caches, states = (
+        [layer.to(nowhere) for layer in kept] for kept in (run.cache.layers, run.cache.states)
+    )
+    inputs = StepInputs(x, rows, caches, states=states)
     backend = TorchBackend(weights, inputs, TORCH, ResidentRunner(TORCH, stacks))
     logits = run.model.forward(backend)
     assert logits.shape == (4, run.model.spec.vocab) and logits.device == nowhere

@@ -7,7 +7,7 @@ import pytest
 from ktcli import native
 from ktcli.hardware.crossover import TileMin
 from ktcli.hardware.numa import MAX_TEAMS
-from ktcli.layers.backend import Reads
+from ktcli.layers.backend import Gate, Reads
 from ktcli.native.library import library
 
 CONSTANTS = {
@@ -24,6 +24,7 @@ ENUMS = {
     "KT_CEILING_": native.Ceiling,
     "KT_CUT_": native.Axis,
     "KT_READ_": Reads,
+    "KT_GATE_": Gate,
 }
 
 

@@ -35,11 +35,13 @@ class Sizes:
     Attributes:
         batch: sequences.
         pages: entries of a page table.
+        recurrent: some layers keep states.
     """
 
     batch: int
     pages: int
     vocab: int
+    recurrent: bool = False
 
 
 class DecodeStep:
@@ -67,6 +69,7 @@ class DecodeStep:
         self._embedded = self._given.pair((b, table.shape[1]), torch.bfloat16)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)
+        self._slots = self._given.pair((2, b), torch.int64) if sizes.recurrent else None
         self._temperature = self._given.pair((1,), torch.float32)
         self._results = _Pairs(stream)
         self._logits = self._results.pair((b, sizes.vocab), torch.float32)
@@ -81,6 +84,7 @@ class DecodeStep:
         positions: Sequence[int],
         pages: NDArray[np.int32],
         *,
+        slots: NDArray[np.int64] | None = None,
         temperature: float = 0.0,
         defer: int = 0,
     ) -> None:
@@ -88,6 +92,7 @@ class DecodeStep:
 
         Args:
             ids: [B]; positions: where they stand; pages: [B, P] tables, page 0 where there is none.
+            slots: [2, B] states to read, negative: none, and to write; where some layers keep states.
         Raises:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
@@ -97,6 +102,9 @@ class DecodeStep:
             torch.index_select(self._table, 0, rows, out=self._embedded.host)
             self._positions.host.copy_(torch.tensor(positions))
             self._pages.host.copy_(torch.from_numpy(pages))
+            if self._slots is not None:
+                assert slots is not None
+                self._slots.host.copy_(torch.from_numpy(slots))
             self._temperature.host.fill_(temperature)
             self._once(self._replay, defer)
 
@@ -133,7 +141,8 @@ class DecodeStep:
     def _work(self) -> None:
         self._given.to_device()
         with self._stream.running():
-            rows = Rows(self._positions.device, self._pages.device, 1)
+            slots = None if self._slots is None else self._slots.device
+            rows = Rows(self._positions.device, self._pages.device, 1, slots)
             logits = self._forward(self._embedded.device.float(), rows)
             self._logits.device.copy_(logits)
             best, peaks, sums = summarize(logits, self._temperature.device)

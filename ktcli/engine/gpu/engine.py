@@ -30,9 +30,11 @@ from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.engine.session import Session
+from ktcli.engine.states import before_tail
 from ktcli.engine.trace import Trace
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import Kernels, kernels_for, triton_missing
+from ktcli.layers.state import STATE_SLOTS
 from ktcli.layers.tensors import Role
 from ktcli.layers.torch_backend import StepInputs, TorchBackend, Weights
 from ktcli.models import Model, Spec
@@ -141,9 +143,12 @@ class DeviceEngine:
         Raises:
             NotEnoughMemory: other sessions have the cache.
         """
-        pages = self._cache.take(pages_for(self.context))
-        made = DeviceSteps(self._ways, np.array(pages, dtype=np.int32))
-        weakref.finalize(made, self._cache.give_back, pages)
+        free = self._cache
+        pages = free.pages.take(pages_for(self.context))
+        slots = free.slots.take(STATE_SLOTS if free.states else 0)
+        made = DeviceSteps(self._ways, np.array(pages, dtype=np.int32), slots)
+        weakref.finalize(made, free.pages.give_back, pages)
+        weakref.finalize(made, free.slots.give_back, slots)
         return made
 
     def forget_choices(self) -> None:
@@ -163,7 +168,8 @@ class DeviceEngine:
 
     def chunk_tokens(self, left: int) -> int:
         """Tokens of a prompt's next chunk, when so many are left."""
-        return self.placement.long_prompts.chunk_tokens(left)
+        size = self.placement.long_prompts.chunk_tokens(left)
+        return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """(operation of the CPU, or phase of a sequential policy, nanoseconds so far)."""
@@ -205,7 +211,12 @@ class DeviceEngine:
         resident = Resident(self._kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
         whole = _Forward(
-            self.model, self._on_device.weights, self._cache.layers, self._kernels, self._chosen
+            self.model,
+            self._on_device.weights,
+            self._cache.layers,
+            self._kernels,
+            self._chosen,
+            self._cache.states,
         )
         ways = Ways(
             forward=whole,
@@ -225,7 +236,8 @@ class DeviceEngine:
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, rows, 0, runner)
 
-        sizes = Sizes(1, pages_for(self.context), self.spec.vocab)
+        recurrent = bool(self._cache.states)
+        sizes = Sizes(1, pages_for(self.context), self.spec.vocab, recurrent)
         step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
         self.forget_choices()
         return replace(ways, decode=step)
@@ -271,6 +283,7 @@ class _Forward:
     Attributes:
         caches: of each layer its pages.
         chosen: int64 [layers with experts, experts], counted up.
+        states: of each layer what it keeps of sequences.
     """
 
     model: Model
@@ -278,10 +291,11 @@ class _Forward:
     caches: Sequence[Tensor]
     kernels: Kernels
     chosen: Tensor
+    states: Sequence[Tensor] = ()
 
     def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
         """Logits [outputs, vocab] of rows that were embedded; counts the experts they chose."""
-        inputs = StepInputs(embedded, rows, self.caches, first_output)
+        inputs = StepInputs(embedded, rows, self.caches, first_output, self.states)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
         logits: Tensor = self.model.forward(backend)
         if backend.routings:

@@ -7,7 +7,7 @@ a long prompt's last few tokens go the short way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from ktcli.engine.gpu.stream import Stream, one_step
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
+from ktcli.engine.states import StateSlots
 from ktcli.layers.gpu.functions import Rows
 from ktcli.planner.memory import PREFILL_CHUNK
 
@@ -82,10 +83,13 @@ class DeviceSteps:
 
     Args:
         pages: int32, of the session: page of each run of 64 positions.
+        slots: its states; (): no layer keeps any.
     """
 
-    def __init__(self, ways: Ways, pages: NDArray[np.int32]) -> None:
+    def __init__(self, ways: Ways, pages: NDArray[np.int32], slots: Sequence[int] = ()) -> None:
         self._ways, self._pages = ways, pages
+        self._slots = np.array([*slots, -1], dtype=np.int64)  # the last is read where there is none
+        self._states = StateSlots(len(slots)) if slots else None
         self._outputs: F32Array = np.empty((0, ways.vocab), dtype=np.float32)
         self._decoded: DecodeStep | None = None  # what the last chunk's logits are summarized by
 
@@ -94,17 +98,35 @@ class DeviceSteps:
         return self._ways.vocab
 
     @property
+    def recurrent(self) -> bool:
+        return self._states is not None
+
+    @property
     def max_outputs(self) -> int:
         return self._ways.max_outputs
 
     def chunk_tokens(self, left: int) -> int:
         return self._ways.long_prompts.chunk_tokens(left)
 
+    def truncate(self, position: int) -> int:
+        return position if self._states is None else self._states.truncate(position)
+
     def run(self, chunk: Chunk) -> None:
+        if self._states is None:
+            self._run(chunk, None)
+            return
+        source, target = self._states.begin(chunk.start)
+        places = [-1 if source is None else source, target]
+        self._run(chunk, self._slots[places][:, None])
+        n = chunk.ids.size
+        self._states.end(target, chunk.start + n, n_tokens=n)
+
+    def _run(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
+        """Run a chunk; slots [2, 1]: the state to read and the one to write."""
         if chunk.ids.size == 1 and chunk.first_output == 0 and self._ways.decode is not None:
-            self._decode(self._ways.decode, chunk)
+            self._decode(self._ways.decode, chunk, slots)
         else:
-            self._read(chunk)
+            self._read(chunk, slots)
 
     def last(self, temperature: float) -> Logits:
         if self._decoded is None:
@@ -114,14 +136,18 @@ class DeviceSteps:
     def logits(self, n: int) -> F32Array:
         return self._outputs[:n]
 
-    def _decode(self, step: DecodeStep, chunk: Chunk) -> None:
-        temperature = chunk.temperature
+    def _decode(self, step: DecodeStep, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
         step.run(
-            chunk.ids, [chunk.start], self._pages[None], temperature=temperature, defer=chunk.defer
+            chunk.ids,
+            [chunk.start],
+            self._pages[None],
+            slots=slots,
+            temperature=chunk.temperature,
+            defer=chunk.defer,
         )
         self._outputs, self._decoded = step.logits(), step
 
-    def _read(self, chunk: Chunk) -> None:
+    def _read(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
         """A chunk of a prompt, or a token whose neighbours are computed one phase after the other."""
         ways, n = self._ways, chunk.ids.size
         runner = self._runner(n)
@@ -129,7 +155,7 @@ class DeviceSteps:
         with one_step(ways.stream):
             runner.begin(n, chunk.defer)
             with ways.stream.running():
-                logits = ways.forward(*self._inputs(chunk), first_output, runner)
+                logits = ways.forward(*self._inputs(chunk, slots), first_output, runner)
                 self._outputs = logits.cpu().numpy()  # waits for all that was given to the stream
             ways.stream.synchronize()
             runner.check()
@@ -139,11 +165,12 @@ class DeviceSteps:
         streamed = self._ways.streamed if self._ways.long_prompts.streams(n_tokens) else None
         return self._ways.runner if streamed is None else streamed
 
-    def _inputs(self, chunk: Chunk) -> tuple[Tensor, Rows]:
+    def _inputs(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> tuple[Tensor, Rows]:
         n, device = chunk.ids.size, self._ways.stream.device
         ids = torch.from_numpy(chunk.ids).long()
         embedded = self._ways.table[ids].to(device).float()
         positions = torch.arange(chunk.start, chunk.start + n, device=device)
         reached = pages_for(chunk.start + n)
         pages = torch.from_numpy(self._pages[None, :reached]).to(device)
-        return embedded, Rows(positions, pages, n)
+        places = None if slots is None else torch.from_numpy(slots).to(device)
+        return embedded, Rows(positions, pages, n, places)

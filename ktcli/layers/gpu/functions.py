@@ -45,11 +45,14 @@ class Rows:
         pages: int32 [sequences, P], on the device: cache page of each run of 64 positions. Where run > 1, only
             as many as the sequences reach with this step: all of them are read.
         run: rows of each sequence, one behind the other.
+        slots: int64 [2, sequences], on the device: which states are read and which written, see
+            `recurrent.States`; None: no layer keeps one.
     """
 
     positions: Tensor
     pages: Tensor
     run: int
+    slots: Tensor | None = None
 
 
 # -- rows by themselves --------------------------------------------------------------------------------

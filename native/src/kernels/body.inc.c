@@ -15,6 +15,7 @@
 #include "product_float.inc.c"
 #include "attend_f32.inc.c"
 #include "attend_bf16.inc.c"
+#include "recurrent.inc.c"
 #include "index.inc.c"
 #include "encode.inc.c"
 #include "rotate.inc.c"
@@ -167,13 +168,13 @@ static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float
     }
 }
 
-/* x / (1 + e^-by); by has n columns, or one for all. */
-static void gate(const float *x, const float *by, int64_t n, int32_t one, float *out)
+/* x / (1 + e^-by), times by for silu. */
+static void gate(const float *x, const float *by, int64_t n, const gate_by *how, float *out)
 {
     for (int64_t c = 0; c < n; c += LANES) {
-        vf v = one ? vf_set1(by[0]) : vf_load_upto(by, c, n);
+        vf v = how->one ? vf_set1(by[0]) : vf_load_upto(by, c, n), a = vf_load_upto(x, c, n);
         vf below = vf_add(vf_set1(1.0f), vf_exp(vf_sub(vf_set1(0.0f), v)));
-        vf_store_upto(out, c, n, vf_div(vf_load_upto(x, c, n), below));
+        vf_store_upto(out, c, n, vf_div(how->kind == KT_GATE_SILU ? vf_mul(a, v) : a, below));
     }
 }
 
@@ -259,6 +260,8 @@ const kt_kernels NAME(KT_ISA) = {
     .index_f32 = index_f32,
     .index_bf16 = index_bf16,
     .pack_keys = pack_keys,
+    .conv = conv,
+    .delta_rule = delta_rule,
     .encode_panel = encode_panel,
     .rotate = rotate,
     .read_bytes = read_bytes,

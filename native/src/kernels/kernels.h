@@ -69,6 +69,27 @@ typedef struct page_attention {
     int64_t acc_stride;
 } page_attention;
 
+/* The gated delta rule for some columns of one head's values, over the tokens of a step (kt_program_delta).
+ * Row t of each operand begins t strides after the pointer. The state is [dk][width] with width = columns rounded
+ * up to 16; what is beyond `columns` is zero and stays so. */
+typedef struct delta_block {
+    int64_t n_tokens, dk, columns, width;
+    const float *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;
+    const float *decay, *beta;      /* decay of key j at decay[j * decay_step]; decay_step 0: one for all keys, or 1 */
+    int64_t decay_stride, decay_step, beta_stride;
+    const float *state;             /* of before the step; NULL: zeros */
+    float *next;                    /* after it; elsewhere */
+    float *out;
+    int64_t out_stride;
+    float *scratch;                 /* [2 * dk] */
+} delta_block;
+
+/* By what a row is multiplied: one value for all columns, or one each; KT_GATE_*. */
+typedef struct gate_by {
+    int32_t one, kind;
+} gate_by;
+
 /* Scores of one token's index heads for the keys of a page, whose layout is that of attend_*; dim is even.
  *   weight      out[j] = sum over heads, ascending, of weight[h] * max(0, q[h] . key[j])      [64]
  *   NULL        out[h][j] = q[h] . key[j]                                                     [n_heads][64]
@@ -106,13 +127,15 @@ typedef struct kt_kernels {
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
     /* runs of 16 alternate; the limit may be infinite */
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
-    /* x times the sigmoid of by[0..n), or of by[0] alone */
-    void (*gate)(const float *x, const float *by, int64_t n, int32_t one, float *out);
+    void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     void (*attend_f32)(const page_attention *a);
     void (*attend_bf16)(const page_attention *a);
+    /* out[c] = silu(sum over i of rows[i][c] * weight[i][c]), i < width and c < n; weight [width][n] */
+    void (*conv)(const float *const *rows, const float *weight, int64_t width, int64_t n, float *out);
+    void (*delta_rule)(const delta_block *d);
     void (*index_f32)(const page_index *a);
     void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */

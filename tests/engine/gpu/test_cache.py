@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 
 def test_pages_are_taken_once_and_come_back() -> None:
     cache = DeviceCache(SPEC, 5, CPU)
-    first, second = cache.take(3), cache.take(2)
+    first, second = cache.pages.take(3), cache.pages.take(2)
     assert sorted(first + second) == list(range(5)) and cache.scratch not in first + second
     with pytest.raises(NotEnoughMemory):
-        cache.take(1)
-    cache.give_back(second)
+        cache.pages.take(1)
+    cache.pages.give_back(second)
     with pytest.raises(NotEnoughMemory):
-        cache.take(3)
-    assert cache.free_pages == 2 and set(cache.take(2)) == set(second)
+        cache.pages.take(3)
+    assert len(cache.pages) == 2 and set(cache.pages.take(2)) == set(second)
 
 
 @pytest.mark.parametrize("exact", [False, True])

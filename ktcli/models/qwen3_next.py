@@ -1,0 +1,117 @@
+"""Qwen3-Next, and the text part of Qwen3.5 and Qwen3.5-MoE: of four layers, three have linear attention (the
+gated delta rule) and one gated grouped-query attention; softmax top-k experts, and a shared one behind a gate.
+
+Norms multiply by 1 + weight. The checkpoint of Qwen3.5 keeps the linear layers' projections as tensors of their
+own; beside a vision part, text lies below "language_model". Vision and multi-token prediction are not read.
+Source: transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, QkNorm
+from ktcli.layers.backend import DeltaShape
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.recurrent import GatedDeltaNet
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_listed_dense,
+    read_dense,
+    read_eps,
+    read_gqa,
+    read_listed_dense,
+    read_softmax_routing,
+    read_sparse,
+)
+
+_NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
+MODEL_TYPES: tuple[str, ...] = (_NEXT, _MOE, f"{_MOE}_text", _DENSE, f"{_DENSE}_text")
+
+_TEXT = "text_config"  # a config with a vision part beside it
+_VISION = ("model.visual.*",)
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_NAMES = SparseNames(shared="shared_expert")
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _text(config)
+    f.require("attention_bias", f.flag("attention_bias", False), False)
+    next_one = f.text("model_type", "") == _NEXT
+    kinds = _kinds(f)
+    full = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.25), gated=True, norm_plus=1.0)
+    linear = _delta_net(f, by_head=next_one)
+    mlp = _mlp(f)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return linear if kinds[i] == _LINEAR else full, mlp(i)
+
+    body = "model.language_model" if _TEXT in config else "model"
+    prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
+    return assemble(f, "qwen3_next", parts, prefixes)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, the last of them with experts."""
+    nested = config.get(_TEXT)
+    if isinstance(nested, Mapping):
+        return {**config, _TEXT: cut(nested, layers)}
+    listed = config.get("layer_types")
+    kinds = {"layer_types": listed[:layers]} if isinstance(listed, list) else {}
+    return {**cut_listed_dense(config, layers), **kinds}
+
+
+def _text(config: Mapping[str, Any]) -> Fields:
+    """The text part of a config, which is nested where there is another."""
+    outer = Fields(config)
+    if not outer.has(_TEXT):
+        return outer
+    inner = Fields(config[_TEXT], f"{outer.where}: {_TEXT}")
+    tied = outer.flag("tie_word_embeddings", inner.flag("tie_word_embeddings", False))
+    return Fields({**inner.values, "tie_word_embeddings": tied}, inner.where)
+
+
+def _kinds(f: Fields) -> list[str]:
+    """What attention each layer has."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    every = f.whole("full_attention_interval", high=MAX_LAYERS, default=4)
+    usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
+    listed = f.values.get("layer_types") or usual
+    if not isinstance(listed, list) or len(listed) != n_layers:
+        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
+    for kind in listed:
+        f.require("layer_types", kind, _LINEAR, _FULL)
+    return listed
+
+
+def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
+    """Linear attention; sizes that the config leaves out are those of the published models."""
+    heads = f.whole("linear_num_value_heads", high=MAX_HEADS, default=32)
+    key_heads = f.whole("linear_num_key_heads", high=heads, default=16)
+    f.require_multiple("linear_num_value_heads", heads, key_heads)
+    dk = f.whole("linear_key_head_dim", high=4096, default=128)
+    dv = f.whole("linear_value_head_dim", high=4096, default=128)
+    f.require_width("width of linear attention", 2 * key_heads * dk + 2 * heads * dv)
+    width = f.whole("linear_conv_kernel_dim", low=2, high=16, default=4)
+    shape = DeltaShape(heads, key_heads, dk, dv)
+    hidden = f.whole("hidden_size")
+    return GatedDeltaNet(hidden, shape, width, read_eps(f), by_head, source="linear_attn")
+
+
+def _mlp(f: Fields) -> Callable[[int], Mlp]:
+    """The MLP of each layer."""
+    if not f.has("num_experts", "num_local_experts"):
+        dense = read_dense(f)
+        return lambda i: dense
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", True))
+    shared = f.whole("shared_expert_intermediate_size", default=512)
+    sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
+    is_dense = read_listed_dense(f)
+    return lambda i: read_dense(f) if is_dense(i) else sparse

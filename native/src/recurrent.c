@@ -1,0 +1,232 @@
+/* recurrent.c - operations that keep a state of fixed size for each sequence: the causal convolution and the
+ * gated delta rule.
+ *
+ * A step reads the state that was, step.state, and writes the one that will be, step.next_state: a place of
+ * both is touched by one phase of one operation only, so states need no barriers.
+ */
+#include "program.h"
+
+#include <math.h>
+#include <string.h>
+
+#define MOST_WIDTH 16
+#define MOST_KEYS 4096
+#define PANEL_COLUMNS 64    /* of a head's state: with 128 keys 32 kB, a first-level cache */
+#define NORM_EPS 1e-6
+
+/* KT_OK if a state of `size` bytes can lie at `offset`. */
+static int reserve_state(kt_program *p, const char *name, size_t offset, size_t size)
+{
+    if (offset % 64 != 0 || offset > INT64_MAX / 2)
+        return program_fail(p, KT_ERR_SHAPE, "%s: state_offset %zu is not a multiple of 64", name, offset);
+    p->state_bytes = p->state_bytes > offset + size ? p->state_bytes : offset + size;
+    return KT_OK;
+}
+
+static const float *state_at(const worker *w, size_t offset)
+{
+    return w->step->state ? w->step->state + offset / sizeof(float) : NULL;
+}
+
+static float *next_at(const worker *w, size_t offset)
+{
+    return w->step->next_state + offset / sizeof(float);
+}
+
+/* ---- convolution -------------------------------------------------------------------------------- */
+
+typedef struct conv {
+    kt_view out, in;
+    int32_t width;
+    const float *weight, *zeros;    /* zeros [columns]: rows before the first */
+    size_t offset;
+} conv;
+
+/* Row t of the input; of before the step where t is negative. */
+static const float *conv_row(const conv *o, const worker *w, int64_t t)
+{
+    const float *state = state_at(w, o->offset);
+    if (t >= 0)
+        return view_row(w, o->in, t);
+    return state ? state + (o->width - 1 + t) * o->in.width : o->zeros;
+}
+
+static void conv_run(const void *arg, worker *w)
+{
+    const conv *o = arg;
+    const float *rows[MOST_WIDTH];
+    int64_t t, last, n = rows_of(w, KT_ROWS_TOKENS), kept = o->width - 1, columns = o->in.width;
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        for (int64_t i = 0; i < o->width; i++)
+            rows[i] = conv_row(o, w, t - kept + i);
+        w->kernels->conv(rows, o->weight, o->width, columns, view_row(w, o->out, t));
+        for (int64_t i = 0; t == n - 1 && i < kept; i++)
+            memcpy(next_at(w, o->offset) + i * columns, rows[i + 1], (size_t)columns * sizeof(float));
+    }
+}
+
+int kt_program_conv(kt_program *p, kt_view out, kt_view in, const kt_conv *given)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "conv in", in, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_view(p, "conv out", out, KT_ROWS_TOKENS);
+    if (!failed)
+        failed = program_check_overlap(p, "conv", out, in, 0);
+    if (failed)
+        return failed;
+    if (in.width != out.width || given->width < 2 || given->width > MOST_WIDTH || !given->weight)
+        return program_fail(p, KT_ERR_SHAPE, "conv: %d columns to %d over %d rows (2..%d)%s", in.width, out.width,
+                            given->width, MOST_WIDTH, given->weight ? "" : ", without weights");
+    size_t row = (size_t)in.width * sizeof(float);
+    failed = reserve_state(p, "conv", given->state_offset, row * (size_t)(given->width - 1));
+    conv *o = failed ? NULL : program_new(p, sizeof *o);
+    float *zeros = o ? program_new(p, row) : NULL;
+    if (!zeros)
+        return failed ? failed : KT_ERR_MEMORY;
+    *o = (conv){.out = out, .in = in, .width = given->width, .weight = given->weight, .zeros = zeros,
+                .offset = given->state_offset};
+    program_operation(p);
+    program_phase(p, conv_run, o);
+    program_touch_view(p, in, ANY_ROWS);
+    program_touch_view(p, out, OWN_ROWS | WRITES);
+    return KT_OK;
+}
+
+/* ---- gated delta rule --------------------------------------------------------------------------- */
+
+typedef struct delta {
+    kt_view out, q, k, v, decay, beta;
+    int64_t heads, key_heads, dk, dv;
+    int64_t panels;                     /* of each head's columns */
+    float *rate;
+    const float *bias;
+    const float *q_gain, *k_gain;       /* [dk], all the same: RMSNorm with it is division by the length */
+    size_t offset;
+} delta;
+
+static int64_t ceil16(int64_t n)
+{
+    return (n + 15) / 16 * 16;
+}
+
+/* log(1 + e^x) */
+static float softplus(float x)
+{
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+static void prepare_run(const void *arg, worker *w)
+{
+    const delta *o = arg;
+    int64_t t, last, each = o->decay.width / o->heads;
+    float eps = (float)(NORM_EPS / (double)o->dk);
+    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+        float *q = view_row(w, o->q, t), *k = view_row(w, o->k, t);
+        float *decay = view_row(w, o->decay, t), *beta = view_row(w, o->beta, t);
+        for (int64_t h = 0; h < o->key_heads; h++) {
+            w->kernels->norm(q + h * o->dk, o->q_gain, o->dk, eps, q + h * o->dk);
+            w->kernels->norm(k + h * o->dk, o->k_gain, o->dk, eps, k + h * o->dk);
+        }
+        for (int64_t c = 0; c < o->decay.width; c++)
+            decay[c] = expf(-o->rate[c / each] * softplus(decay[c] + o->bias[c]));
+        for (int64_t h = 0; h < o->heads; h++)
+            beta[h] = 1.0f / (1.0f + expf(-beta[h]));
+    }
+}
+
+/* Panel `panel` of head `h`, for all tokens. */
+static delta_block block_at(const delta *o, const worker *w, int64_t h, int64_t panel)
+{
+    int64_t first = panel * PANEL_COLUMNS, each = o->decay.width / o->heads, kh = h / (o->heads / o->key_heads);
+    int64_t at = h * o->dk * ceil16(o->dv) + o->dk * first;
+    const float *state = state_at(w, o->offset);
+    delta_block d = {.n_tokens = rows_of(w, KT_ROWS_TOKENS), .dk = o->dk,
+                     .columns = min64(PANEL_COLUMNS, o->dv - first),
+                     .q = view_row(w, o->q, 0) + kh * o->dk, .q_stride = view_stride(w, o->q),
+                     .k = view_row(w, o->k, 0) + kh * o->dk, .k_stride = view_stride(w, o->k),
+                     .v = view_row(w, o->v, 0) + h * o->dv + first, .v_stride = view_stride(w, o->v),
+                     .decay = view_row(w, o->decay, 0) + h * each, .decay_stride = view_stride(w, o->decay),
+                     .decay_step = each > 1, .beta = view_row(w, o->beta, 0) + h,
+                     .beta_stride = view_stride(w, o->beta), .state = state ? state + at : NULL,
+                     .next = next_at(w, o->offset) + at, .out = view_row(w, o->out, 0) + h * o->dv + first,
+                     .out_stride = view_stride(w, o->out), .scratch = (float *)(void *)local_scratch(w)};
+    d.width = ceil16(d.columns);
+    return d;
+}
+
+static void delta_run(const void *arg, worker *w)
+{
+    const delta *o = arg;
+    for (int64_t i; (i = worker_take(w, 1)) < o->heads * o->panels;) {
+        delta_block d = block_at(o, w, i / o->panels, i % o->panels);
+        w->kernels->delta_rule(&d);
+    }
+}
+
+static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
+{
+    static const char *const names[] = {"delta out", "delta q", "delta k", "delta v", "delta decay", "delta beta"};
+    int failed = program_open(p);
+    for (int i = 0; i < 6 && !failed; i++)
+        failed = program_check_view(p, names[i], v[i], KT_ROWS_TOKENS);
+    for (int i = 0; i < 6; i++)
+        for (int j = 0; j < i && !failed; j++)
+            failed = program_check_overlap(p, "delta", v[i], v[j], 0);
+    if (failed)
+        return failed;
+    int64_t heads = s->heads, keys = (int64_t)s->key_heads * s->dk;
+    if (heads < 1 || s->key_heads < 1 || heads % s->key_heads != 0 || s->dk < 1 || s->dk > MOST_KEYS || s->dv < 1 ||
+        v[1].width != keys || v[2].width != keys || v[3].width != heads * s->dv || v[0].width != heads * s->dv ||
+        (v[4].width != heads && v[4].width != heads * s->dk) || v[5].width != heads || !s->log_rate || !s->bias)
+        return program_fail(p, KT_ERR_SHAPE, "delta: %d heads of %d columns and %d key heads of %d (at most %d), but "
+                            "q has %d, k %d, v %d, decay %d, beta %d, out %d", s->heads, s->dv, s->key_heads, s->dk,
+                            MOST_KEYS, v[1].width, v[2].width, v[3].width, v[4].width, v[5].width, v[0].width);
+    return KT_OK;
+}
+
+/* n times the value; NULL if there is no memory. */
+static float *constant(kt_program *p, int64_t n, double value)
+{
+    float *made = program_new(p, (size_t)n * sizeof *made);
+    for (int64_t i = 0; made && i < n; i++)
+        made[i] = (float)value;
+    return made;
+}
+
+int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
+                     const kt_delta *s)
+{
+    const kt_view views[6] = {out, qkv[0], qkv[1], qkv[2], decay, beta};
+    int failed = check_delta(p, views, s);
+    size_t size = failed ? 0 : size_mul((size_t)s->heads * (size_t)s->dk, (size_t)ceil16(s->dv) * sizeof(float));
+    if (!failed && size > INT64_MAX / 4)
+        return program_fail(p, KT_ERR_SHAPE, "delta: a state of %zu bytes", size);
+    if (!failed)
+        failed = reserve_state(p, "delta", s->state_offset, size);
+    delta *o = failed ? NULL : program_new(p, sizeof *o);
+    if (!o)
+        return failed ? failed : KT_ERR_MEMORY;
+    double dk = s->dk;
+    *o = (delta){.out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .decay = decay, .beta = beta, .heads = s->heads,
+                 .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
+                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = constant(p, s->heads, 0),
+                 .bias = s->bias, .q_gain = constant(p, s->dk, 1 / dk), .k_gain = constant(p, s->dk, 1 / sqrt(dk)),
+                 .offset = s->state_offset};
+    if (!o->rate || !o->q_gain || !o->k_gain)
+        return KT_ERR_MEMORY;
+    for (int32_t h = 0; h < s->heads; h++)
+        o->rate[h] = expf(s->log_rate[h]);
+    program_reserve(p, 0, 2 * (size_t)s->dk * sizeof(float));
+    program_operation(p);
+    program_phase(p, prepare_run, o);
+    const kt_view changed[4] = {o->q, o->k, decay, beta};
+    for (int i = 0; i < 4; i++)
+        program_touch_view(p, changed[i], OWN_ROWS | WRITES);
+    program_phase(p, delta_run, o);
+    for (int i = 1; i < 6; i++)
+        program_touch_view(p, views[i], ANY_ROWS);
+    program_touch_view(p, out, ANY_ROWS | WRITES);
+    return KT_OK;
+}

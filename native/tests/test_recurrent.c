@@ -1,0 +1,233 @@
+/* test_recurrent.c - the causal convolution and the gated delta rule against plain loops in double, on every ISA
+ * row; the same bits however a sequence is cut into steps, on every row and for every team; and a state that is
+ * read is not written. */
+#include "check.h"
+
+enum { TOKENS = 21, MOST_FLOATS = 40000 };
+
+typedef struct shape {
+    int heads, key_heads, dk, dv, width, per_key;
+} shape;
+
+static const shape shapes[] = {{4, 2, 24, 40, 4, 0}, {3, 3, 20, 72, 3, 0}, {2, 1, 33, 16, 2, 1}, {1, 1, 64, 144, 4, 1}};
+
+typedef struct fixture {
+    shape s;
+    kt_program *p;
+    kt_view in, mixed, decay, beta, out;
+    int keys, values, columns, decays;
+    size_t rule_at, state_bytes;            /* where the rule's state begins */
+    float weight[4 * 400], log_rate[4], bias[80], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
+} fixture;
+
+static kt_view part(kt_view v, int first, int width)
+{
+    return (kt_view){v.buffer, v.column + first, width};
+}
+
+static void make_numbers(fixture *f, const shape *s)
+{
+    f->s = *s;
+    f->keys = s->key_heads * s->dk;
+    f->values = s->heads * s->dv;
+    f->columns = 2 * f->keys + f->values;
+    f->decays = s->per_key ? s->heads * s->dk : s->heads;
+    fill(f->weight, (size_t)(s->width * f->columns), 1);
+    fill(f->bias, (size_t)f->decays, 2);
+    for (int h = 0; h < s->heads; h++)
+        f->log_rate[h] = logf(0.05f * (float)(1 + h * h));
+    for (int t = 0; t < TOKENS; t++) {
+        fill(f->x[t], (size_t)f->columns, 10 + (uint64_t)t);
+        fill(f->g[t], (size_t)f->decays, 50 + (uint64_t)t);
+        fill(f->b[t], (size_t)s->heads, 90 + (uint64_t)t);
+    }
+}
+
+static void record(fixture *f, kt_pool *pool)
+{
+    const shape *s = &f->s;
+    kt_program *p = f->p = make_program(pool, TOKENS, 0, 0);
+    f->in = make_view(p, f->columns, KT_ROWS_TOKENS);
+    f->mixed = make_view(p, f->columns, KT_ROWS_TOKENS);
+    f->decay = make_view(p, f->decays, KT_ROWS_TOKENS);
+    f->beta = make_view(p, s->heads, KT_ROWS_TOKENS);
+    f->out = make_view(p, f->values, KT_ROWS_TOKENS);
+    f->rule_at = ((size_t)(f->columns * (s->width - 1)) * sizeof(float) + 63) / 64 * 64;
+    f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
+    kt_conv conv = {s->width, f->weight, 0};
+    kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at};
+    kt_view qkv[3] = {part(f->mixed, 0, f->keys), part(f->mixed, f->keys, f->keys),
+                      part(f->mixed, 2 * f->keys, f->values)};
+    OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
+    OK(kt_program_delta(p, f->out, qkv, f->decay, f->beta, &rule), kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+}
+
+/* ---- the reference ------------------------------------------------------------------------------ */
+
+static void expect_conv(const fixture *f, int t, double *out)
+{
+    for (int c = 0; c < f->columns; c++) {
+        double sum = 0;
+        for (int i = 0; i < f->s.width; i++) {
+            int row = t - f->s.width + 1 + i;
+            sum += row < 0 ? 0 : (double)f->weight[i * f->columns + c] * (double)f->x[row][c];
+        }
+        out[c] = sum / (1 + exp(-sum));
+    }
+}
+
+static void unit(const double *x, int n, double *out)
+{
+    double sum = 1e-6;
+    for (int i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    for (int i = 0; i < n; i++)
+        out[i] = x[i] / sqrt(sum);
+}
+
+/* One token of one head; state [dk][dv]. */
+static void expect_head(const fixture *f, int t, int h, const double *mixed, double *state, double *out)
+{
+    const shape *s = &f->s;
+    int from = h / (s->heads / s->key_heads) * s->dk;
+    double q[64], k[64], b = 1 / (1 + exp(-(double)f->b[t][h]));
+    unit(mixed + from, s->dk, q);
+    unit(mixed + f->keys + from, s->dk, k);
+    for (int j = 0; j < s->dk; j++) {
+        int at = s->per_key ? h * s->dk + j : h;
+        double g = exp(-exp((double)f->log_rate[h]) * log1p(exp((double)f->g[t][at] + (double)f->bias[at])));
+        for (int c = 0; c < s->dv; c++)
+            state[j * s->dv + c] *= g;
+    }
+    for (int c = 0; c < s->dv; c++) {
+        double told = 0;
+        for (int j = 0; j < s->dk; j++)
+            told += state[j * s->dv + c] * k[j];
+        double delta = b * (mixed[2 * f->keys + h * s->dv + c] - told);
+        out[h * s->dv + c] = 0;
+        for (int j = 0; j < s->dk; j++) {
+            state[j * s->dv + c] += k[j] * delta;
+            out[h * s->dv + c] += state[j * s->dv + c] * q[j] / sqrt(s->dk);
+        }
+    }
+}
+
+/* want [TOKENS][values] */
+static void expect(const fixture *f, double *want)
+{
+    double mixed[400], *state = need((size_t)(f->s.heads * f->s.dk * f->s.dv) * sizeof *state);
+    for (int t = 0; t < TOKENS; t++) {
+        expect_conv(f, t, mixed);
+        for (int h = 0; h < f->s.heads; h++)
+            expect_head(f, t, h, mixed, state + h * f->s.dk * f->s.dv, want + t * f->values);
+    }
+    free(state);
+}
+
+/* ---- the laws ----------------------------------------------------------------------------------- */
+
+static kt_step step_at(const fixture *f, int start, int n, const float *state, float *next)
+{
+    for (int t = 0; t < n; t++) {
+        memcpy(row_of(f->p, f->in, t), f->x[start + t], (size_t)f->columns * sizeof(float));
+        memcpy(row_of(f->p, f->decay, t), f->g[start + t], (size_t)f->decays * sizeof(float));
+        memcpy(row_of(f->p, f->beta, t), f->b[start + t], (size_t)f->s.heads * sizeof(float));
+    }
+    return (kt_step){.n_tokens = n, .start = start, .first_output = n, .state = state, .next_state = next,
+                     .state_bytes = f->state_bytes};
+}
+
+/* got [TOKENS][values] and the last state, in steps of `each`. */
+static void run(const fixture *f, int each, float *got, float *last)
+{
+    float *states[2] = {need(f->state_bytes), need(f->state_bytes)}, *before = need(f->state_bytes);
+    int now = 0;
+    for (int t = 0; t < TOKENS; t += each, now = !now) {
+        int n = t + each < TOKENS ? each : TOKENS - t;
+        kt_step s = step_at(f, t, n, t ? states[now] : NULL, states[!now]);
+        memcpy(before, states[now], f->state_bytes);
+        memset(states[!now], 0xff, f->state_bytes);
+        OK(kt_program_run(f->p, &s), kt_program_error(f->p));
+        CHECK(memcmp(before, states[now], f->state_bytes) == 0, "a step wrote the state that it read");
+        for (int i = 0; i < n; i++)
+            memcpy(got + (t + i) * f->values, row_of(f->p, f->out, i), (size_t)f->values * sizeof(float));
+    }
+    memcpy(last, (char *)states[now] + f->rule_at, f->state_bytes - f->rule_at);
+    free(states[0]);
+    free(states[1]);
+    free(before);
+}
+
+static void check_shape(const shape *s)
+{
+    static float first[MOST_FLOATS], first_state[MOST_FLOATS], got[MOST_FLOATS], state[MOST_FLOATS];
+    static double want[MOST_FLOATS];
+    static fixture f;
+    const char *rows[8];
+    int n = usable_rows(rows), seen = 0;
+    make_numbers(&f, s);
+    expect(&f, want);
+    for (int i = 0; i < n; i++)
+        for (int32_t threads = 1; threads <= 3; threads++) {
+            kt_pool *pool = make_pool(rows[i], threads);
+            record(&f, pool);
+            size_t bytes = f.state_bytes - f.rule_at;
+            for (int each = 1; each <= TOKENS; each = each == 1 ? 5 : each + 16, seen++) {
+                run(&f, each, seen ? got : first, seen ? state : first_state);
+                CHECK(!seen || (memcmp(got, first, (size_t)(TOKENS * f.values) * sizeof(float)) == 0 &&
+                                memcmp(state, first_state, bytes) == 0),
+                      "%s, %d threads, steps of %d give other bits", rows[i], threads, each);
+            }
+            kt_program_free(f.p);
+            kt_pool_free(pool);
+        }
+    double off = distance(first, want, TOKENS * f.values);
+    CHECK(off < 1e-5, "%d heads of %d and %d are off by %g", s->heads, s->dk, s->dv, off);
+}
+
+static void check_refused(void)
+{
+    static fixture f;
+    make_numbers(&f, &shapes[0]);
+    kt_pool *pool = make_pool(NULL, 1);
+    record(&f, pool);
+    float *states = need(3 * f.state_bytes), *next = states + f.state_bytes / sizeof(float);
+    kt_step s = step_at(&f, 0, 2, NULL, NULL);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "a state of 0 bytes");
+    s = step_at(&f, 0, 2, NULL, next);
+    s.state_bytes -= 4;
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "are needed");
+    s = step_at(&f, 1, 2, NULL, next);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "before position 1");
+    s = step_at(&f, 1, 2, next + 16, next);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "overlap");
+    kt_program_free(f.p);
+    kt_program *p = make_program(pool, 4, 0, 0);
+    kt_view a = make_view(p, 64, KT_ROWS_TOKENS), b = make_view(p, 64, KT_ROWS_TOKENS);
+    kt_conv conv = {1, f.weight, 0};
+    REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "over 1 rows");
+    conv = (kt_conv){4, f.weight, 32};
+    REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
+    REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
+    kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0};
+    const kt_view qkv[3] = {part(a, 0, 8), part(a, 8, 8), part(a, 16, 32)};
+    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 3), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+            kt_program_error(p), "decay 3");
+    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 47, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+            kt_program_error(p), "overlap");
+    rule.key_heads = 0;
+    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+            kt_program_error(p), "0 key heads");
+    kt_program_free(p);
+    kt_pool_free(pool);
+    free(states);
+}
+
+int main(void)
+{
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_shape(&shapes[i]);
+    check_refused();
+    return report("test_recurrent");
+}

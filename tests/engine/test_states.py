@@ -1,0 +1,160 @@
+"""Layers that keep a state: going back, to wherever is possible, leaves no trace; nor does a step that counts for
+nothing. On the CPU, and on a device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hybrid import CONTEXT, Made
+
+from ktcli.engine import Engine
+from ktcli.engine.gpu.engine import DeviceEngine
+from ktcli.engine.session import Chunk, Session
+from ktcli.engine.states import StateSlots
+
+IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
+OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made.convert("qwen3-next", tmp_path_factory.mktemp("next"))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(made: Made) -> Engine:
+    return Engine.load(made.path, context=CONTEXT, threads=1, exact=True)
+
+
+@pytest.fixture(scope="module", params=["cpu", "device"])
+def engine(request: pytest.FixtureRequest, made: Made, on_cpu: Engine) -> Engine | DeviceEngine:
+    return on_cpu if request.param == "cpu" else made.engine(made.placed())
+
+
+def feed(session: Session, ids: list[int]) -> np.ndarray:
+    return session.feed(ids).values.copy()
+
+
+@pytest.fixture(scope="module")
+def straight(on_cpu: Engine) -> Callable[[list[int]], np.ndarray]:
+    """Logits after ids that were fed to a new session."""
+    known: dict[tuple[int, ...], np.ndarray] = {}
+
+    def logits(ids: list[int]) -> np.ndarray:
+        if tuple(ids) not in known:
+            known[tuple(ids)] = feed(on_cpu.session(), ids)
+        return known[tuple(ids)]
+
+    return logits
+
+
+def close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.abs(a - b).max() <= 1e-4 * b.std())
+
+
+@pytest.mark.parametrize("wanted", [0, 7, 83, 84, 99, 100, 103, 104])
+def test_going_back_and_on_equals_a_fresh_run(engine, straight, wanted: int) -> None:
+    session = engine.session()
+    session.feed(IDS[:100])  # 84, and its last tokens
+    for token in IDS[100:104]:
+        session.feed([token])
+    reached = session.truncate(wanted)
+    assert reached == max(each for each in (0, 84, 100, 103, 104) if each <= wanted)
+    assert session.ids == tuple(IDS[:reached])
+    assert close(feed(session, OTHERS[:30]), straight([*IDS[:reached], *OTHERS[:30]]))
+
+
+def test_rewinding_computes_what_is_not_known(engine, straight) -> None:
+    session = engine.session()
+    session.feed(IDS[:100])
+    session.rewind(93)
+    assert session.ids == tuple(IDS[:93])
+    assert close(feed(session, OTHERS[:9]), straight([*IDS[:93], *OTHERS[:9]]))
+
+
+def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatch) -> None:
+    """An interrupt after the step ran and before its tokens were counted; between chunks; in one."""
+    session = engine.session()
+    session.feed(IDS[:100])
+    steps, tried = session._steps, 0
+
+    def run(chunk: Chunk) -> None:
+        nonlocal tried
+        tried += 1
+        type(steps).run(steps, chunk)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, "run", run)
+    for ids in ([5], OTHERS, [6]):
+        with pytest.raises(KeyboardInterrupt):
+            session.feed(ids)
+    monkeypatch.undo()
+    assert tried == 3 and session.length == 100
+
+    def stop(done: int, total: int) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        session.feed([*IDS[100:], *OTHERS[:30]], progress=stop)
+    assert session.length == 164 and session.truncate(100) == 100
+    for token in IDS[100:103]:
+        last = feed(session, [token])
+    assert close(last, straight(IDS[:103]))
+
+
+def test_advance_goes_on_from_the_nearest_snapshot(engine, straight) -> None:
+    session = engine.session()
+    session.advance(IDS[:80])
+    for token in OTHERS[:5]:
+        session.feed([token])
+    again = session.advance([*IDS[:80], *OTHERS[:5], 9])
+    assert again[1] == 85
+    logits, reused = session.advance(IDS[:80])  # the same question again
+    assert reused == 64 and close(logits.values, straight(IDS[:80]))
+    logits, reused = session.advance([*IDS[:60], *OTHERS[:30]])  # an edited one
+    assert reused == 0 and close(logits.values, straight([*IDS[:60], *OTHERS[:30]]))
+
+
+def test_sessions_take_turns(on_cpu, straight) -> None:
+    first, second = on_cpu.session(), on_cpu.session()
+    first.feed(IDS[:70])
+    second.feed(OTHERS)
+    assert close(feed(first, IDS[70:]), straight(IDS))
+
+
+def test_slots_hold_what_they_say() -> None:
+    """Random walks against a list of what every slot was last written for."""
+    for seed in range(30):
+        draw, slots, length = random.Random(seed), StateSlots(5), 0
+        written: dict[int, tuple[int, ...]] = {}
+        ids: list[int] = []
+        for step in range(200):
+            if draw.random() < 0.2:
+                wanted = draw.randint(0, length)
+                reached = slots.truncate(wanted)
+                assert reached <= wanted
+                length, ids = reached, ids[:reached]
+            n = draw.choice([1, 1, 1, 2, 40])
+            source, target = slots.begin(length)
+            assert source != target
+            assert tuple(ids) == () if source is None else written[source] == tuple(ids)
+            written[target] = (-1,)  # anything
+            if draw.random() < 0.1:
+                continue  # it failed
+            ids += [step] * n
+            length += n
+            written[target] = tuple(ids)
+            slots.end(target, length, n_tokens=n)
+            assert slots.truncate(length) == length
+
+
+def test_snapshots_spread_over_a_long_text() -> None:
+    slots = StateSlots(6)
+    for i in range(40):
+        _, target = slots.begin(512 * i)
+        slots.end(target, 512 * (i + 1), n_tokens=512)
+    reached = [slots.truncate(position) for position in (20479, 15000, 10000)]
+    assert reached[0] == 512 * 39 and min(reached) > 0
