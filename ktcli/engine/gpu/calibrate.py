@@ -134,11 +134,14 @@ def calibrate(
         windows = windows[len(some) :]
         read = [([] if begin is None else [begin]) + list(each) for each in some]
         length, pages = len(read[0]), pages_for(len(read[0]))
-        cache = DeviceCache(model.spec, pages * len(read), device, exact=True)
-        table = torch.tensor([cache.take(pages) for _ in read], dtype=torch.int32)
-        rows = Rows(torch.arange(length).repeat(len(read)), table, length)
+        count = len(read)
+        cache = DeviceCache(model.spec, pages * count, device, slots=2 * count, exact=True)
+        table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
+        slots = torch.arange(2 * count).view(2, count) if cache.states else None
+        rows = Rows(torch.arange(length).repeat(count), table, length, slots)
         x = loaded.embedding[torch.tensor(read).flatten()].float()
-        listener = _Listener(loaded.weights, StepInputs(x, rows, cache.layers), EXACT, runner)
+        inputs = StepInputs(x, rows, cache.layers, states=cache.states)
+        listener = _Listener(loaded.weights, inputs, EXACT, runner)
         listener.sums = sums
         with torch.inference_mode():
             model.forward(listener)
