@@ -40,7 +40,7 @@ MODEL_TYPES: tuple[str, ...] = (
 
 # Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
 _TEXT_PREFIXES = Prefixes(
-    "language_model.model", "language_model.lm_head", ignored=("vision_tower.*", "mm_projector.*")
+    "language_model.model", "language_model.lm_head", ignored=("*vision_tower.*", "*mm_projector.*")
 )
 
 

@@ -13,7 +13,7 @@ _BASE = {
     "moe_num_experts": 10,
     "moe_k": 3,
     "moe_num_shared_experts": 2,
-    "tie_word_embeddings": True,
+    "tie_word_embeddings": False,  # a tied head has one format there, and two here
     "max_position_embeddings": 512,
 }
 
