@@ -53,6 +53,7 @@ class Manifest:
         extras: the small files taken over: config, tokenizer, template, licence.
         files: the weight files, in the order they were written; while a conversion runs, those that
             are complete.
+        calibration: what text the recipe was calibrated with: its tokens and SHA-256; None: it was not.
     """
 
     family: str
@@ -63,6 +64,7 @@ class Manifest:
     recipe: Recipe
     extras: tuple[FileRecord, ...]
     files: tuple[FileRecord, ...] = ()
+    calibration: str | None = None
 
     @property
     def identity(self) -> Manifest:
@@ -84,6 +86,7 @@ class Manifest:
             },
             "recipe": {"experts": self.recipe.experts_name, "dense": self.recipe.dense.name},
             "formats": formats,
+            **({"calibration": self.calibration} if self.calibration else {}),
             "extras": [encode_record(record) for record in self.extras],
             "files": [encode_record(record) for record in self.files],
         }
@@ -134,6 +137,7 @@ def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
         revision=_optional_text(source, "revision", what),
         digest=_text(source, "digest", what),
         recipe=chosen,
+        calibration=_optional_text(document, "calibration", what),
         extras=extras,
         files=files,
     )
