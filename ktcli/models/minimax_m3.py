@@ -18,6 +18,7 @@ from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    TEXT,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -29,7 +30,7 @@ from ktcli.native import PAGE_TOKENS, Glu
 
 MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
 
-_TEXT, _SPARSE, _FULL = "text_config", "minimax_m3_sparse", "full_attention"
+_SPARSE, _FULL = "minimax_m3_sparse", "full_attention"
 _MAX_CHOSEN = 1 << 16  # of kt_program_choose
 _PREFIXES = Prefixes(
     "language_model.model",
@@ -62,12 +63,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     text = cut_typed_dense(_text(config).values, layers, 0)
-    return {**config, _TEXT: {**text, "layer_types": text["layer_types"][:layers]}}
+    return {**config, TEXT: {**text, "layer_types": text["layer_types"][:layers]}}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """The config of the model of text, in transformers' spelling."""
-    f = Fields(Fields(config).values.get(_TEXT) or {}, f"config.json: {_TEXT}")
+    f = Fields(Fields(config).values.get(TEXT) or {}, f"config.json: {TEXT}")
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
     sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
     values = {**f.values, "hidden_act": "silu"}
