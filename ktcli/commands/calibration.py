@@ -30,6 +30,7 @@ from ktcli.weights.reader import config_of
 from ktcli.weights.recipe import Recipe
 
 TOKENS = 16_384  # of the text that are read: 512 for each of 256 experts at top-8
+LEAST = 256  # fewer say nothing of a model's columns
 METHOD = "1"  # of `ktcli.engine.gpu.calibrate`; another one gives other bytes
 
 
@@ -77,6 +78,11 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
             )
         reading = read_with(made.path, passage, TOKENS)
         total = len(reading.ids)
+        if total < LEAST:
+            raise UsageError(
+                f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
+                hint=f"take a longer text; {TOKENS:,} tokens of it are read",
+            )
         with out.progress(f"Reading {passage.name}") as bar:
             return calibrate(
                 Pack.open(made.path), pool, reading.ids, reading.begin,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from textwrap import wrap
 from typing import Any
 
 from ktcli.chat.passage import Passage, Reading
@@ -152,7 +153,7 @@ def words(found: Found) -> str:
         ]
         head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
         lines += ["", table(rows, head, right=(1, 2, 3))]
-    return "\n".join([*lines, "", f"± {METHOD[:1].lower()}{METHOD[1:]}"])
+    return "\n".join([*lines, "", *wrap(f"± {METHOD}", 80)])
 
 
 def _compared(against: Difference) -> tuple[str, str, str]:

@@ -327,9 +327,10 @@ def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
 
 
-def _listed_dense(f: Fields) -> list[Any]:
+def _listed_dense(f: Fields) -> list[int]:
     listed = f.values.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+    short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
+    if not short or any(type(each) is not int for each in listed):
         raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
     return listed
 

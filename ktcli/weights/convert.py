@@ -225,6 +225,8 @@ def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
     mine, theirs = plan.manifest.recipe, found.recipe
     if replace(found, recipe=mine) == plan.manifest:
         what = f"this model as --experts {theirs.experts_name} --dense {theirs.dense.name}"
+    elif replace(found, calibration=plan.manifest.calibration) == plan.manifest:
+        what = "this model calibrated with another text"
     else:
         what = f"a conversion of another checkpoint ({found.repository or found.family})"
     raise UsageError(

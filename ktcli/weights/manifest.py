@@ -22,6 +22,7 @@ from ktcli.weights.recipe import Recipe
 VERSION = 1
 
 _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
+MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -168,9 +169,10 @@ def _figures(row: Mapping[str, Any], key: str, name: str, what: str) -> dict[str
     """A number for each kind of tensor."""
     found = row.get(key, {})
     if not isinstance(found, dict) or not all(
-        isinstance(each, float | int) for each in found.values()
+        type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
+        for each in found.values()
     ):
-        raise BadPack(f"{what} gives {name[:60]!r} an {key} that is no number")
+        raise BadPack(f"{what} gives {name[:60]!r} an {key} that no conversion has")
     return {str(kind): float(each) for kind, each in found.items()}
 
 

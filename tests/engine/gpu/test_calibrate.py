@@ -64,6 +64,8 @@ def test_a_calibrated_conversion(
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("ktcli.commands.calibration.TOKENS", 256)
     (tmp_path / "text").write_text(TEXT)
+    (tmp_path / "short").write_text(TEXT[:300])
+    (tmp_path / "other").write_text(TEXT.upper())
     source, manifests = str(data_path("profiles", "kt-mini")), []
     for name in ("one", "two"):
         out = ["--out", str(tmp_path / name), "--json"]
@@ -74,9 +76,11 @@ def test_a_calibrated_conversion(
     assert document["recipe"]["experts"] == "int4-calibrated" and "256" in document["calibration"]
     assert not list((tmp_path / "home").glob("calibrate-*"))
     capsys.readouterr()
-    for arguments, code, words in (
-        (["--experts", "int4-calibrated"], 2, "--calibrate FILE"),
-        (["--calibrate", str(tmp_path / "none")], 3, "cannot read the text"),
+    for target, arguments, code, words in (
+        ("no", ["--experts", "int4-calibrated"], 2, "--calibrate FILE"),
+        ("no", ["--calibrate", str(tmp_path / "none")], 3, "cannot read the text"),
+        ("no", ["--calibrate", str(tmp_path / "short")], 2, "needs at least 256"),
+        ("one", ["--calibrate", str(tmp_path / "other")], 2, "calibrated with another text"),
     ):
-        assert main(["convert", source, "--out", str(tmp_path / "no"), *arguments]) == code
+        assert main(["convert", source, "--out", str(tmp_path / target), *arguments]) == code
         assert words in capsys.readouterr().err
