@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
 from ktcli.layers.backend import ChooseShape, Score
 from ktcli.layers.indexer import BlockIndexer
@@ -25,6 +24,7 @@ from ktcli.models.parts import (
     read_gqa,
     read_softmax_routing,
     read_typed_dense,
+    read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
 
@@ -50,7 +50,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
     attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.5, theta=5e6), norm_plus=1.0)
-    kinds, indexed = _kinds(f), _indexed(f, attention)
+    kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
+    indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)
     is_dense = read_typed_dense(f, 0)
 
@@ -62,8 +63,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    text = cut_typed_dense(_text(config).values, layers, 0)
-    return {**config, TEXT: {**text, "layer_types": text["layer_types"][:layers]}}
+    return {**config, TEXT: cut_typed_dense(_text(config).values, layers, 0)}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -93,16 +93,6 @@ _OLD_NAMES = {
     "index_topk_blocks": "sparse_topk_blocks",
     "index_local_blocks": "sparse_local_block",
 }
-
-
-def _kinds(f: Fields) -> list[Any]:
-    """Of each layer, whether it attends to chosen blocks."""
-    kinds, n_layers = f.values["layer_types"], f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if not isinstance(kinds, list) or len(kinds) < n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
-    for kind in kinds:
-        f.require("layer_types", kind, _SPARSE, _FULL)
-    return kinds
 
 
 def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, QkNorm
 from ktcli.layers.backend import DeltaShape
 from ktcli.layers.mlp import Mlp, SparseNames
@@ -30,6 +29,7 @@ from ktcli.models.parts import (
     read_listed_dense,
     read_softmax_routing,
     read_sparse,
+    read_types,
     text_part,
 )
 
@@ -64,9 +64,7 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     nested = config.get(TEXT)
     if isinstance(nested, Mapping):
         return {**config, TEXT: cut(nested, layers)}
-    listed = config.get("layer_types")
-    kinds = {"layer_types": listed[:layers]} if isinstance(listed, list) else {}
-    return {**cut_listed_dense(config, layers), **kinds}
+    return cut_listed_dense(config, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -84,12 +82,7 @@ def _kinds(f: Fields) -> list[str]:
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     every = f.whole("full_attention_interval", high=MAX_LAYERS, default=4)
     usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
-    listed = f.values.get("layer_types") or usual
-    if not isinstance(listed, list) or len(listed) != n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
-    for kind in listed:
-        f.require("layer_types", kind, _LINEAR, _FULL)
-    return listed
+    return read_types(f, "layer_types", _LINEAR, _FULL) or usual
 
 
 def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:

@@ -121,6 +121,7 @@ def test_fast_stays_close(pair: Pair) -> None:
     same = [(np.sort(ids.numpy(), axis=1) == expected).all(1) for (ids, _), expected in routed]
     agreed = np.all(same, axis=0)
     error = (logits - pair.logits)[agreed]
+    # Where rounding also decides which positions are attended to, more positions are routed otherwise.
     assert agreed.mean() >= (0.9 if pair.error <= 0.03 else 0.7)
     assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
 
