@@ -81,7 +81,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         where, made = ranks, partial(tiktoken.load, ranks, config)
     else:
         where, made = pieces, partial(sentencepiece.load, pieces, config)
-    return _guarded(f"{where} is not a tokenizer", lambda: _tried(made(), where))
+    with _silent_stderr():
+        return _guarded(f"{where} is not a tokenizer", lambda: _tried(made(), where))
 
 
 def _load(path: Path) -> tokenizers.Tokenizer:
@@ -90,8 +91,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     text = read_text(path, MAX_BYTES)
     if text.count(",") > MAX_COMMAS:
         raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
-    with _silent_stderr():
-        return tokenizers.Tokenizer.from_str(text)
+    return tokenizers.Tokenizer.from_str(text)
 
 
 def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:

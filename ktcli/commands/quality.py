@@ -140,7 +140,7 @@ def words(found: Found) -> str:
         (
             result.way.label,
             _shown(result.nll),
-            f"{result.nll.exp().mean:.3f}",
+            _perplexity(result.nll.exp().mean),
             f"{result.nll.mean / reading.bytes_per_token:.4f}",
         )
         for result in found.results
@@ -163,6 +163,10 @@ def _compared(against: Difference) -> tuple[str, str, str]:
         "-" if against.kl is None else _shown(against.kl),
         f"{same.mean:.2f} ± {same.half:.2f} %",
     )
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:,.3f}" if value < 1e6 else f"{value:.3e}"
 
 
 def _shown(value: Interval, form: str = ".4f") -> str:
