@@ -14,7 +14,7 @@ from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
 from ktcli.layers.backend import ChooseShape, Score
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
     TEXT,
@@ -31,7 +31,6 @@ from ktcli.native import PAGE_TOKENS, Glu
 MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
 
 _SPARSE, _FULL = "minimax_m3_sparse", "full_attention"
-_MAX_CHOSEN = 1 << 16  # of kt_program_choose
 _PREFIXES = Prefixes(
     "language_model.model",
     "language_model.lm_head",
@@ -102,9 +101,9 @@ def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttenti
     f.require("index_n_heads", heads, s.kv_heads)  # each chooses for one kv head
     dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096, default=128)
     f.require_multiple("index_head_dim", dim, 2)
-    block = f.whole("index_block_size", high=_MAX_CHOSEN, default=128)
+    block = f.whole("index_block_size", high=MAX_CHOSEN, default=128)
     f.require_multiple("index_block_size", block, PAGE_TOKENS)
-    top_k = f.whole("index_topk_blocks", high=_MAX_CHOSEN, default=16)
+    top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN, default=16)
     local = f.whole("index_local_blocks", low=0, high=top_k, default=1)
     kept = 2 * s.kv_heads * s.head_dim
     shape = ChooseShape(heads, dim, top_k, 1.0, behind=kept, block=block, local=local)
