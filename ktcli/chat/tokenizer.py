@@ -75,6 +75,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME
+    if not (whole.exists() or ranks or pieces.exists()):
+        raise BadCheckpoint(
+            f"{whole} is missing",
+            hint=f"kt also reads {sentencepiece.NAME} and tiktoken.model; without one of them a model has no words",
+        )
     if whole.is_file() or not (ranks or pieces.is_file()):
         where, made = whole, partial(_load, whole)
     elif ranks:
