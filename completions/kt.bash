@@ -3,7 +3,7 @@ _kt() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
     COMPREPLY=()
     case $before in
-        --against|--context|--defer|--dense|--device|--experts|--format|--formats|--gpu-experts|--isa|--kv|--layers|--machine|--max-tokens|--min-p|--numa|--out|--plot|--policy|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--stride|--system|--temperature|--text|--threads|--tokens|--top-k|--top-p|--trace|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
+        --against|--calibrate|--context|--defer|--dense|--device|--experts|--format|--formats|--gpu-experts|--isa|--kv|--layers|--machine|--max-tokens|--min-p|--numa|--out|--plot|--policy|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--stride|--system|--temperature|--text|--threads|--tokens|--top-k|--top-p|--trace|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
     esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench eval --help --version" -- "$word"))
@@ -18,7 +18,7 @@ _kt() {
         'doctor') options='--measure --json --help'; words='' ;;
         'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;
-        'convert') options='--out --experts --dense --mixed --threads --json --quiet --help'; words='here' ;;
+        'convert') options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help'; words='here' ;;
         'list') options='--all --json --quiet --help'; words='' ;;
         'show') options='--experts --json --help'; words='models' ;;
         'verify') options='--json --quiet --help'; words='here' ;;

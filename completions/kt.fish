@@ -53,6 +53,7 @@ complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to wri
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Keep the experts’ down projections one step more precise'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first; scales then lose least where its inputs are large' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'

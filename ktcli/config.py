@@ -140,8 +140,14 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
         raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
     try:
         _acquire(fd, what, time.monotonic() + wait_s)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
+        except OSError as error:
+            raise KtError(
+                f"cannot write the lock file {path}: {error.strerror}",
+                hint="free some space there; kt list shows what models take",
+            ) from error
         yield
         os.ftruncate(fd, 0)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -99,6 +100,16 @@ def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     with config.lock(path, "removing x", wait_s=5):
         assert path.read_text() == f"{os.getpid()} removing x\n"
     assert path.read_text() == ""
+
+
+def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    refused = pytest.raises(KtError, match=r"lock file .*x\.lock: No space left")
+    with refused, config.lock(tmp_path / "x.lock", "pulling x"):
+        pass
 
 
 def test_a_lock_is_no_link(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def read_passage(path: Path | None) -> Passage:
         why = getattr(error, "strerror", None) or "no such name"
         raise NotFound(
             f"cannot read the text {str(where)[:300]}: {why}",
-            hint="--text takes a file of plain text; without it a built-in text is read",
+            hint="name a file of plain text, or leave it out",
         ) from error
     cut = len(data) > MAX_BYTES
     text = _decoded(data[:MAX_BYTES], str(where)[:300], whole=not cut)
@@ -89,5 +89,5 @@ def _decoded(data: bytes, where: str, *, whole: bool) -> str:
         if not whole and error.start > len(data) - 4:
             return data[: error.start].decode("utf-8")
         raise UsageError(
-            f"{where} is not UTF-8 text (byte {error.start})", hint="--text takes plain text"
+            f"{where} is not UTF-8 text (byte {error.start})", hint="name a file of plain text"
         ) from error

@@ -75,13 +75,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME
+    if not (whole.exists() or ranks or pieces.exists()):
+        raise BadCheckpoint(
+            f"{whole} is missing",
+            hint=f"kt also reads {sentencepiece.NAME} and tiktoken.model; without one of them a model has no words",
+        )
     if whole.is_file() or not (ranks or pieces.is_file()):
         where, made = whole, partial(_load, whole)
     elif ranks:
         where, made = ranks, partial(tiktoken.load, ranks, config)
     else:
         where, made = pieces, partial(sentencepiece.load, pieces, config)
-    return _guarded(f"{where} is not a tokenizer", lambda: _tried(made(), where))
+    with _silent_stderr():
+        return _guarded(f"{where} is not a tokenizer", lambda: _tried(made(), where))
 
 
 def _load(path: Path) -> tokenizers.Tokenizer:
@@ -90,8 +96,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     text = read_text(path, MAX_BYTES)
     if text.count(",") > MAX_COMMAS:
         raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
-    with _silent_stderr():
-        return tokenizers.Tokenizer.from_str(text)
+    return tokenizers.Tokenizer.from_str(text)
 
 
 def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:

@@ -148,16 +148,8 @@ def decode(
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    wanted = Wanted(
-        Job(Kind.DECODE, tokens, context),
-        layers,
-        threads,
-        runs,
-        asked_numa(numa),
-        words,
-        policy,
-        trace,
-    )
+    job, teams = Job(Kind.DECODE, tokens, context), asked_numa(numa)
+    wanted = Wanted(job, layers, threads, runs, teams, words, policy, trace)
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 
@@ -191,15 +183,8 @@ def prefill(
       kt bench prefill kt-mini --profile
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    wanted = Wanted(
-        Job(Kind.PREFILL, tokens, context),
-        layers,
-        threads,
-        runs,
-        asked_numa(numa),
-        words,
-        policy,
-    )
+    job, teams = Job(Kind.PREFILL, tokens, context), asked_numa(numa)
+    wanted = Wanted(job, layers, threads, runs, teams, words, policy)
     _bench(find_subject(model, experts, dense), wanted, profile)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
-from ktcli.errors import gib
+from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import catalog, library, manifest
@@ -22,7 +23,7 @@ from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Provenance, Report
+    from ktcli.weights.convert import Calibration, Provenance, Report
 
 OutOpt = Annotated[
     Path | None,
@@ -32,6 +33,14 @@ MixedOpt = Annotated[
     bool,
     typer.Option("--mixed", help="Keep the experts' down projections one step more precise."),
 ]
+CalibrateOpt = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibrate",
+        metavar="FILE",
+        help="Run the model on this text first; scales then lose least where its inputs are large.",
+    ),
+]
 
 
 def convert(
@@ -40,6 +49,7 @@ def convert(
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     mixed: MixedOpt = False,
+    calibrate: CalibrateOpt = None,
     threads: ThreadsOpt = None,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -70,8 +80,13 @@ def convert(
         experts = chosen_here(entry, dense, threads)
     recipe = recipe_for(entry, experts, dense)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
-    started = time.monotonic()
-    report = convert_entry(entry, recipe, target, threads=threads)
+    started, found = time.monotonic(), None
+    if calibrate is not None:
+        from ktcli.commands.calibration import calibration
+
+        recipe = replace(recipe, calibrated=True)
+        found = calibration(entry, calibrate, target or pack_folder(entry, recipe), threads)
+    report = convert_entry(entry, recipe, target, threads=threads, calibration=found)
     words = document(entry, recipe, report)
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
@@ -86,9 +101,23 @@ def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = Non
 
 
 def convert_entry(
-    entry: Entry, recipe: Recipe, target: Path | None = None, *, threads: int | None = None
+    entry: Entry,
+    recipe: Recipe,
+    target: Path | None = None,
+    *,
+    threads: int | None = None,
+    calibration: Calibration | None = None,
 ) -> Report:
-    """Convert a model of the library, with a progress bar; `target` None: into the library."""
+    """Convert a model of the library, with a progress bar; `target` None: into the library.
+
+    Raises:
+        UsageError: the recipe says that it is calibrated, and nothing says how.
+    """
+    if recipe.calibrated and calibration is None:
+        raise UsageError(
+            f"{recipe.experts_name} is made with a text",
+            hint=f"name one: kt convert {entry.name} --calibrate FILE",
+        )
     from ktcli.hardware.cpu import read_cpu
     from ktcli.hardware.probe import SYSTEM_ROOT
     from ktcli.hardware.team import make_team
@@ -109,6 +138,7 @@ def convert_entry(
                 make_team(read_cpu(SYSTEM_ROOT, ()), threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
                 provenance=_provenance(entry.path),
+                calibration=calibration,
             )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(

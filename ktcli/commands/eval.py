@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -160,10 +162,15 @@ def _require_plots() -> None:
 
 
 def _draw(found: Found, path: Path) -> None:
-    from ktcli.commands.plot import draw
+    """Beside and then renamed, so that an older drawing stays until the new one is whole."""
+    from ktcli.commands import plot
 
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        draw(found, path)
+        plot.draw(found, beside)
+        beside.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise KtError(f"cannot write {path}: {error.strerror}") from error
     out.note(f"drawn in {path}")

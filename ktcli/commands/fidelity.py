@@ -34,7 +34,7 @@ def error_report(path: Path) -> dict[str, Any] | None:
 
 def render_report(name: str, report: dict[str, Any]) -> str:
     """A line per kind: over all layers, and its worst one. Packs of before have no cosines."""
-    rows = [(f"{name}:", "format", "error (rms)", "worst layer", "outputs' least cosine")]
+    rows = [("", "format", "error (rms)", "worst layer", "outputs' least cosine")]
     for kind, words in WORDS.items():
         found = [(row["error"].get(kind.value), row) for row in report["files"]]
         there = [(error, row) for error, row in found if error is not None]
@@ -47,4 +47,4 @@ def render_report(name: str, report: dict[str, Any]) -> str:
         layer = at["file"].removesuffix(".safetensors").removeprefix("layer-").lstrip("0") or "0"
         fmt = report["formats"][kind.value]
         rows.append((f"  {words}", fmt, f"{mean:.2%}", f"{worst:.2%} ({layer})", least))
-    return table(rows)
+    return f"{name}:\n{table(rows)}"

@@ -20,17 +20,9 @@ from ktcli.commands.figures import (
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.engine.bench import CEILING_BYTES, Ceilings
 from ktcli.engine.engine import Options, make_pool, refusals
-from ktcli.engine.kernels import (
-    SHAPES,
-    ExpertStack,
-    LinearStack,
-    Result,
-    Shape,
-    Stack,
-    Work,
-    measure,
-)
+from ktcli.engine.kernels import ExpertStack, LinearStack, Result, Stack, measure
 from ktcli.engine.measure import PAIRS
+from ktcli.engine.shapes import SHAPES, Shape, Work
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe

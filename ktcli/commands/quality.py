@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from textwrap import wrap
 from typing import Any
 
 from ktcli.chat.passage import Passage, Reading
@@ -139,7 +140,7 @@ def words(found: Found) -> str:
         (
             result.way.label,
             _shown(result.nll),
-            f"{result.nll.exp().mean:.3f}",
+            _perplexity(result.nll.exp().mean),
             f"{result.nll.mean / reading.bytes_per_token:.4f}",
         )
         for result in found.results
@@ -152,7 +153,7 @@ def words(found: Found) -> str:
         ]
         head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
         lines += ["", table(rows, head, right=(1, 2, 3))]
-    return "\n".join([*lines, "", f"± {METHOD[:1].lower()}{METHOD[1:]}"])
+    return "\n".join([*lines, "", *wrap(f"± {METHOD}", 80)])
 
 
 def _compared(against: Difference) -> tuple[str, str, str]:
@@ -162,6 +163,10 @@ def _compared(against: Difference) -> tuple[str, str, str]:
         "-" if against.kl is None else _shown(against.kl),
         f"{same.mean:.2f} ± {same.half:.2f} %",
     )
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:,.3f}" if value < 1e6 else f"{value:.3e}"
 
 
 def _shown(value: Interval, form: str = ".4f") -> str:

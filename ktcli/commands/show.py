@@ -50,7 +50,7 @@ def show(
         "repositories": dict(profile.repositories) if profile else {},
         "download_bytes": profile.download_bytes if profile else None,
         "formats": {"experts": profile.experts, "dense": profile.dense} if profile else None,
-        "architecture": _architecture(config, profile.parameters if profile else None),
+        "architecture": _architecture(config, profile),
         "on_disk": [_place(entry) for entry in entries],
     }
     out.result(document, lambda: _render(document))
@@ -66,11 +66,13 @@ def _config(entry: Entry) -> Mapping[str, Any]:
     return config_of(entry.path)
 
 
-def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str, Any]:
-    """The model's shape and its size in number formats; what is wrong, if kt cannot build it.
+def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) -> dict[str, Any]:
+    """The model's shape and its size in number formats, those it is converted to by default first; what is
+    wrong, if kt cannot build it.
 
     Args:
-        parameters: as its makers count them; None counts what kt stores, which holds MLA's kv_b twice.
+        profile: whose parameters are as its makers count them; None counts what kt stores, which holds MLA's
+            kv_b twice.
     """
     from ktcli.layers.tensors import Role
     from ktcli.models import build
@@ -84,10 +86,13 @@ def _architecture(config: Mapping[str, Any], parameters: int | None) -> dict[str
     spec = built.spec
     experts = [tensor for tensor in built.tensors if tensor.role is Role.EXPERTS]
     active = sum(t.elements * spec.top_k // max(1, spec.experts) for t in experts)
-    total = parameters or sum(tensor.elements for tensor in built.tensors)
+    total = (profile and profile.parameters) or sum(tensor.elements for tensor in built.tensors)
+    usual = Recipe.named(profile.experts, profile.dense) if profile else Recipe()
+    others = (Recipe.named(*each) for each in (("int8", "int8"), ("bf16", "bf16")))
     sizes = {
-        f"{e}-{d}": sum(stored_bytes(tensor, Recipe.named(e, d)) for tensor in built.tensors)
-        for e, d in (("int4", "int8"), ("int8", "int8"), ("bf16", "bf16"))
+        f"{each.experts_name}-{each.dense.name}": sum(stored_bytes(t, each) for t in built.tensors)
+        for each in (usual, *others)
+        if experts or each is usual or each.dense != usual.dense
     }
     return {
         "model_type": str(config.get("model_type")),
@@ -158,7 +163,10 @@ def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
     )
     packs = ", ".join(f"{gib(size)} as {name}" for name, size in facts["pack_bytes"].items())
     return [
-        ("Architecture", f"{facts['family']}, {facts['layers']} layers, hidden {facts['hidden']}"),
+        (
+            "Architecture",
+            f"{facts['model_type']}, {facts['layers']} layers, hidden {facts['hidden']}",
+        ),
         (
             "Parameters",
             f"{_count(facts['parameters'])}, of them {_count(facts['active_parameters'])} per token",

@@ -37,8 +37,8 @@ class Interval:
         return (self.high - self.low) / 2
 
     def exp(self) -> Interval:
-        """Of e to this mean: a perplexity from a negative log-likelihood."""
-        return Interval(exp(self.mean), exp(self.low), exp(self.high))
+        """Of e to this mean: a perplexity from a negative log-likelihood; at most e^700, which a float holds."""
+        return Interval(*(exp(min(each, 700.0)) for each in (self.mean, self.low, self.high)))
 
     def scaled(self, factor: float) -> Interval:
         """In another unit; the factor is positive."""

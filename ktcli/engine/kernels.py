@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import ceil, lcm
 from typing import Any
 
@@ -20,8 +19,8 @@ from numpy.typing import NDArray
 from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.engine.bench import Ceilings
 from ktcli.engine.measure import PAIRS, Measurement, alternate
-from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.hardware.text import whole
+from ktcli.engine.shapes import Case, Shape, Work
+from ktcli.errors import NotEnoughMemory
 from ktcli.layers.backend import Reads
 from ktcli.layers.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.native import (
@@ -45,79 +44,9 @@ _STACK_BYTES = 512 << 20
 _STACK_CACHES = 8
 _MOST_STACK_BYTES = 4 << 30
 _MOST_LAYERS = 64  # tiny shapes of tests: they would need thousands
-_MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # of a shape: far above any model
 _RUN_S = 0.1  # a run repeats its step for about this long
 _SEED = 20_260_102
 _LINEAR_TOKENS = (1, 512)
-
-
-class Work(Enum):
-    """What is measured."""
-
-    DECODE = "decode"  # the experts of one token
-    PREFILL = "prefill"  # the experts of many
-    LINEAR = "linear"  # a dense product
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The routed experts of one layer: H, I, E and K."""
-
-    name: str
-    hidden: int
-    width: int
-    experts: int
-    top_k: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """A name from `SHAPES`, or H,I,E,K.
-
-        Raises:
-            UsageError: neither.
-        """
-        if text.upper() in SHAPES:
-            return SHAPES[text.upper()]
-        parts = text.split(",")
-        numbers = [whole(part.strip()) for part in parts]
-        if len(numbers) == 4 and None not in numbers:
-            hidden, width, experts, top_k = (number or 0 for number in numbers)
-            sizes = min(hidden, width) >= 1 and max(hidden, width) <= _MOST_COLUMNS
-            if sizes and 1 <= top_k <= experts <= _MOST_EXPERTS:
-                return cls(text, hidden, width, experts, top_k)
-        raise UsageError(
-            f"{text[:60]!r} is no shape",
-            hint=f"shapes: {', '.join(SHAPES)}, or H,I,E,K: 2048,768,128,8",
-        )
-
-    def tokens(self, per_expert: int) -> int:
-        """Tokens of a step in which every expert has so many (one more, where K does not divide)."""
-        return ceil(per_expert * self.experts / self.top_k)
-
-
-# Qwen3-30B-A3B, DeepSeek-V2-Lite, and DeepSeek-V3 with an eighth of its experts.
-SHAPES = {
-    "A": Shape("A", 2048, 768, 128, 8),
-    "B": Shape("B", 2048, 1408, 64, 6),
-    "C": Shape("C", 7168, 2048, 32, 8),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row to measure.
-
-    Attributes:
-        n_tokens: of a step.
-        per_expert: tokens of each expert; None for a dense product.
-        read_bytes, ops: of one layer in one step; multiply and add are two.
-    """
-
-    work: Work
-    n_tokens: int
-    per_expert: float | None
-    read_bytes: int
-    ops: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.errors import BadCheckpoint, BadPack
@@ -131,14 +131,15 @@ def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
     for tensor in model.tensors:
         kept[tensor.name] = (range(tensor.count),)
         if skip is not None and tensor.role is Role.EXPERTS and tensor.layer is not None:
-            kept[tensor.name] = _runs(~skip[rows[tensor.layer]])
+            kept[tensor.name] = runs_of(np.flatnonzero(~skip[rows[tensor.layer]]))
     return kept
 
 
-def _runs(wanted: Mask) -> tuple[range, ...]:
-    """The runs of consecutive places where `wanted` [n] holds."""
-    edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).tolist()
-    return tuple(range(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True))
+def runs_of(ids: ArrayLike) -> tuple[range, ...]:
+    """Ascending ids as runs of consecutive ones."""
+    there = np.asarray(ids, np.int64)
+    parts = np.split(there, np.flatnonzero(np.diff(there) != 1) + 1)
+    return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts if part.size)
 
 
 def _count(runs: Sequence[range]) -> int:

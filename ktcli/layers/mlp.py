@@ -32,6 +32,7 @@ class SparseNames:
 
     The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
     are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
+    Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"

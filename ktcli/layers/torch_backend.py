@@ -93,7 +93,6 @@ class StepInputs:
         caches: of each layer its pages, flat: 64 * elements per position * pages.
         first_output: rows from here on give logits.
         states: of each layer what it keeps of sequences, f32 [slots, elements]; (): no layer does.
-        ids: int64 [T]; None: no layer routes by them.
     """
 
     x: torch.Tensor
@@ -101,7 +100,6 @@ class StepInputs:
     caches: Sequence[torch.Tensor]
     first_output: int = 0
     states: Sequence[torch.Tensor] = ()
-    ids: torch.Tensor | None = None
 
 
 class TorchBackend(Backend):
@@ -277,9 +275,10 @@ class TorchBackend(Backend):
     ) -> Routed:
         offsets = None if bias is None else self._weights.vectors[bias.name]
         if table is not None:
-            assert self._step.ids is not None, "the step says nothing of ids"
+            ids = self._step.rows.ids
+            assert ids is not None, "the step says nothing of ids"
             every = self._weights.vectors[table.name].view(-1, routing.top_k)
-            routed = functions.weigh(logits, routing, every.index_select(0, self._step.ids).long())
+            routed = functions.weigh(logits, routing, every.index_select(0, ids).long())
         else:
             routed = self._kernels.route(logits, routing, offsets)
         self.routings.append(routed)

@@ -22,6 +22,7 @@ MAX_TOP_K = 64
 MAX_HEADS = 4096
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 27
+MAX_CHOSEN = 1 << 16  # positions or blocks that a token attends to: of kt_program_choose
 
 
 class Fields:

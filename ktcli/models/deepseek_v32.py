@@ -14,7 +14,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import LatentAttention
 from ktcli.layers.backend import ChooseShape
 from ktcli.layers.indexer import Indexer
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
     assemble,
@@ -27,7 +27,6 @@ from ktcli.models.parts import (
 )
 
 _FIRST_DENSE = 3
-_MAX_CHOSEN = 1 << 16  # of kt_program_choose
 _FULL, _SHARED = "full", "shared"
 
 
@@ -84,7 +83,7 @@ def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) 
     dim = f.whole("index_head_dim", low=s.rope, high=4096, default=128)
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
-    top_k = f.whole("index_topk", high=_MAX_CHOSEN, default=2048)
+    top_k = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
     rope = replace(
         attention.rope, interleaved=f.flag("indexer_rope_interleave", published.interleaved)
     )

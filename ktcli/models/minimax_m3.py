@@ -10,27 +10,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
 from ktcli.layers.backend import ChooseShape, Score
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    TEXT,
     Prefixes,
     assemble,
     cut_typed_dense,
     read_gqa,
     read_softmax_routing,
     read_typed_dense,
+    read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
 
 MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
 
-_TEXT, _SPARSE, _FULL = "text_config", "minimax_m3_sparse", "full_attention"
-_MAX_CHOSEN = 1 << 16  # of kt_program_choose
+_SPARSE, _FULL = "minimax_m3_sparse", "full_attention"
 _PREFIXES = Prefixes(
     "language_model.model",
     "language_model.lm_head",
@@ -49,7 +49,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
     attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.5, theta=5e6), norm_plus=1.0)
-    kinds, indexed = _kinds(f), _indexed(f, attention)
+    kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
+    indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)
     is_dense = read_typed_dense(f, 0)
 
@@ -61,13 +62,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    text = cut_typed_dense(_text(config).values, layers, 0)
-    return {**config, _TEXT: {**text, "layer_types": text["layer_types"][:layers]}}
+    return {**config, TEXT: cut_typed_dense(_text(config).values, layers, 0)}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """The config of the model of text, in transformers' spelling."""
-    f = Fields(Fields(config).values.get(_TEXT) or {}, f"config.json: {_TEXT}")
+    f = Fields(Fields(config).values.get(TEXT) or {}, f"config.json: {TEXT}")
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
     sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
     values = {**f.values, "hidden_act": "silu"}
@@ -94,16 +94,6 @@ _OLD_NAMES = {
 }
 
 
-def _kinds(f: Fields) -> list[Any]:
-    """Of each layer, whether it attends to chosen blocks."""
-    kinds, n_layers = f.values["layer_types"], f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if not isinstance(kinds, list) or len(kinds) < n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
-    for kind in kinds:
-        f.require("layer_types", kind, _SPARSE, _FULL)
-    return kinds
-
-
 def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:
     """The attention with its indexer."""
     s = attention.shape
@@ -111,9 +101,9 @@ def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttenti
     f.require("index_n_heads", heads, s.kv_heads)  # each chooses for one kv head
     dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096, default=128)
     f.require_multiple("index_head_dim", dim, 2)
-    block = f.whole("index_block_size", high=_MAX_CHOSEN, default=128)
+    block = f.whole("index_block_size", high=MAX_CHOSEN, default=128)
     f.require_multiple("index_block_size", block, PAGE_TOKENS)
-    top_k = f.whole("index_topk_blocks", high=_MAX_CHOSEN, default=16)
+    top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN, default=16)
     local = f.whole("index_local_blocks", low=0, high=top_k, default=1)
     kept = 2 * s.kv_heads * s.head_dim
     shape = ChooseShape(heads, dim, top_k, 1.0, behind=kept, block=block, local=local)

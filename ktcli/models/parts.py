@@ -190,17 +190,25 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
         default: whether a layer has a window, unless the config lists the layers' types.
     """
     window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
-    types = f.values.get("layer_types")
+    types = read_types(f, "layer_types", "full_attention", "sliding_attention")
     if types is None:
         return lambda i: window if default(i) else 0
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if not isinstance(types, list) or len(types) < n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} types")
-    for kind in types[:n_layers]:
-        f.require("layer_types", kind, "full_attention", "sliding_attention")
-    if not window and "sliding_attention" in types[:n_layers]:
+    if not window and "sliding_attention" in types:
         raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
     return lambda i: window if types[i] == "sliding_attention" else 0
+
+
+def read_types(f: Fields, name: str, *kinds: str) -> list[str] | None:
+    """Which of `kinds` each layer is, as the field `name` lists; None: it is not there."""
+    types = f.values.get(name)
+    if types is None:
+        return None
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if not isinstance(types, list) or len(types) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    for kind in types[:n_layers]:
+        f.require(name, kind, *kinds)
+    return types[:n_layers]
 
 
 def read_mla(f: Fields) -> LatentAttention:
@@ -320,17 +328,7 @@ def cut_typed_dense(config: Mapping[str, Any], layers: int, default: int) -> dic
 
 def _mlp_types(f: Fields) -> list[str] | None:
     """Of each layer "dense" or "sparse"; None: the config does not list them."""
-    types = f.values.get("mlp_layer_types")
-    if types is None:
-        return None
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if isinstance(types, list) and len(types) >= n_layers:
-        found = [each for each in types if each in ("dense", "sparse")]
-        if len(found) == len(types):
-            return found
-    raise BadCheckpoint(
-        f"{f.where}: mlp_layer_types does not say of {n_layers} layers whether they are dense or sparse"
-    )
+    return read_types(f, "mlp_layer_types", "dense", "sparse")
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
@@ -349,9 +347,10 @@ def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
 
 
-def _listed_dense(f: Fields) -> list[Any]:
+def _listed_dense(f: Fields) -> list[int]:
     listed = f.values.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+    short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
+    if not short or any(type(each) is not int for each in listed):
         raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
     return listed
 

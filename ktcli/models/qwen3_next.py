@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, QkNorm
 from ktcli.layers.backend import DeltaShape
 from ktcli.layers.mlp import Mlp, SparseNames
@@ -20,6 +19,7 @@ from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    TEXT,
     Prefixes,
     assemble,
     cut_listed_dense,
@@ -29,12 +29,13 @@ from ktcli.models.parts import (
     read_listed_dense,
     read_softmax_routing,
     read_sparse,
+    read_types,
+    text_part,
 )
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 MODEL_TYPES: tuple[str, ...] = (_NEXT, _MOE, f"{_MOE}_text", _DENSE, f"{_DENSE}_text")
 
-_TEXT = "text_config"  # a config with a vision part beside it
 _VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _NAMES = SparseNames(shared="shared_expert")
@@ -53,29 +54,27 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         return linear if kinds[i] == _LINEAR else full, mlp(i)
 
-    body = "model.language_model" if _TEXT in config else "model"
+    body = "model.language_model" if _sees(config) else "model"
     prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
     return assemble(f, "qwen3_next", parts, prefixes)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, the last of them with experts."""
-    nested = config.get(_TEXT)
+    nested = config.get(TEXT)
     if isinstance(nested, Mapping):
-        return {**config, _TEXT: cut(nested, layers)}
-    listed = config.get("layer_types")
-    kinds = {"layer_types": listed[:layers]} if isinstance(listed, list) else {}
-    return {**cut_listed_dense(config, layers), **kinds}
+        return {**config, TEXT: cut(nested, layers)}
+    return cut_listed_dense(config, layers)
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """The text part of a config, which is nested where there is another."""
-    outer = Fields(config)
-    if not outer.has(_TEXT):
-        return outer
-    inner = Fields(config[_TEXT], f"{outer.where}: {_TEXT}")
-    tied = outer.flag("tie_word_embeddings", inner.flag("tie_word_embeddings", False))
-    return Fields({**inner.values, "tie_word_embeddings": tied}, inner.where)
+    return text_part(config, f"{_MOE}_text", f"{_DENSE}_text") if _sees(config) else Fields(config)
+
+
+def _sees(config: Mapping[str, Any]) -> bool:
+    """There is a part for pictures, and the text is another."""
+    return config.get(TEXT) is not None
 
 
 def _kinds(f: Fields) -> list[str]:
@@ -83,12 +82,7 @@ def _kinds(f: Fields) -> list[str]:
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     every = f.whole("full_attention_interval", high=MAX_LAYERS, default=4)
     usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
-    listed = f.values.get("layer_types") or usual
-    if not isinstance(listed, list) or len(listed) != n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
-    for kind in listed:
-        f.require("layer_types", kind, _LINEAR, _FULL)
-    return listed
+    return read_types(f, "layer_types", _LINEAR, _FULL) or usual
 
 
 def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:

@@ -18,7 +18,9 @@ from ktcli.planner.plan import Request
 from ktcli.weights.recipe import Recipe
 
 BY_MEMORY = "auto"  # for the number format of experts
-CHOICES = ("int8", "int4-mixed", "nl4-g32", "nl4", "int4-row-had")  # the most precise first
+CHOICES = (  # the most precise first: 8, 5.7, 4.5, 4.25 and 4 bits
+    "int8", "nl4-g32-mixed", "nl4-g32", "nl4", "int4-row-had",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,8 @@ class Rates:
 READ_SHARE = 0.93
 # F32 is not measured but counted: one token of fp8 takes 9 instructions on two ports for 32 operations, a
 # twentieth of the 128 per cycle in bf16. More tokens, and rows with less of a peak, reach more of it.
+# RECURRENT did 74 GFLOP/s on a machine with other work (two cores, avx512bf16, qwen3-next-80b-a3b, prompts of 512
+# tokens, 2026-11-22): more than is counted on here, until an idle one has been measured.
 PEAK_SHARE = {
     Unit.INT8: 0.85,
     Unit.BF16: 0.90,

@@ -15,7 +15,7 @@ from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.machine import Gpu
 from ktcli.planner.cost import Rates, seconds
 from ktcli.planner.deferral import Times
-from ktcli.planner.experts import Hits
+from ktcli.planner.experts import Hits, touched
 from ktcli.planner.simulate import Layer
 from ktcli.planner.spec import Unit, Work
 from ktcli.planner.stack import F64Array, Load, Stack
@@ -208,11 +208,9 @@ class Hybrid:
         """Seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
         weights are read, written as bf16 and read again, and multiplied."""
         rates, expert = self.device, self.stack.expert
-        touched = np.where(
-            experts > 0, experts * (1 - np.exp(-n_tokens * hits / np.maximum(experts, 1))), 0
-        )
         unpacked = 2 * expert.ops  # two bytes for each of ops / 2 weights, written and read
-        reading = touched * (expert.size_bytes + unpacked) / (rates.read_bps * READ_SHARE)
+        passed = touched(experts, hits, n_tokens) * (expert.size_bytes + unpacked)
+        reading = passed / (rates.read_bps * READ_SHARE)
         return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:

@@ -133,6 +133,16 @@ def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
     return Hits(k_cpu, float(on_gpu.mean()) if layers and experts else 0.0)
 
 
+def touched(
+    experts: NDArray[np.float64] | float, hits: NDArray[np.float64] | float, n_tokens: int
+) -> NDArray[np.float64]:
+    """Of so many equally likely experts, those that at least one of `n_tokens` chooses, where a token chooses
+    `hits` of them on average; layer by layer."""
+    share = np.minimum(1.0, hits / np.maximum(experts, 1.0))
+    found: NDArray[np.float64] = experts * (1.0 - (1.0 - share) ** n_tokens)
+    return found
+
+
 def parse_mask(text: str, layers: int, experts: int) -> Mask:
     """A mask as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
 

@@ -92,13 +92,13 @@ class Forecast:
         h, stack = self.hybrid, self.hybrid.stack
         before, beside = h.device_chunk_s(n_tokens, start)
         k_cpu, resident = h.k_cpu, h.by_layer(h.resident)
-        left = np.maximum(h.by_layer((stack.experts,) * len(stack.moe)) - resident, 1)
-        touched = left * (1 - (1 - np.minimum(1, k_cpu / left)) ** n_tokens)
+        left = h.by_layer((stack.experts,) * len(stack.moe)) - resident
+        wanted = experts.touched(left, k_cpu, n_tokens)
         total = before + beside + h.experts_chunk_s(n_tokens, h.k_gpu, resident)
-        for layer in np.flatnonzero(touched > 0):
-            rows = max(1, round(n_tokens * k_cpu[layer] / touched[layer]))
+        for layer in np.flatnonzero(wanted > 0):
+            rows = max(1, round(n_tokens * k_cpu[layer] / wanted[layer]))
             each = self.fetch_s(rows)
-            total[layer] += touched[layer] * (
+            total[layer] += wanted[layer] * (
                 min(each, self.compute_s(rows)) if may_compute else each
             )
         return float(total.sum()) + h.head_s()

@@ -15,6 +15,7 @@ import numpy as np
 
 from ktcli.planner.cost import READ_SHARE as CPU_READ_SHARE
 from ktcli.planner.device_cost import HANDOFF_S, Hybrid
+from ktcli.planner.experts import touched
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.stack import F64Array
 
@@ -100,12 +101,8 @@ class Prefill:
     def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:
         """As `cost.seconds`: blocks are read and unpacked, then multiplied with every token."""
         h, expert = self.hybrid, self.hybrid.stack.expert
-        touched = np.where(
-            k_cpu > 0,
-            experts * (1 - (1 - np.minimum(1, k_cpu / np.maximum(experts, 1))) ** n_tokens),
-            0,
-        )
-        reading = touched * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
+        read = touched(experts, k_cpu, n_tokens)
+        reading = read * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * k_cpu * expert.ops / h.cpu.reached(h.stack.expert_unit, n_tokens)
         return np.maximum(reading, computing) if n_tokens == 1 else reading + computing
 

@@ -16,6 +16,7 @@ from ktcli.layers.state import STATE_SLOTS, LayerState
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.planner.experts import touched
 from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
@@ -159,9 +160,7 @@ def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
 
 def experts_touched(spec: Spec, n_tokens: int) -> float:
     """Experts of a layer that at least one of `n_tokens` chooses, if all are equally likely."""
-    if spec.experts == 0:
-        return 0.0
-    return float(spec.experts * (1.0 - (1.0 - spec.top_k / spec.experts) ** n_tokens))
+    return float(touched(spec.experts, spec.top_k, n_tokens))
 
 
 def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:

@@ -7,7 +7,7 @@ is there without its companions, or whose shapes contradict each other, is refus
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.across import Across
@@ -25,6 +25,8 @@ COMPANIONS = re.compile(
     r".*[._](weight_shape|weight_zero_point|weight_g_idx|g_idx|input_scale|output_scale|input_zero_point|"
     r"activation_scale|k_scale|v_scale|q_scale|kv_scale|k_zero_point|v_zero_point)"
 )
+
+INTEGERS = ("I32",)  # how zero points and the groups of inputs are stored
 
 
 def source_names(parts: Parts) -> set[str]:
@@ -73,12 +75,23 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
 
 
 def _companion(
-    part: Part, name: str, parts: Parts, hint: str, shapes: list[tuple[int, ...]]
+    part: Part,
+    name: str,
+    parts: Parts,
+    hint: str,
+    shapes: list[tuple[int, ...]],
+    dtypes: Collection[str] = SCALES,
 ) -> Part:
-    """The tensor `name` that `part` cannot be read without, of one of these shapes."""
+    """The tensor `name` that `part` cannot be read without, of one of these shapes and types."""
     found = parts.get(name)
-    if found is None or found.entry.dtype not in {*SCALES, "I32"}:
+    if found is None:
         raise BadCheckpoint(f"{part.name} in {part.file} lies there without its {name}", hint=hint)
+    if found.entry.dtype not in dtypes:
+        known = ", ".join(sorted(dtypes))
+        raise BadCheckpoint(
+            f"{name} in {found.file} is stored as {found.entry.dtype}, kt reads {known} there",
+            hint=hint,
+        )
     if found.entry.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise BadCheckpoint(
@@ -125,7 +138,7 @@ def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
         zeros: tuple[Part, ...] = ()
         if not symmetric:
             shape = (-(-n * bits // 32), columns)
-            zeros = (_companion(part, f"{stem}.weight_zero_point", parts, hint, [shape]),)
+            zeros = (_companion(part, f"{stem}.weight_zero_point", parts, hint, [shape], INTEGERS),)
         storage = integers(bits, group, scales.entry.dtype, symmetric=symmetric)
         return (n, k), storage, (part, scales, *zeros)
     known = ", ".join(
@@ -154,22 +167,20 @@ def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
     outputs = scheme.method == "awq"
     k, n = part.entry.shape
     k, n = (k, 8 * n) if outputs else (8 * k, n)
-    if k % 8 or n % 8:
+    if not k or not n or k % 8 or n % 8:
         raise BadCheckpoint(
             f"{part.name} in {part.file} holds {k} x {n} codes, kt reads multiples of 8", hint=hint
         )
     groups = -(-k // (scheme.group or k))
-    scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)])
-    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [(groups, n // 8)])
+    scales = _companion(part, f"{stem}.scales", parts, hint, [(groups, n)], PLAIN)
+    zeros = _companion(part, f"{stem}.qzeros", parts, hint, [(groups, n // 8)], INTEGERS)
     order: tuple[Part, ...] = ()
     if f"{stem}.g_idx" in parts:
-        order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)]),)
+        order = (_companion(part, f"{stem}.g_idx", parts, hint, [(k,)], INTEGERS),)
     elif scheme.reordered:
         raise BadCheckpoint(
             f"{part.name} in {part.file} lies there without its {stem}.g_idx", hint=hint
         )
-    if scales.entry.dtype not in PLAIN or any(p.entry.dtype != "I32" for p in (zeros, *order)):
-        raise BadCheckpoint(f"{part.name} in {part.file} has companions of a wrong type", hint=hint)
     exact = scheme.symmetric and not scheme.reordered
     lossless = lossless_int4(scheme.group, scales.entry.dtype) if exact else None
     label = f"{scheme.method} with groups of {scheme.group or k}"

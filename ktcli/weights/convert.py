@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ktcli.config import lock
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
@@ -60,6 +63,19 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a text says of the columns of a model's matrices.
+
+    Attributes:
+        identity: of text and method; equal ones give equal importance.
+        importance: finds it, by tensor, [count, k] f32; asked once, and only if something is to be written.
+    """
+
+    identity: str
+    importance: Callable[[], Mapping[str, NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a conversion did.
 
@@ -102,6 +118,7 @@ def convert(
     *,
     progress: Progress | None = None,
     provenance: Provenance = Provenance(),
+    calibration: Calibration | None = None,
 ) -> Report:
     """Convert the checkpoint in `source` into a pack in the folder `out`, or finish it there.
 
@@ -112,7 +129,8 @@ def convert(
         NotEnoughDisk, KtError: the disk is full or cannot be written; complete files are kept.
     """
     with closing(open_checkpoint(source)) as checkpoint:
-        plan = _plan(checkpoint, recipe, provenance)
+        recipe = replace(recipe, calibrated=calibration is not None)
+        plan = _plan(checkpoint, recipe, provenance, calibration)
         _refuse_foreign(out)
         if not _leftovers(out) and (done := _complete(out, plan)) is not None:
             return done
@@ -120,11 +138,17 @@ def convert(
         with explained(what, out, lambda: _remaining_bytes(out, plan)):
             _check_space(what, out, plan)
             with lock(out / LOCK, what), _tidy(out):
-                done = _complete(out, plan) or _convert(checkpoint, plan, out, pool, progress)
+                done = _complete(out, plan)
+                if done is None:
+                    importance = calibration.importance() if calibration else {}
+                    encoder = Encoder(checkpoint, recipe, pool, importance)
+                    done = _convert(checkpoint, plan, out, encoder, progress)
         return done
 
 
-def _plan(checkpoint: Reader, recipe: Recipe, provenance: Provenance) -> Plan:
+def _plan(
+    checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
+) -> Plan:
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
     manifest = Manifest(
@@ -134,6 +158,7 @@ def _plan(checkpoint: Reader, recipe: Recipe, provenance: Provenance) -> Plan:
         revision=provenance.revision,
         digest=checkpoint.digest,
         recipe=recipe,
+        calibration=calibration.identity if calibration else None,
         extras=tuple(_extras(checkpoint)),
     )
     return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
@@ -200,6 +225,8 @@ def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
     mine, theirs = plan.manifest.recipe, found.recipe
     if replace(found, recipe=mine) == plan.manifest:
         what = f"this model as --experts {theirs.experts_name} --dense {theirs.dense.name}"
+    elif replace(found, calibration=plan.manifest.calibration) == plan.manifest:
+        what = "this model calibrated with another text"
     else:
         what = f"a conversion of another checkpoint ({found.repository or found.family})"
     raise UsageError(
@@ -221,12 +248,11 @@ def _remaining_bytes(out: Path, plan: Plan) -> int:
 
 
 def _convert(
-    checkpoint: Reader, plan: Plan, out: Path, pool: Pool, progress: Progress | None
+    checkpoint: Reader, plan: Plan, out: Path, encoder: Encoder, progress: Progress | None
 ) -> Report:
     records = _resume(out, plan)
     kept = len(records)
     written = sum(record.size_bytes for record in records)
-    encoder = Encoder(checkpoint, plan.manifest.recipe, pool)
     for file in plan.files[kept:]:
         hint = f"{file.name} was not written; {checkpoint.path} is unchanged"
         with hinted(hint), FileWriter(out / file.name) as target:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import translate
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +64,13 @@ class Piece:
     Attributes:
         spans: to read and decode, each once.
         rows: what is taken from them: stacked, or of gate and of up, which alternate.
+        index: of the matrix.
     """
 
     tensor: Tensor
     spans: tuple[Span, ...]
     rows: tuple[Rows, ...]
+    index: int = 0
 
 
 class Slots:
@@ -95,8 +98,16 @@ class Encoder:
         sums: by kind of tensor, of what was packed since the caller last cleared it.
     """
 
-    def __init__(self, checkpoint: Reader, recipe: Recipe, pool: Pool) -> None:
+    def __init__(
+        self,
+        checkpoint: Reader,
+        recipe: Recipe,
+        pool: Pool,
+        importance: Mapping[str, Matrix] = MappingProxyType({}),
+    ) -> None:
+        """importance: of the columns of each matrix, by tensor, [count, k]; see kt_pack."""
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
+        self._importance = importance
         self._raw = Slots(READ_AHEAD + 1)  # being read, and being decoded
         self._part = Slots(2)  # being written, and being packed
         self.sums: dict[TensorKind, PackError] = {}
@@ -149,8 +160,12 @@ class Encoder:
             return self._plain(tensor, _in_turn(values) if tensor.alternate else _stacked(values))
         kept = [self._kept(fmt, piece, rows, raws) for rows in piece.rows]
         if tensor.alternate:
-            return self._pack_alternate(tensor, fmt, values, kept)
-        return self._pack(tensor, fmt, _stacked(values), _stacked_scales(values, kept))
+            return self._pack_alternate(piece, fmt, values, kept)
+        return self._pack(piece, fmt, _stacked(values), _stacked_scales(values, kept))
+
+    def _counts(self, piece: Piece) -> Matrix | None:
+        found = self._importance.get(piece.tensor.name)
+        return None if found is None else found[piece.index]
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
         """Scales of these rows that make `fmt` hold them exactly; None: it chooses its own."""
@@ -173,23 +188,30 @@ class Encoder:
         return rounded.view(np.uint8)
 
     def _pack(
-        self, tensor: Tensor, fmt: Format, matrix: Matrix, scales: Matrix | None
+        self, piece: Piece, fmt: Format, matrix: Matrix, scales: Matrix | None
     ) -> NDArray[np.uint8]:
-        stored = self._part.take(packed_bytes(fmt, *matrix.shape))
-        sums = self._pool.pack(fmt, np.ascontiguousarray(matrix), stored, scales=scales)
-        self._add(tensor, sums)
+        stored, matrix = (
+            self._part.take(packed_bytes(fmt, *matrix.shape)),
+            np.ascontiguousarray(matrix),
+        )
+        counts = self._counts(piece)
+        sums = self._pool.pack(fmt, matrix, stored, scales=scales, importance=counts)
+        self._add(piece.tensor, sums)
         return stored
 
     def _pack_alternate(
-        self, tensor: Tensor, fmt: Format, values: list[Matrix], scales: list[Matrix | None]
+        self, piece: Piece, fmt: Format, values: list[Matrix], scales: list[Matrix | None]
     ) -> NDArray[np.uint8]:
         """Panels of two matrices [rows, k] in turn: first, second, first, second …"""
-        one = packed_bytes(fmt, PANEL_ROWS, tensor.k)
+        one, counts = packed_bytes(fmt, PANEL_ROWS, piece.tensor.k), self._counts(piece)
         stored = self._part.take(2 * packed_bytes(fmt, *values[0].shape))
         for which, (matrix, kept) in enumerate(zip(values, scales, strict=True)):
             target = stored[which * one :]
             matrix = np.ascontiguousarray(matrix)
-            self._add(tensor, self._pool.pack(fmt, matrix, target, scales=kept, panel_step=2))
+            sums = self._pool.pack(
+                fmt, matrix, target, scales=kept, importance=counts, panel_step=2
+            )
+            self._add(piece.tensor, sums)
         return stored
 
     def _add(self, tensor: Tensor, sums: PackError) -> None:
@@ -265,7 +287,7 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
                 _rows(stored, source, index, first, last, spans)
                 for stored, source, first, last in _shares(tensor, pieces, sources, start, stop)
             ]
-            yield Piece(tensor, tuple(spans), tuple(chosen))
+            yield Piece(tensor, tuple(spans), tuple(chosen), index)
 
 
 def check(model: Model, checkpoint: Reader) -> int:

@@ -22,6 +22,7 @@ from ktcli.weights.recipe import Recipe
 VERSION = 1
 
 _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
+MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -53,6 +54,7 @@ class Manifest:
         extras: the small files taken over: config, tokenizer, template, licence.
         files: the weight files, in the order they were written; while a conversion runs, those that
             are complete.
+        calibration: what text the recipe was calibrated with: its tokens and SHA-256; None: it was not.
     """
 
     family: str
@@ -63,6 +65,7 @@ class Manifest:
     recipe: Recipe
     extras: tuple[FileRecord, ...]
     files: tuple[FileRecord, ...] = ()
+    calibration: str | None = None
 
     @property
     def identity(self) -> Manifest:
@@ -84,6 +87,7 @@ class Manifest:
             },
             "recipe": {"experts": self.recipe.experts_name, "dense": self.recipe.dense.name},
             "formats": formats,
+            **({"calibration": self.calibration} if self.calibration else {}),
             "extras": [encode_record(record) for record in self.extras],
             "files": [encode_record(record) for record in self.files],
         }
@@ -134,6 +138,7 @@ def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
         revision=_optional_text(source, "revision", what),
         digest=_text(source, "digest", what),
         recipe=chosen,
+        calibration=_optional_text(document, "calibration", what),
         extras=extras,
         files=files,
     )
@@ -164,9 +169,10 @@ def _figures(row: Mapping[str, Any], key: str, name: str, what: str) -> dict[str
     """A number for each kind of tensor."""
     found = row.get(key, {})
     if not isinstance(found, dict) or not all(
-        isinstance(each, float | int) for each in found.values()
+        type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
+        for each in found.values()
     ):
-        raise BadPack(f"{what} gives {name[:60]!r} an {key} that is no number")
+        raise BadPack(f"{what} gives {name[:60]!r} an {key} that no conversion has")
     return {str(kind): float(each) for kind, each in found.items()}
 
 

@@ -9,9 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ktcli.models import build
-from ktcli.native import Format
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.encode import check, lossless_format
+from ktcli.weights.encode import check
 from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.storage import Reader
 
@@ -27,16 +26,6 @@ def open_checkpoint(path: Path) -> Reader:
 
         return Gguf(path)
     return Checkpoint(path)
-
-
-def experts_as_stored(path: Path) -> Format | None:
-    """The format in which the routed experts of the checkpoint at `path` lose nothing; see `lossless_format`.
-
-    Raises:
-        BadCheckpoint: there is no checkpoint, or it is damaged, hostile or of a kind that cannot be read.
-    """
-    with closing(open_checkpoint(path)) as checkpoint:
-        return lossless_format(build(checkpoint.config), checkpoint)
 
 
 def config_of(path: Path) -> Mapping[str, Any]:

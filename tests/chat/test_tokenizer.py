@@ -375,7 +375,10 @@ def test_a_sentencepiece_config_may_add_tokens(pieces: Path, tmp_path: Path) -> 
     assert "▁" not in tokenizer._inner.id_to_token(ids[-1])  # no space after a special token
 
 
-def test_damaged_sentencepiece_files_are_refused(pieces: Path, tmp_path: Path) -> None:
+def test_damaged_sentencepiece_files_are_refused(
+    pieces: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence: the library's panics say nothing on the terminal."""
     data = (pieces / "tokenizer.model").read_bytes()
     draw = random.Random(3)
     damaged = [
@@ -384,6 +387,7 @@ def test_damaged_sentencepiece_files_are_refused(pieces: Path, tmp_path: Path) -
         b"\x0a",
         b"\xff" * 40,
         b"\x0a\xff\xff\xff\xff\x0f" + data,
+        data + b"\x1a\x05\x12\x03abc",  # a table of characters that is none
     ]
     for _ in range(30):
         at = draw.randrange(len(data))
@@ -394,3 +398,4 @@ def test_damaged_sentencepiece_files_are_refused(pieces: Path, tmp_path: Path) -
             load_tokenizer(tmp_path).encode("the theory")
         except BadCheckpoint as error:
             assert "tokenizer.model" in str(error)
+    assert capfd.readouterr().err == ""

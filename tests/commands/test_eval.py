@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -119,6 +120,22 @@ def test_a_plot_is_drawn_as_its_ending_says(capsys: Capture, tmp_path: Path, end
     assert "nats per token" in said.out and str(path) in said.err
     start = {"svg": b"<?xml", "png": b"\x89PNG"}[ending]
     assert path.read_bytes().startswith(start)
+
+
+def test_a_plot_that_fails_leaves_the_older_one(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(found: object, path: Path) -> None:
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("ktcli.commands.plot.draw", full)
+    monkeypatch.setattr("ktcli.commands.eval._require_plots", lambda: None)
+    path = tmp_path / "plot.svg"
+    path.write_text("older")
+    assert main(["eval", MINI, "-n", "300", "--plot", str(path)]) == 1
+    assert "plot.svg: No space left on device" in capsys.readouterr().err
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["older"]
 
 
 def test_a_plot_without_matplotlib_says_what_to_install(

@@ -92,6 +92,18 @@ def test_show(capsys: Capture) -> None:
     assert main(["show", "qwen3-30b-a3b"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [("gpt-oss-20b", ["mxfp4-int8", "int8-int8", "bf16-bf16"]), ("qwen3-0.6b", ["int4-int8", "bf16-bf16"])],
+)  # fmt: skip
+def test_show_begins_with_the_usual_conversion(
+    name: str, formats: list[str], capsys: Capture
+) -> None:
+    """And names none twice whose bytes are the same, as of a model without experts."""
+    found = document(["show", name], capsys)["architecture"]
+    assert list(found["pack_bytes"]) == formats
+
+
 def test_show_of_an_unknown_architecture_says_so(capsys: Capture) -> None:
     folder = add("org--repo")
     (folder / "config.json").write_text('{"model_type": "nonsense"}')

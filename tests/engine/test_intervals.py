@@ -63,6 +63,7 @@ def test_what_is_constant_is_certain() -> None:
 def test_an_interval_in_other_units() -> None:
     found = interval(np.random.default_rng(3).random(400))
     assert found.exp().low == pytest.approx(np.exp(found.low))
+    assert found.scaled(1e4).exp().mean < np.inf  # a model of noise has such likelihoods
     assert found.scaled(2.0).half == pytest.approx(2 * found.half)
     cut = found.within(0.0, found.mean)
     assert (cut.low, cut.high) == (found.low, found.mean)

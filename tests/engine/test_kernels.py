@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ktcli.engine.kernels import SHAPES, ExpertStack, Shape, Work
+from ktcli.engine.kernels import ExpertStack
+from ktcli.engine.shapes import SHAPES, Shape, Work
 from ktcli.native import Pool
 from ktcli.weights.formats import FORMATS
 

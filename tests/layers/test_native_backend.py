@@ -121,4 +121,5 @@ def test_more_layers_need_no_more_buffers(case: Case) -> None:
         program = Symbols()
         backend.record(program, result)  # type: ignore[arg-type]
         counts.append(len(program.kinds))
-    assert counts[0] == counts[1] <= 18
+    # Linear attention has a convolution and two gates beside the attention of the other layers.
+    assert counts[0] == counts[1] <= (18 if case.model_type == "qwen3_next" else 16)

@@ -118,8 +118,8 @@ def run_torch(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
         {t.name: Plain(torch.from_numpy(values[t.name])) for t in MATRICES},
         {t.name: torch.from_numpy(values[t.name].reshape(-1)) for t in (*VECTORS, CHOICES)},
     )
-    rows = Rows(torch.arange(len(IDS)), torch.zeros(1, 1, dtype=torch.int32), len(IDS))
-    step = StepInputs(torch.from_numpy(values[TABLE.name])[ids], rows, (), ids=ids)
+    rows = Rows(torch.arange(len(IDS)), torch.zeros(1, 1, dtype=torch.int32), len(IDS), ids=ids)
+    step = StepInputs(torch.from_numpy(values[TABLE.name])[ids], rows, ())
     results, routed = forward(TorchBackend(weights, step, EXACT, ResidentRunner(EXACT, ())))
     return [x.numpy() for x in results], [(i.numpy(), gate.numpy()) for i, gate in routed]
 

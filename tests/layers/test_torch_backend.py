@@ -121,6 +121,7 @@ def test_fast_stays_close(pair: Pair) -> None:
     same = [(np.sort(ids.numpy(), axis=1) == expected).all(1) for (ids, _), expected in routed]
     agreed = np.all(same, axis=0)
     error = (logits - pair.logits)[agreed]
+    # Where rounding also decides which positions are attended to, more positions are routed otherwise.
     assert agreed.mean() >= (0.9 if pair.error <= 0.03 else 0.7)
     assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
 
@@ -160,7 +161,8 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     ]
     positions = torch.empty(4, dtype=torch.int64, device=nowhere)
     table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)
-    rows = Rows(positions, table, 1, torch.empty(2, 4, dtype=torch.int64, device=nowhere))
+    slots = torch.empty(2, 4, dtype=torch.int64, device=nowhere)
+    rows = Rows(positions, table, 1, slots, torch.empty_like(positions))
     x = torch.empty(4, run.model.spec.hidden, device=nowhere)
     caches, states = (
         [layer.to(nowhere) for layer in kept] for kept in (run.cache.layers, run.cache.states)

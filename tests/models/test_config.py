@@ -61,6 +61,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     ),
     (QWEN3, {"rope_parameters": {"rope_type": ["yarn"]}}, "not a text"),
     (QWEN3, {"mlp_only_layers": 7}, "mlp_only_layers"),
+    (QWEN3, {"mlp_only_layers": ["0", None, [1]]}, "mlp_only_layers"),
     (QWEN3, {"mlp_only_layers": [7] * 2000}, "mlp_only_layers"),  # compared for every layer
     (
         QWEN3,

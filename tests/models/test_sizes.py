@@ -48,8 +48,9 @@ def _role(key: str, ndim: int) -> Role:
         return Role.TABLE
     if ".experts." in key:
         return Role.EXPERTS if ndim == 3 else Role.VECTOR
-    # ERNIE's correction lies as one row.
-    return Role.VECTOR if ndim == 1 or "correction_bias" in key else Role.DENSE
+    # ERNIE's correction lies as one row; the weights of a convolution are kept in f32, as vectors are.
+    vector = ndim == 1 or "correction_bias" in key or "conv1d" in key
+    return Role.VECTOR if vector else Role.DENSE
 
 
 @pytest.mark.parametrize("name", SHAPES.values())

@@ -239,7 +239,14 @@ WRONG: dict[str, tuple[str, dict, dict | None, str]] = {
     ),
     "no zeros": ("gptq", {"qzeros": None}, None, "without its m.qzeros"),
     "no order": ("gptq reordered", {"g_idx": None}, None, "without its m.g_idx"),
-    "zeros are f32": ("gptq", {"qzeros": ("F32", (3, 5))}, None, "companions of a wrong type"),
+    "zeros are f32": ("gptq", {"qzeros": ("F32", (3, 5))}, None, "m.qzeros in .* is stored as F32, kt reads I32 there"),
+    "packed zeros are bf16": (
+        "int4 g32 asymmetric", {"weight_zero_point": ("BF16", (5, 5))}, None, "stored as BF16, kt reads I32",
+    ),
+    "fp8 with whole numbers": (
+        "fp8 blocks", {"weight_scale_inv": ("I32", (3, 2))}, None, "stored as I32, kt reads",
+    ),
+    "nothing packed": ("gptq a row", {"qweight": ("I32", (0, 0))}, None, "holds 0 x 0 codes"),
     "scales of other groups": ("gptq", {}, gptq_config(group_size=32), r"m.scales .* asks for \[5, 40\]"),
     "gptq as awq": ("gptq", {}, awq_config(group_size=64), "holds 20 x 320 codes, kt reads multiples of 8"),
     "gptq without a config": ("gptq", {}, FP8, "does not call the checkpoint gptq or awq"),

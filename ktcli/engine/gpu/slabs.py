@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ktcli.engine.gpu.experts import LayerWeights
 from ktcli.engine.gpu.stream import Mark, Stream
+from ktcli.engine.loader import runs_of
 from ktcli.layers.gpu.packed import Packed, Stack
 from ktcli.layers.tensors import ceil_to
 from ktcli.native import Pool, Weight, packed_bytes
@@ -49,7 +50,7 @@ class Slab:
         pieces: list[tuple[int, int, int]] = []
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
-            for run in _runs(self.experts):
+            for run in runs_of(self.experts):
                 source = weight.address + run.start * size
                 pieces.append((memory.data_ptr() + first, source, len(run) * size))
                 first += len(run) * size
@@ -159,12 +160,3 @@ class SlabStream:
 
 def _matrix_bytes(weight: Weight) -> int:
     return packed_bytes(weight.format, weight.n, weight.k)
-
-
-def _runs(ids: Sequence[int]) -> Iterator[range]:
-    """Ascending ids as runs of consecutive ones."""
-    start = 0
-    for i in range(1, len(ids) + 1):
-        if i == len(ids) or ids[i] != ids[i - 1] + 1:
-            yield range(ids[start], ids[i - 1] + 1)
-            start = i

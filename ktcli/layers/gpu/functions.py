@@ -47,12 +47,14 @@ class Rows:
         run: rows of each sequence, one behind the other.
         slots: int64 [2, sequences], on the device: which states are read and which written, see
             `recurrent.States`; None: no layer keeps one.
+        ids: int64 [T], on the device: the tokens; None: no layer looks at them.
     """
 
     positions: Tensor
     pages: Tensor
     run: int
     slots: Tensor | None = None
+    ids: Tensor | None = None
 
 
 # -- rows by themselves --------------------------------------------------------------------------------

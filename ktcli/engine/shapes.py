@@ -1,0 +1,81 @@
+"""What `kt bench kernel` measures, as data: the experts of published models and of others, and a row of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+
+from ktcli.errors import UsageError
+from ktcli.hardware.text import whole
+
+_MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # of a shape: far above any model
+
+
+class Work(Enum):
+    """What is measured."""
+
+    DECODE = "decode"  # the experts of one token
+    PREFILL = "prefill"  # the experts of many
+    LINEAR = "linear"  # a dense product
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The routed experts of one layer: H, I, E and K."""
+
+    name: str
+    hidden: int
+    width: int
+    experts: int
+    top_k: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """A name from `SHAPES`, or H,I,E,K.
+
+        Raises:
+            UsageError: neither.
+        """
+        if text.upper() in SHAPES:
+            return SHAPES[text.upper()]
+        parts = text.split(",")
+        numbers = [whole(part.strip()) for part in parts]
+        if len(numbers) == 4 and None not in numbers:
+            hidden, width, experts, top_k = (number or 0 for number in numbers)
+            sizes = min(hidden, width) >= 1 and max(hidden, width) <= _MOST_COLUMNS
+            if sizes and 1 <= top_k <= experts <= _MOST_EXPERTS:
+                return cls(text, hidden, width, experts, top_k)
+        raise UsageError(
+            f"{text[:60]!r} is no shape",
+            hint=f"shapes: {', '.join(SHAPES)}, or H,I,E,K: 2048,768,128,8",
+        )
+
+    def tokens(self, per_expert: int) -> int:
+        """Tokens of a step in which every expert has so many (one more, where K does not divide)."""
+        return ceil(per_expert * self.experts / self.top_k)
+
+
+# Qwen3-30B-A3B, DeepSeek-V2-Lite, and DeepSeek-V3 with an eighth of its experts.
+SHAPES = {
+    "A": Shape("A", 2048, 768, 128, 8),
+    "B": Shape("B", 2048, 1408, 64, 6),
+    "C": Shape("C", 7168, 2048, 32, 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row to measure.
+
+    Attributes:
+        n_tokens: of a step.
+        per_expert: tokens of each expert; None for a dense product.
+        read_bytes, ops: of one layer in one step; multiply and add are two.
+    """
+
+    work: Work
+    n_tokens: int
+    per_expert: float | None
+    read_bytes: int
+    ops: int
