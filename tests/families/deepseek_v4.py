@@ -51,12 +51,27 @@ _VALUES = {
     },
 }
 
+_HUB = {
+    "rope_theta": 10_000.0,
+    "compress_rope_theta": 160_000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        **{name: x for name, x in YARN.items() if name not in ("rope_type", "rope_theta")},
+    },
+    "partial_rotary_factor": None,
+    "qk_rope_head_dim": 8,
+    "compress_rates": None,
+    "compress_rate_csa": 4,
+    "compress_rate_hca": 64,
+}
+
 CASES = (
     Case(
         "deepseek-v4",
         "deepseek_v4",
         "DeepseekV4",
         _VALUES,
+        hub=_HUB,
         choice=_choice,
         fast_error=0.08,
         thorough=True,
