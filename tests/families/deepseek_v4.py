@@ -1,10 +1,11 @@
 """DeepSeek-V4: windows that become rows, several streams, experts by the token's id."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-
 from families.case import COMMON, YARN, Case
+from safetensors.torch import load_file, save_file
 
 _KINDS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
 
@@ -16,6 +17,59 @@ def _choice(router: Any, inputs: tuple[Any, ...], logits: torch.Tensor) -> torch
         return scores + router.e_score_correction_bias
     chosen = router.tid2eid[inputs[1].reshape(-1)]
     return torch.zeros_like(scores).scatter(1, chosen, 1.0)
+
+
+# transformers' names, or what it makes of them when it saves -> the hub's; in this order.
+_NAMES = (
+    ("\\", ""),
+    (".self_attn.", ".attn."),
+    (".mlp.", ".ffn."),
+    ("embed_tokens.", "embed."),
+    ("lm_head.", "head."),
+    ("hc_head.hc_", "hc_head_"),
+    (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".attn_hc.", ".hc_attn_"),
+    (".ffn_hc.", ".hc_ffn_"),
+    (".sinks", ".attn_sink"),
+    (".compressor.indexer.scorer.weights_proj.", ".indexer.weights_proj."),
+    (".compressor.indexer.q_b_proj.", ".indexer.wq_b."),
+    (".compressor.indexer.", ".indexer.compressor."),
+    (".compressor.kv_norm.", ".compressor.norm."),
+    (".attn.norm.", ".attn.kv_norm."),
+    (".position_bias", ".ape"),
+    (".q_a_proj.", ".wq_a."),
+    (".q_b_proj.", ".wq_b."),
+    (".kv_proj.", ".wkv."),
+    (".compressor.gate_proj.", ".compressor.wgate."),
+    (".o_a_proj.", ".wo_a."),
+    (".o_b_proj.", ".wo_b."),
+    (".q_a_norm.", ".q_norm."),
+    (".e_score_correction_bias", ".bias"),
+    (".shared_experts.gate_proj.", ".shared_experts.w1."),
+    (".shared_experts.down_proj.", ".shared_experts.w2."),
+    (".shared_experts.up_proj.", ".shared_experts.w3."),
+)
+
+
+def _publish(folder: Path) -> None:
+    """The hub's names, each expert by itself; the output of attention is smaller, as in trained models."""
+    path, made = folder / "model.safetensors", {}
+    for name, tensor in load_file(path).items():
+        name = name.removeprefix("model.")
+        for own, hub in _NAMES:
+            name = name.replace(own, hub)
+        before, fused, _ = name.partition("experts.gate_up_proj")
+        if fused:
+            for e, both in enumerate(tensor):
+                for of, half in zip(("w1", "w3"), both.chunk(2), strict=True):
+                    made[f"{before}experts.{e}.{of}.weight"] = half.contiguous()
+        elif name.endswith("experts.down_proj"):
+            for e, one in enumerate(tensor):
+                made[f"{name.removesuffix('down_proj')}{e}.w2.weight"] = one.contiguous()
+        else:
+            made[name] = tensor / 2 if name.endswith("wo_b.weight") else tensor
+    save_file(made, path, metadata={"format": "pt"})
 
 
 _VALUES = {
@@ -72,6 +126,7 @@ CASES = (
         "DeepseekV4",
         _VALUES,
         hub=_HUB,
+        publish=_publish,
         choice=_choice,
         fast_error=0.08,
         thorough=True,
