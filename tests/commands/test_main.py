@@ -265,7 +265,7 @@ def test_bash_completes_commands_options_and_models() -> None:
     words = [
         (["kt", "c"], "chat convert"),
         (["kt", "pull", "--q"], "--quiet"),
-        (["kt", "show", "kim"], "kimi-k2"),
+        (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
     ]
     for line, expected in words:
         program = f"""

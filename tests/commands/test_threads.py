@@ -13,6 +13,7 @@ from ktcli.main import main
 LINES = {
     "chat": ["kt-mini", "hello"],
     "convert": ["kt-mini"],
+    "eval": ["kt-mini"],
     "plan": ["kt-mini"],
     "bench decode": ["kt-mini"],
     "bench prefill": ["kt-mini"],

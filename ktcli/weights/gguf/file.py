@@ -46,6 +46,7 @@ class HalfScales(Plain):
 
 
 HINT = "get the file again from where it came; kt never changes it"
+ROPE_FACTORS = "rope_freqs.weight"
 # Types of a file, by their names in ggml. How each is decoded is in blocks.c.
 STORAGES: dict[str, Plain] = {
     **PLAIN,
@@ -125,7 +126,10 @@ class Gguf:
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """The tensors besides `taken`, but for those of layers that predict several tokens at once."""
+        """The tensors besides `taken`, but for the rotation's factors, which are part of the configuration here, and
+        those of layers that predict several tokens at once.
+        """
+        taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and ".nextn." not in name]
 
     @property
@@ -188,12 +192,12 @@ class Gguf:
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
     """The rotation's factors in this file; empty: there are none."""
-    entry = header.entries.get("rope_freqs.weight")
+    entry = header.entries.get(ROPE_FACTORS)
     if entry is None:
         return np.empty(0, np.float32)
     if entry.dtype != "F32" or entry.elements > MAX_WIDTH:
         raise BadCheckpoint(
-            f"rope_freqs.weight in {path.name} is {entry.dtype} {list(entry.shape)}, not a short F32 vector"
+            f"{ROPE_FACTORS} in {path.name} is {entry.dtype} {list(entry.shape)}, not a short F32 vector"
         )
     return np.fromfile(path, "<f4", entry.elements, offset=entry.offset)
 
