@@ -36,7 +36,9 @@ class Compressor:
         """Rows, then their scores; published in bf16 where all else is in 8 bits, and kept so."""
         shape = (self.shape.columns, self.hidden)
         source = whole(*((f"{self.source}.{name}.weight", shape) for name in ("wkv", "wgate")))
-        return Tensor(f"{self.name}.projection", 2 * shape[0], shape[1], Role.KEPT, source, layer=self.layer)
+        return Tensor(
+            f"{self.name}.projection", 2 * shape[0], shape[1], Role.KEPT, source, layer=self.layer
+        )
 
     @cached_property
     def bias(self) -> Tensor:
@@ -61,7 +63,9 @@ class Compressor:
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
         pooled = b.pool(rows, scores, self.bias, s, layer=self.layer, first=first)
         turn = replace(self.rope, shift=1 - s.every)
-        return b.rope(b.norm(pooled, self.norm, self.eps), turn, head_width=s.dim, first=s.dim - dim)
+        return b.rope(
+            b.norm(pooled, self.norm, self.eps), turn, head_width=s.dim, first=s.dim - dim
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +173,9 @@ class CompressedAttention:
         made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
         return tuple(
             replace(
-                made, name=f"{made.name}.{g}", sources=((replace(whole_one, first=g * self.o_lora),),)
+                made,
+                name=f"{made.name}.{g}",
+                sources=((replace(whole_one, first=g * self.o_lora),),),
             )
             for g in range(self.groups)
         )
@@ -243,9 +249,7 @@ class CompressedAttention:
         if self._indexer:
             self._indexer.forward(b, x, latent, first)
         chosen = self._indexer is not None
-        mixed = b.mqa(
-            q, kv, pooled, s, layer=self.layer, first=0, sinks=self.sinks, chosen=chosen
-        )
+        mixed = b.mqa(q, kv, pooled, s, layer=self.layer, first=0, sinks=self.sinks, chosen=chosen)
         back = replace(self.rope, inv_freq=tuple(-f for f in self.rope.inv_freq))
         mixed = b.rope(mixed, back, head_width=s.dim, first=at)  # [T, heads * dim]
         return b.linear(b.grouped(mixed, self.o_a), self.o_b)

@@ -11,7 +11,6 @@ from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
 
-
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 
 

@@ -250,7 +250,12 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        vectors = (self.router_bias, self.router_correction, self.table, *(self.expert_biases or ()))
+        vectors = (
+            self.router_bias,
+            self.router_correction,
+            self.table,
+            *(self.expert_biases or ()),
+        )
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
         return (self.gate_up, self.down, *shared, self.router, *kept)

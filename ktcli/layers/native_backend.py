@@ -246,7 +246,9 @@ class NativeBackend(Backend):
     ) -> Value:
         rows, start = self._array(bias).reshape(shape.every, -1), self._states[layer] + first
         out = self._buffer(shape.dim, like=x)
-        self._note(lambda p, v: p.windows(*v, shape.every, rows, start), out, x, score)
+        self._note(
+            lambda p, v: p.windows(v[0], v[1], v[2], shape.every, rows, start), out, x, score
+        )
         return out
 
     def delta(

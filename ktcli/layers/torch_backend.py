@@ -225,9 +225,7 @@ class TorchBackend(Backend):
             pages = window_rows(part, shape.dim, shape.every)
         scores = None if sinks is None else self._weights.vectors[sinks.name]
         kept, choice = (self._states(layer), first), self._chosen if chosen else None
-        return self._kernels.mqa(
-            q, kv, pooled, pages, self._step.rows, shape, kept, scores, choice
-        )
+        return self._kernels.mqa(q, kv, pooled, pages, self._step.rows, shape, kept, scores, choice)
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
@@ -348,7 +346,7 @@ def both_parts(flat: torch.Tensor, first: int, behind: int) -> tuple[torch.Tenso
 def window_rows(part: torch.Tensor, dim: int, every: int) -> torch.Tensor:
     """Rows [pages, 64 / every, dim], one at least, at the beginning of each page of a part [pages, 64, …]."""
     rows = max(1, PAGE_TOKENS // every)
-    return part.flatten(1)[:, : rows * dim].unflatten(1, (rows, dim))
+    return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 @cache

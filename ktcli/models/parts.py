@@ -108,7 +108,7 @@ def assemble(
     def mixer(i: int, source: str, of: str) -> HyperConnection | None:
         name = f"layers.{i}.{of}_mix"
         where = f"{source}.hc_{'ffn' if of == 'mlp' else of}"
-        return streams and HyperConnection(hidden, streams, eps, False, i, name, where)
+        return HyperConnection(hidden, streams, eps, False, i, name, where) if streams else None
 
     def layer(i: int) -> DecoderLayer:
         source = below(prefixes.body, f"layers.{i}")
@@ -125,6 +125,8 @@ def assemble(
         )
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    where = below(prefixes.body, "hc_head")
+    last = HyperConnection(hidden, streams, eps, True, None, "mix", where) if streams else None
     decoder = Decoder(
         hidden=hidden,
         vocab=f.whole("vocab_size", high=MAX_VOCAB),
@@ -135,10 +137,7 @@ def assemble(
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
         embedding_name=prefixes.embedding,
-        mixer=streams
-        and HyperConnection(
-            hidden, streams, eps, True, name="mix", source=below(prefixes.body, "hc_head")
-        ),
+        mixer=last,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))

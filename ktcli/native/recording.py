@@ -193,7 +193,9 @@ class Recording:
         pointer, overlap = self._borrow("float[]", bias), x.width > out.width
         rule = (every, overlap, pointer, _F32_BYTES * state_first)
         struct = self._ffi.new("kt_pooling *", rule)
-        self._record("windows", self._lib.kt_program_pool, *map(self._view, (out, x, score)), struct)
+        self._record(
+            "windows", self._lib.kt_program_pool, *map(self._view, (out, x, score)), struct
+        )
 
     def delta(
         self,

@@ -115,7 +115,10 @@ def _runs(
         place = torch.arange(s.window, device=kv.device)
         newest = positions[-1] - (positions[-1] - place) % s.window
         after.append(held[newest - there[0]])
-        keys, count = rounded(held, exact), table.shape[0] * PAGE_TOKENS // s.every if s.every else 0
+        keys, count = (
+            rounded(held, exact),
+            table.shape[0] * PAGE_TOKENS // s.every if s.every else 0,
+        )
         numbers = torch.arange(count, device=kv.device)
         if s.every:
             rest = windows_at(cache, table, numbers, s.every)
