@@ -86,7 +86,7 @@ _VALUES = {
     "sliding_window": 9,
     "o_groups": 2,
     "o_lora_rank": 20,
-    "index_n_heads": 5,
+    "index_n_heads": 9,  # so many that no two scores are zero, whose order nothing defines
     "index_head_dim": 14,
     "index_topk": 11,  # of 37 rows
     "swiglu_limit": 1.0,
