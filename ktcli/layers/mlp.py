@@ -165,8 +165,16 @@ class SparseMlp:
         """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
         shape = (self.by_id, self.routing.top_k)
         stored = ((Stored(f"{self.source}.{self.names.table}", shape),),)
-        k, name = shape[0] * shape[1], f"{self.name}.router_table"
-        return Tensor(name, 1, k, Role.VECTOR, stored, layer=self.layer) if self.by_id else None
+        made = Tensor(
+            f"{self.name}.router_table",
+            1,
+            shape[0] * shape[1],
+            Role.VECTOR,
+            stored,
+            layer=self.layer,
+            below=self.routing.experts,
+        )
+        return made if self.by_id else None
 
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts

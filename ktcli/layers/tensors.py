@@ -114,6 +114,7 @@ class Tensor:
             16 elements, k = 2 * ceil16(I).
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
+        below: its numbers are whole, 0 at least and less than this: ids of experts; 0: they are any.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Tensor:
     alternate: bool = False
     layer: int | None = None
     cut: Cut = Cut.NONE
+    below: int = 0
 
     @property
     def elements(self) -> int:

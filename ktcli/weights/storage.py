@@ -20,7 +20,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.errors import BadCheckpoint
 from ktcli.native import DType, Format, Pool
 from ktcli.weights.header import Entry
 
@@ -216,7 +215,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers that f32 holds: a table of experts; one part."""
+    """Whole numbers, rounded where f32 does not hold them: a table of experts; one part."""
 
     dtype: str
     lossless: None = None
@@ -231,15 +230,11 @@ class Whole:
 
     def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
         numbers = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
-        if numbers.size and not -_WHOLE <= int(numbers.min()) <= int(numbers.max()) <= _WHOLE:
-            raise BadCheckpoint(f"a whole number is outside -{_WHOLE}..{_WHOLE}")
         return numbers.astype(np.float32)
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None
 
-
-_WHOLE = 1 << 24  # up to here f32 holds every one
 
 WHOLE: dict[str, Whole] = {"I64": Whole("<i8"), "I32": Whole("<i4")}
 
