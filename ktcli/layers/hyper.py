@@ -39,7 +39,8 @@ class HyperConnection:
 
     @cached_property
     def projection(self) -> Tensor:
-        """[weights, streams * hidden]: decides like a router, and is kept like one."""
+        """[weights, streams * hidden]: decides like a router, and is kept like one. Published in f32, of which
+        bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in bf16 by 0.013."""
         shape = (self._weights, self.shape.streams * self.hidden)
         source = whole((f"{self.source}_fn", shape))
         return Tensor(f"{self.name}.fn", *shape, Role.KEPT, source, layer=self.layer)
