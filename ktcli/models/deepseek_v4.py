@@ -28,6 +28,7 @@ _WINDOW, _CHOSEN, _ALL = (
     "heavily_compressed_attention",
 )
 _RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
+_OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
 _MAX_CHOSEN = 1 << 16  # of kt_program_choose
 _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
@@ -85,33 +86,31 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _kinds(f: Fields) -> list[str]:
     """What attention each layer has: a list, the hub's list of rates, or the rule of the published models."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    ratios = f.values.get("compress_ratios")
-    usual = [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
-    kinds = f.values.get("layer_types")
-    if kinds is None and ratios is not None:
-        of_ratio = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}
-        listed = ratios if isinstance(ratios, list) else []
-        kinds = [of_ratio.get(r) if isinstance(r, int) else None for r in listed]
-    kinds = usual if kinds is None else kinds
-    if not isinstance(kinds, list) or len(kinds) < n_layers:
-        raise BadCheckpoint(f"{f.where}: layer_types is not a list of {n_layers} layers")
-    for kind in kinds[:n_layers]:
-        f.require("layer_types", kind, _WINDOW, _CHOSEN, _ALL)
-    return kinds[:n_layers]
+    if f.has("layer_types"):
+        return _listed(f, "layer_types", n_layers, _WINDOW, _CHOSEN, _ALL)
+    if f.has("compress_ratios"):
+        rates = _listed(f, "compress_ratios", n_layers, *_OF_RATE)
+        return [_OF_RATE[rate] for rate in rates]
+    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
 
 
 def _by_id(f: Fields) -> list[bool]:
     """Of each layer, whether a token's id says which experts it has."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if f.has("mlp_layer_types"):
+        return [kind == _BY_ID for kind in _listed(f, "mlp_layer_types", n_layers, _BY_ID, _ROUTED)]
     first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS, default=3)
-    kinds = f.values.get("mlp_layer_types")
-    if kinds is None:
-        return [i < first for i in range(n_layers)]
-    if not isinstance(kinds, list) or len(kinds) < n_layers:
-        raise BadCheckpoint(f"{f.where}: mlp_layer_types is not a list of {n_layers} layers")
-    for kind in kinds[:n_layers]:
-        f.require("mlp_layer_types", kind, _BY_ID, _ROUTED)
-    return [kind == _BY_ID for kind in kinds[:n_layers]]
+    return [i < first for i in range(n_layers)]
+
+
+def _listed(f: Fields, name: str, n_layers: int, *allowed: Any) -> list[Any]:
+    """What a list says of each layer; it may go on behind them, where layers predict ahead."""
+    found = f.values[name]
+    if not isinstance(found, list) or len(found) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    for each in found[:n_layers]:
+        f.require(name, each, *allowed)
+    return found[:n_layers]
 
 
 def _rate(f: Fields, kind: str) -> int:
@@ -137,8 +136,13 @@ def _rotated(f: Fields, dim: int) -> int:
     return rotated
 
 
-def _read_rope(f: Fields, rotated: int, *, compressed: bool) -> Rope:
-    """Of layers with the window alone, or of the others; scaled are only the latter, by the frequencies alone."""
+def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
+    """Of layers with the window alone, or of the others; scaled are only the latter, by the frequencies alone.
+
+    Args:
+        dim: columns of a head.
+    """
+    rotated = _rotated(f, dim)
     given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
     given = Fields(given, f"{f.where}: rope").values
     name, usual = ("compress", 160_000.0) if compressed else ("main", 10_000.0)
@@ -151,6 +155,13 @@ def _read_rope(f: Fields, rotated: int, *, compressed: bool) -> Rope:
         own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=usual)}
     own = {k: v for k, v in own.items() if v is not None}
     own.setdefault("attention_factor", 1.0)
+    part = Fields(own, f"{f.where}: rope").number(
+        "partial_rotary_factor", high=1.0, default=rotated / dim
+    )
+    if int(dim * part) != rotated:
+        raise BadCheckpoint(
+            f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
+        )
     rope, _ = read_rope(Fields({**f.values, "rope_parameters": own}), rotated, interleaved=True)
     return rope
 
@@ -160,7 +171,7 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     dim = f.whole("head_dim", low=2, high=4096)
     f.require_multiple("head_dim", dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * dim)
-    rope = _read_rope(f, _rotated(f, dim), compressed=kind != _WINDOW)
+    rope = _read_rope(f, dim, compressed=kind != _WINDOW)
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     window = f.whole("sliding_window", high=1 << 20)
     groups = f.whole("o_groups", high=heads)

@@ -131,4 +131,28 @@ CASES = (
         fast_error=0.08,
         thorough=True,
     ),
+    # As published: windows of 4 and 128 positions, and layers by what the hub has instead of lists of names.
+    Case(
+        "deepseek-v4-flash",
+        "deepseek_v4",
+        "DeepseekV4",
+        {
+            **_VALUES,
+            "layer_types": [_KINDS[0], *_KINDS],
+            "mlp_layer_types": ["hash_moe"] * 3 + ["moe"],
+            "compress_rates": None,
+        },
+        hub={
+            **_HUB,
+            "compress_rate_csa": None,
+            "compress_rate_hca": None,
+            "layer_types": None,
+            "compress_ratios": [0, 0, 4, 128, 0],
+            "mlp_layer_types": None,
+            "num_hash_layers": 3,
+        },
+        publish=_publish,
+        choice=_choice,
+        fast_error=0.08,
+    ),
 )
