@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, ChooseShape, MqaShape, PoolShape, Reads, Rope, Value
+from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
+from ktcli.layers.windows import MqaShape, PoolShape
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """The CPU backend: turns a forward into a native program.
 
-The forward is traced once. Each call notes one operation on virtual buffers; `record` then finds the
-last use of every buffer, lets dead ones be reused, and records the operations into a `native.Program`.
-A 60-layer model so needs about as many buffers as one layer.
+The forward is traced once: each call notes one operation on virtual buffers, and `record` (trace.py) makes a
+`native.Program` of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,14 +22,14 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
-    MqaShape,
-    PoolShape,
     Reads,
     Rope,
     Routing,
     Value,
 )
 from ktcli.layers.tensors import Tensor
+from ktcli.layers.trace import Trace
+from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.native import BLOCK_COLUMNS, PAGE_TOKENS, SILU, Glu, Program, View, Weight
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
@@ -42,15 +41,7 @@ class _Routed:
     """A routing, before its operation is recorded and it has a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """One traced call: `views` in the order `record` expects them, `emit(program, views)`."""
-
-    emit: Callable[[Program, tuple[View, ...]], Any]
-    views: tuple[View, ...]
-
-
-class NativeBackend(Backend):
+class NativeBackend(Trace, Backend):
     """Traces a forward over loaded tensors.
 
     Args:
@@ -69,18 +60,15 @@ class NativeBackend(Backend):
         *,
         deferring: int = 0,
     ) -> None:
+        super().__init__()
         self._loaded = loaded
         self._offsets, self._states = offsets, states
         self._deferring = deferring
         self._late: View | None = None  # what the last layer with experts deferred
-        self._operations: list[_Operation] = []
-        self._widths: list[tuple[int, bool]] = []  # of each virtual buffer: (columns, output rows)
         self._routes: list[_Routed] = []  # in layer order
         self._numbers: dict[_Routed, int] = {}  # of those and of their parts, in the program
         self._ropes: dict[Rope, int] = {}
         self._choice = 0  # while recording: the number of the last one
-
-    # -- tracing -----------------------------------------------------------------------------------
 
     def embed(self, table: Tensor) -> Value:
         rows = self._array(table)
@@ -394,42 +382,10 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.summary(*v), best, peaks, sums, logits)
         return best, peaks, sums
 
-    # -- recording ---------------------------------------------------------------------------------
-
-    def record(self, program: Program, *results: View) -> tuple[View, ...]:
-        """Record everything traced and finish the program; returns where the results lie."""
-        last = {view.buffer: i for i, op in enumerate(self._operations) for view in op.views}
-        last.update((result.buffer, len(self._operations)) for result in results)
-        free: dict[tuple[int, bool], list[int]] = {}
-        placed: dict[int, int] = {}
-        for i, operation in enumerate(self._operations):
-            for view in operation.views:
-                if view.buffer not in placed:
-                    kind = self._widths[view.buffer]
-                    spare = free.get(kind)
-                    placed[view.buffer] = (
-                        spare.pop() if spare else program.buffer(kind[0], outputs=kind[1]).buffer
-                    )
-            operation.emit(
-                program, tuple(replace(v, buffer=placed[v.buffer]) for v in operation.views)
-            )
-            for buffer in {view.buffer for view in operation.views if last[view.buffer] == i}:
-                free.setdefault(self._widths[buffer], []).append(placed[buffer])
-        program.finish()
-        return tuple(replace(result, buffer=placed[result.buffer]) for result in results)
-
     @property
     def routings(self) -> tuple[int, ...]:
         """Numbers of the recorded routings, in layer order."""
         return tuple(self._numbers[routed] for routed in self._routes)
-
-    def _note(self, emit: Callable[[Program, tuple[View, ...]], Any], *views: View) -> None:
-        self._operations.append(_Operation(emit, views))
-
-    def _buffer(self, width: int, *, like: View | None = None, outputs: bool = False) -> View:
-        """A new virtual buffer, with the rows of `like`."""
-        self._widths.append((width, outputs or (like is not None and self._widths[like.buffer][1])))
-        return View(len(self._widths) - 1, 0, width)
 
     def _slices(self, tensor: Tensor) -> tuple[Weight, ...]:
         found = self._loaded[tensor.name]

@@ -23,8 +23,6 @@ from ktcli.layers.backend import (
     GqaShape,
     MixShape,
     MlaShape,
-    MqaShape,
-    PoolShape,
     Reads,
     Rope,
     Routing,
@@ -35,6 +33,7 @@ from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
 from ktcli.layers.gpu.packed import Matrix, Packed, Stack
 from ktcli.layers.tensors import Tensor
+from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.native import PAGE_TOKENS, SILU, Glu
 
 Value = torch.Tensor

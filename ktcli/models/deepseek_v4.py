@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape, MixShape, MqaShape, PoolShape, Rope, Routing, Score
+from ktcli.layers.backend import ChooseShape, MixShape, Rope, Routing, Score
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
+from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, Fields, read_rope
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import Prefixes, assemble, cut_layers, read_eps, read_experts, read_sparse

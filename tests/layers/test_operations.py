@@ -12,22 +12,14 @@ from numpy.typing import NDArray
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 
-from ktcli.layers.backend import (
-    Backend,
-    MixShape,
-    PoolShape,
-    Reads,
-    Rope,
-    Routing,
-    Score,
-    Value,
-)
+from ktcli.layers.backend import Backend, MixShape, Reads, Rope, Routing, Score, Value
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.kernels import EXACT
 from ktcli.layers.gpu.packed import Plain
 from ktcli.layers.native_backend import NativeBackend
 from ktcli.layers.tensors import Role, Tensor
 from ktcli.layers.torch_backend import ResidentRunner, StepInputs, TorchBackend, Weights
+from ktcli.layers.windows import PoolShape
 from ktcli.native import Arena, Pool, Program, Step, View, Weight
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS

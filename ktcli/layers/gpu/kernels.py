@@ -16,12 +16,13 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape, MqaShape, Routing
+from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape, Routing
 from ktcli.layers.gpu import attention, chosen, functions, mqa
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.packed import Extras, Matrix, Packed
 from ktcli.layers.gpu.recurrent import States
+from ktcli.layers.windows import MqaShape
 from ktcli.native import Glu
 
 Absorbed = tuple[Packed, Packed, Packed]  # uk_in, uk_out, uv

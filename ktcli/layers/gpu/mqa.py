@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ktcli.layers.backend import MqaShape
 from ktcli.layers.gpu.attention import append_windows, windows_at, with_sinks
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import Rows, rounded
 from ktcli.layers.gpu.recurrent import States
+from ktcli.layers.windows import MqaShape
 from ktcli.native import PAGE_TOKENS
 
 # Queries of a long run that attend at once: bounds the scores, [heads, queries, keys].

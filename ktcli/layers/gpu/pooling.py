@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ktcli.layers.backend import PoolShape
 from ktcli.layers.gpu.functions import Rows
 from ktcli.layers.gpu.recurrent import States
+from ktcli.layers.windows import PoolShape
 
 
 def pool(
