@@ -114,6 +114,8 @@ class Tensor:
             16 elements, k = 2 * ceil16(I).
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
+        gain: the vector that its input was just multiplied by, if nothing else reads that product: then a conversion
+            may move factors of its columns into that vector, which comes later in the same file.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Tensor:
     alternate: bool = False
     layer: int | None = None
     cut: Cut = Cut.NONE
+    gain: Tensor | None = None
 
     @property
     def elements(self) -> int:

@@ -23,8 +23,9 @@ from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hint
 from ktcli.layers.tensors import Tensor
 from ktcli.models import build
 from ktcli.native import PackError, Pool
+from ktcli.weights.check import check
 from ktcli.weights.checkpoint import parse_object
-from ktcli.weights.encode import Encoder, check
+from ktcli.weights.encode import Encoder
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import (
     FileRecord,
