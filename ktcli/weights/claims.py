@@ -11,7 +11,16 @@ from collections.abc import Collection, Mapping
 
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.across import Across
-from ktcli.weights.coded import FP8_BLOCK, INT8_ROWS, MXFP4, SCALES, fp8, integers, lossless_int4
+from ktcli.weights.coded import (
+    E8M0,
+    FP8_BLOCK,
+    INT8_ROWS,
+    MXFP4,
+    SCALES,
+    fp8,
+    integers,
+    lossless_int4,
+)
 from ktcli.weights.scheme import Scheme
 from ktcli.weights.storage import PLAIN, Part, Source, Storage
 
@@ -27,6 +36,8 @@ COMPANIONS = re.compile(
 )
 
 INTEGERS = ("I32",)  # how zero points and the groups of inputs are stored
+FP4_GROUP = 32  # columns that share a scale
+ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
@@ -58,7 +69,10 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
     if dtype in PLAIN:
         return Source(name, shape, PLAIN[dtype], (part,))
     if dtype == "F8_E4M3" and len(shape) > 1:
-        return Source(name, shape, *_fp8(part, parts, hint))
+        return Source(name, shape, *_fp8(part, parts, scheme, hint))
+    fp4 = scheme.experts == "fp4" and ROUTED.fullmatch(name) is not None
+    if dtype == "I8" and len(shape) == 2 and (fp4 or _short(name) in parts):
+        return Source(name, *_fp4(part, parts, scheme, hint))
     if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
         scales = _companion(part, f"{name}_scale", parts, hint, [(shape[0],), (shape[0], 1)])
         return Source(name, shape, INT8_ROWS, (part, scales))
@@ -100,22 +114,65 @@ def _companion(
     return found
 
 
-def _fp8(part: Part, parts: Parts, hint: str) -> Found:
+def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
     """Which rows and columns share a scale is told by how many scales there are."""
+    if scheme.experts == "fp4" and ROUTED.fullmatch(part.name):
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is stored as F8_E4M3, but config.json says that experts are fp4",
+            hint=hint,
+        )
     *outer, n, k = part.entry.shape
     several = tuple(outer)
+    blocks = (*several, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK))
     shapes: dict[tuple[int, ...], tuple[int, int]] = {
         (*several, 1, 1): (0, 0),
         several or (1,): (0, 0),
         several: (0, 0),
         (*several, n): (1, 0),
         (*several, n, 1): (1, 0),
-        (*several, -(-n // FP8_BLOCK), -(-k // FP8_BLOCK)): (FP8_BLOCK, FP8_BLOCK),
+        blocks: (FP8_BLOCK, FP8_BLOCK),
     }
     plain, inverse = f"{part.name}_scale", f"{part.name}_scale_inv"
     name = plain if plain in parts and inverse not in parts else inverse
-    scales = _companion(part, name, parts, hint, list(shapes))
+    short = _short(part.name)
+    if short not in parts:
+        scales = _companion(part, name, parts, hint, list(shapes))
+    elif name in parts:
+        raise BadCheckpoint(f"{part.name} in {part.file} has both {name} and {short}", hint=hint)
+    else:
+        scales = _companion(part, short, parts, hint, [blocks], ("F32", E8M0[0]))
+    if scheme.scales == "float" and scales.entry.dtype in E8M0:
+        raise BadCheckpoint(
+            f"{scales.name} in {scales.file} is stored as {scales.entry.dtype}, but config.json says that scale_fmt "
+            "is float",
+            hint=hint,
+        )
     return fp8(shapes[scales.entry.shape]), (part, scales)
+
+
+def _short(name: str) -> str:
+    """What DeepSeek-V4 calls the scales of a weight."""
+    return name.removesuffix("weight") + "scale"
+
+
+def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
+    """DeepSeek-V4's experts. Signed bytes could be other numbers too, so config.json must say that they are these."""
+    n, row_bytes = part.entry.shape
+    scale = _short(part.name)
+    if scheme.experts != "fp4" or not ROUTED.fullmatch(part.name):
+        what = "no routed expert" if scheme.experts == "fp4" else "not fp4 by what config.json says"
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} is stored as I8 beside {scale}, as experts in fp4 are, but is {what}",
+            hint=hint,
+        )
+    k = 2 * row_bytes
+    if k % FP4_GROUP:
+        raise BadCheckpoint(
+            f"{part.name} in {part.file} holds rows of {k} fp4 numbers, kt reads multiples of {FP4_GROUP}",
+            hint=hint,
+        )
+    scales = _companion(part, scale, parts, hint, [(n, k // FP4_GROUP)], E8M0[:1])
+    return (n, k), MXFP4, (part, scales)
 
 
 def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:

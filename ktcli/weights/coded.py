@@ -6,14 +6,20 @@ order of their blocks.
 
     FP8            X, and X_scale_inv or X_scale: F32, BF16, F16 or E8M0. Scales of 128 x 128 blocks, of rows
                    ("channels") or of the whole matrix. They multiply, although one is called inverse
+    FP8, V4        X.weight, and X.scale: E8M0 or F32, of 128 x 128 blocks
     int8           X.weight I8, and X.weight_scale of each row
     packed int     X.weight_packed I32 [n, k * bits / 32] of codes + 2^(bits - 1), X.weight_scale of each row, or of
                    each row and group of columns; X.weight_zero_point I32 [n * bits / 32, groups] if asymmetric
     MXFP4          X_blocks U8 [..., n, k / 32, 16] of E2M1 codes, and X_scales U8 [..., n, k / 32] of exponents + 127;
                    the source is called X_blocks and has the shape [..., n, k]
+    FP4, V4        X.weight I8 [n, k / 2] of E2M1 codes, and X.scale E8M0 [n, k / 32]: the numbers of MXFP4; the
+                   source has the shape [n, k]
 
-Sources: compressed-tensors (compressors/quantized_compressors), transformers 5.23 (integrations/mxfp4.py), the
-published checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
+E8M0 is a power of two: the byte b means 2^(b - 127), 255 is NaN.
+
+Sources: compressed-tensors (compressors/quantized_compressors), transformers 5.23 (integrations/mxfp4.py and
+finegrained_fp8.py), DeepSeek-V4's inference/convert.py and model.py, the OCP microscaling formats 1.0, the published
+checkpoints of DeepSeek-V3, Kimi-K2-Thinking and gpt-oss.
 """
 
 from __future__ import annotations
@@ -31,7 +37,9 @@ from ktcli.weights.storage import PLAIN, Matrix, Raw, Read, Source, Span, rows_o
 FP8_BLOCK = 128  # rows and columns that share one scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1_VALUES = (*E2M1, *(-value for value in E2M1))
-SCALES = {*PLAIN, "F8_E8M0", "U8"}  # how scales may be stored; U8: E8M0 too
+E8M0 = ("F8_E8M0", "U8")  # types of powers of two, a byte each
+E8M0_NAN = 255
+SCALES = {*PLAIN, *E8M0}  # how scales may be stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ class Coded:
         if dtype in PLAIN:
             return pool.decode(PLAIN[dtype].dtype, raw, last - first, columns)
         bits = raw.astype(np.uint32) << 23
-        bits[raw == 255] |= 1 << 22  # NaN; 0 is 2^-127, which an f32 holds as a subnormal
+        bits[raw == E8M0_NAN] |= 1 << 22  # NaN; 0 is 2^-127, which an f32 holds as a subnormal
         values = np.where(raw == 0, np.float32(2.0**-127), bits.view(np.float32))
         return pool.decode(DType.F32, values.view(np.uint8), last - first, columns)
 

@@ -37,6 +37,7 @@ from ktcli.weights.manifest import (
 from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
+from ktcli.weights.scales import check_scales
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import (
     SUFFIX,
@@ -141,6 +142,8 @@ def convert(
             with lock(out / LOCK, what), _tidy(out):
                 done = _complete(out, plan)
                 if done is None:
+                    left = [file for file in plan.files if not is_regular(out / file.name)]
+                    check_scales((tensor for file in left for tensor in file.tensors), checkpoint)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
                     done = _convert(checkpoint, plan, out, encoder, progress)

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from ktcli.errors import BadCheckpoint
 
 READS = (
-    "kt reads bf16, f16, f32, fp8 (E4M3; scales of 128 x 128 blocks, rows or matrices), compressed-tensors int4, int8 "
-    "and fp8, mxfp4, gptq and awq of 4 bits: convert such a release of the model"
+    "kt reads bf16, f16, f32, fp8 (E4M3; scales of 128 x 128 blocks, rows or matrices) with experts in fp8 or fp4, "
+    "compressed-tensors int4, int8 and fp8, mxfp4, gptq and awq of 4 bits: convert such a release of the model"
 )
+EXPERTS = "expert_dtype"
 MAX_GROUP = 65_536  # columns that share a scale
 
 
@@ -31,6 +32,9 @@ class Scheme:
         zero_plus: GPTQ: what is added to stored zero points.
         groups: of compressed-tensors, for packed integers: bits; columns that share a scale, 0 for a whole row;
             whether they are symmetric.
+        experts: of FP8: what the routed experts are said to be, "fp8" or "fp4"; "" where nothing is said.
+        scales: of FP8: how block scales are said to be made, "ue8m0" (powers of two, of any type) or "float";
+            "" where nothing is said.
     """
 
     method: str = ""
@@ -39,13 +43,15 @@ class Scheme:
     reordered: bool = False
     zero_plus: int = 0
     groups: tuple[tuple[int, int, bool], ...] = ()
+    experts: str = ""
+    scales: str = ""
 
 
 def read_scheme(config: Mapping[str, Any]) -> Scheme:
-    """The scheme of a `config.json`.
+    """The scheme of a `config.json`, or of its text model where that is the quantized one (Kimi-K2.5).
 
     Raises:
-        BadCheckpoint: it is of a kind that kt does not read.
+        BadCheckpoint: it is of a kind that kt does not read, or contradicts itself.
     """
     inner = config.get("text_config")
     places = [config, inner] if isinstance(inner, Mapping) else [config]
@@ -59,7 +65,11 @@ def read_scheme(config: Mapping[str, Any]) -> Scheme:
     read = _METHODS.get(method) if isinstance(method, str) else None
     if read is None:
         _refuse("is quantized with", method)
-    return read(found)
+    # DeepSeek-V4 says it beside the quantization, V4.1 and transformers 5.23 within it.
+    said = [each[EXPERTS] for each in (found, *places) if each.get(EXPERTS) is not None]
+    if any(each != said[0] for each in said):
+        _refuse(f"gives its {EXPERTS} as", said, "which contradict each other")
+    return read({**found, EXPERTS: said[0]} if said else found)
 
 
 def _refuse(what: str, value: object, kind: str = "which kt does not read") -> NoReturn:
@@ -91,7 +101,9 @@ def _group(found: Mapping[str, Any]) -> int:
 def _fp8(found: Mapping[str, Any]) -> Scheme:
     _require(found, "fmt", None, "e4m3", "float8_e4m3fn")
     _require(found, "weight_block_size", None, [128, 128])
-    return Scheme("fp8")
+    experts = _require(found, EXPERTS, None, "fp8", "fp4")
+    scales = _require(found, "scale_fmt", None, "ue8m0", "float")
+    return Scheme("fp8", experts=experts or "", scales=scales or "")
 
 
 def _mxfp4(found: Mapping[str, Any]) -> Scheme:

@@ -24,6 +24,8 @@ def bf16(x: np.ndarray) -> np.ndarray:
 
 def part(dtype: str, x: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
     """As stored; the values must be exact in the type."""
+    if dtype == "F8_E8M0":
+        return dtype, x.shape, (np.log2(x) + 127).astype("u1").tobytes()
     if dtype == "BF16":
         return dtype, x.shape, (x.astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
     kinds = {"F32": "<f4", "F16": "<f2", "I32": "<u4", "U8": "u1", "I8": "i1", "F8_E4M3": "u1"}
@@ -32,6 +34,8 @@ def part(dtype: str, x: np.ndarray) -> tuple[str, tuple[int, ...], bytes]:
 
 def scales_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Random positive scales that are exact in the type."""
+    if dtype == "F8_E8M0":
+        return np.exp2(rng.integers(-20, 4, shape)).astype(np.float32)
     x = rng.uniform(0.5, 2, shape).astype(np.float32) * np.float32(2.0**-7)
     if dtype == "BF16":
         return bf16(x)
@@ -53,8 +57,10 @@ def words(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def fp8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str, of: str) -> Made:
-    """E4M3 with a scale `of` "blocks" (weight_scale_inv), "rows", "row vector" or the "matrix"."""
+    """E4M3 with a scale `of` "blocks" (weight_scale_inv), "V4 blocks" (scale), "rows", "row vector" or the "matrix"."""
     codes = rng.integers(0, 127, (n, k)) + 128 * rng.integers(0, 2, (n, k))
+    name = {"blocks": "weight_scale_inv", "V4 blocks": "scale"}.get(of, "weight_scale")
+    of = of.removeprefix("V4 ")
     shape = {
         "blocks": (-(-n // 128), -(-k // 128)),
         "rows": (n, 1),
@@ -68,8 +74,7 @@ def fp8(stem: str, n: int, k: int, rng: np.random.Generator, *, scale: str, of: 
         "row vector": lambda r, c: s[r],
         "matrix": lambda r, c: s[()],
     }[of]  # fmt: skip
-    name = f"{stem}.weight_scale_inv" if of == "blocks" else f"{stem}.weight_scale"
-    parts = {f"{stem}.weight": part("F8_E4M3", codes), name: part(scale, s)}
+    parts = {f"{stem}.weight": part("F8_E4M3", codes), f"{stem}.{name}": part(scale, s)}
     return parts, every(n, k, lambda r, c: E4M3_VALUES[codes[r, c]] * at(r, c))
 
 
@@ -124,6 +129,17 @@ def mxfp4(stem: str, outer: tuple[int, ...], k: int, rng: np.random.Generator) -
 
     parts = {f"{stem}_blocks": part("U8", blocks), f"{stem}_scales": part("U8", exponents)}
     return parts, every(int(np.prod(outer)), k, value).reshape(*outer, k)
+
+
+def fp4(stem: str, n: int, k: int, rng: np.random.Generator) -> Made:
+    """DeepSeek-V4: the bytes of gpt-oss's MXFP4, rows of codes and rows of scales, under other names."""
+    parts, values = mxfp4("m", (n,), k, rng)
+    codes, scales = parts["m_blocks"][2], parts["m_scales"][2]
+    stored = {
+        f"{stem}.weight": ("I8", (n, k // 2), codes),
+        f"{stem}.scale": ("F8_E8M0", (n, k // 32), scales),
+    }
+    return stored, values
 
 
 def gptq(

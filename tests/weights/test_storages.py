@@ -61,10 +61,14 @@ def awq_config(**more: object) -> dict[str, object]:
 
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+V4 = {**FP8, "scale_fmt": "ue8m0"}
 ROWS = compressed(type="float", num_bits=8, strategy="channel")
 CASES = {
     "fp8 blocks": Case(quantised.fp8, {"scale": "F32", "of": "blocks"}, FP8, "fp8", (300, 150)),
     "fp8 blocks bf16": Case(quantised.fp8, {"scale": "BF16", "of": "blocks"}, FP8, "fp8", (130, 260)),
+    "fp8 blocks e8m0": Case(quantised.fp8, {"scale": "F8_E8M0", "of": "blocks"}, FP8, "fp8", (130, 260)),
+    "fp8 V4": Case(quantised.fp8, {"scale": "F8_E8M0", "of": "V4 blocks"}, V4, "fp8", (300, 150)),
+    "fp8 V4 base": Case(quantised.fp8, {"scale": "F32", "of": "V4 blocks"}, V4, "fp8", (130, 260)),
     "fp8 rows": Case(quantised.fp8, {"scale": "BF16", "of": "rows"}, ROWS, "fp8"),
     "fp8 row vector": Case(quantised.fp8, {"scale": "F32", "of": "row vector"}, ROWS, "fp8"),
     "fp8 matrix": Case(quantised.fp8, {"scale": "F32", "of": "matrix"}, ROWS, "fp8"),
