@@ -6,7 +6,7 @@ Weights are bf16 values, so that a bf16 pack holds them exactly; transformers ru
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +19,9 @@ import torch
 from families.case import Case
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from stored import chosen, view
+from stored import chosen, column_factors, view
 
-from ktcli.layers.tensors import Role
+from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import build
 from ktcli.native import Pool, packed_bytes
 from ktcli.weights.oracle import unpack
@@ -135,6 +135,14 @@ def _margin(module: Any, scores: torch.Tensor, chosen: torch.Tensor) -> F32Array
     return gap.numpy().astype(np.float32)
 
 
+def gain_of(tensor: Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray:
+    """Values of the vector before a matrix; of a matrix without one, nothing."""
+    if tensor.gain is None:
+        return np.empty(0, np.float32)
+    (stored,) = tensor.gain.sources[0]
+    return tensors[stored.name].float().numpy() + np.float32(stored.plus)
+
+
 def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
     """The checkpoint with every weight replaced by what the recipe's formats make of it, as f32.
 
@@ -155,8 +163,9 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
                 rows = view(tensors[name], piece, index)
                 matrix = rows.contiguous().numpy()
                 packed = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
-                pool.pack(fmt, matrix, packed)
-                rows.copy_(torch.from_numpy(unpack(fmt, packed, *matrix.shape)))
+                factors = column_factors(tensor, fmt, matrix, gain_of(tensor, tensors))
+                pool.pack(fmt, matrix / factors, packed)
+                rows.copy_(torch.from_numpy(unpack(fmt, packed, *matrix.shape) * factors))
     out.mkdir()
     save_file(
         {name: value.float().contiguous() for name, value in tensors.items()},

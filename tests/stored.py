@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ktcli.layers.tensors import Stored, Tensor
+from ktcli.native import Format
+from ktcli.weights.columns import factors_of, suffers
 
 
 def chosen(tensor: Tensor, arrays: Mapping[str, Any]) -> tuple[Stored, ...]:
@@ -29,3 +33,18 @@ def view(array: Any, piece: Stored, index: int) -> Any:
     if piece.transposed:
         array = array.T
     return array[piece.first :: piece.step][: piece.count or len(array)]
+
+
+def column_factors(
+    tensor: Tensor, fmt: Format | None, matrix: np.ndarray, gain: np.ndarray
+) -> np.ndarray:
+    """What the columns of a tensor's whole matrix are divided by before it is packed, and its gain multiplied with."""
+    if fmt is None or tensor.gain is None or not suffers(fmt):
+        return np.ones(tensor.k, np.float32)
+    apart = max(tensor.n * 16 // 1024, 16)
+    rows = [
+        row
+        for start in range(0, tensor.n, apart)
+        for row in range(start, min(start + 16, tensor.n))
+    ]
+    return factors_of(matrix[rows], gain)

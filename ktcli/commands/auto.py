@@ -15,7 +15,7 @@ from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
 from ktcli.store.library import Entry
-from ktcli.weights.encode import lossless_format
+from ktcli.weights.check import lossless_format
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 

@@ -25,7 +25,7 @@ from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, split_pair
 
 if TYPE_CHECKING:
     from ktcli.engine import Engine
@@ -97,7 +97,7 @@ def prepare(
     if planned:
         _require_room(name, wanted)
     entry = entry or fetch(reference)
-    experts, _, dense = reference.formats.rpartition("-")
+    experts, dense = split_pair(reference.formats)
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
     if not (target / PACK_MANIFEST).is_file():

@@ -26,9 +26,8 @@ from ktcli.planner.deferral import require
 from ktcli.planner.memory import need_bytes
 from ktcli.store import catalog
 from ktcli.store.reference import parse
-from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
-from ktcli.weights.recipe import CALIBRATED, MIXED, Recipe
+from ktcli.weights.recipe import Recipe, names_experts, split_pair
 
 CACHES = ("bf16", "f32")
 
@@ -156,7 +155,8 @@ def ways_of(
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
-    """A list of formats as "<experts>-<dense>"; one name alone is the experts'. None: as the model is.
+    """A list of formats as "<experts>-<dense>"; one name alone is the experts', also where it could be a pair.
+    None: as the model is.
 
     Raises:
         UsageError: there is no such format, or it is named twice.
@@ -166,11 +166,9 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     profile = catalog.find(parse(name).name)
     made = []
     for word in (word.strip() for word in said.split(",")):
-        alone = word.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
-        experts, _, dense = (word, "", "") if alone else word.rpartition("-")
+        experts, dense = (word, "") if names_experts(word) else split_pair(word)
         default = profile.dense if profile is not None else None
-        recipe = Recipe.named(experts or word, dense or default)
-        made.append(f"{recipe.experts_name}-{recipe.dense.name}")
+        made.append(Recipe.named(experts, dense or default).name)
     if len(set(made)) != len(made):
         raise UsageError(f"--formats {said[:80]} names a conversion twice")
     return tuple(made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.attention import Attention
@@ -102,7 +102,7 @@ class Decoder:
     @cached_property
     def head(self) -> Tensor:
         source = below(self.body, self.embedding_name) if self.tied else self.head_source
-        return self._outer("lm_head", Role.DENSE, Cut.ROWS, source)
+        return replace(self._outer("lm_head", Role.DENSE, Cut.ROWS, source), gain=self.norm)
 
     @cached_property
     def norm(self) -> Tensor:

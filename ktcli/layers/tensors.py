@@ -115,6 +115,8 @@ class Tensor:
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
         below: its numbers are whole, 0 at least and less than this: ids of experts; 0: they are any.
+        gain: the vector that its input was just multiplied by, if nothing else reads that product: then a conversion
+            may move factors of its columns into that vector, which comes later in the same file.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Tensor:
     layer: int | None = None
     cut: Cut = Cut.NONE
     below: int = 0
+    gain: Tensor | None = None
 
     @property
     def elements(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -23,8 +24,9 @@ from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hint
 from ktcli.layers.tensors import Tensor
 from ktcli.models import build
 from ktcli.native import PackError, Pool
+from ktcli.weights.check import check
 from ktcli.weights.checkpoint import parse_object
-from ktcli.weights.encode import Encoder, check
+from ktcli.weights.encode import Encoder
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import (
     FileRecord,
@@ -37,6 +39,7 @@ from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, i
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.scales import check_scales
+from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import (
@@ -85,6 +88,7 @@ class Report:
         source_bytes: of the tensors the pack was made from.
         kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
+        stages: what took how long; None: there was nothing to do.
     """
 
     path: Path
@@ -93,6 +97,7 @@ class Report:
     size_bytes: int
     kept_files: int
     error: dict[str, float]
+    stages: Stages | None = None
 
     @property
     def already_complete(self) -> bool:
@@ -256,11 +261,11 @@ def _convert(
     checkpoint: Reader, plan: Plan, out: Path, encoder: Encoder, progress: Progress | None
 ) -> Report:
     records = _resume(out, plan)
-    kept = len(records)
+    kept, begun, writing = len(records), time.perf_counter(), Stopwatch()
     written = sum(record.size_bytes for record in records)
     for file in plan.files[kept:]:
         hint = f"{file.name} was not written; {checkpoint.path} is unchanged"
-        with hinted(hint), FileWriter(out / file.name) as target:
+        with hinted(hint), FileWriter(out / file.name, writing) as target:
             target.write(file.header)
             for part in encoder.encode(file.tensors):
                 target.write(part.data)
@@ -277,7 +282,8 @@ def _convert(
         append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
     _finish(checkpoint, out, manifest)
-    return _report(out, plan, manifest, kept)
+    stages = encoder.stages(time.perf_counter() - begun, writing.seconds)
+    return replace(_report(out, plan, manifest, kept), stages=stages)
 
 
 def _resume(out: Path, plan: Plan) -> list[FileRecord]:

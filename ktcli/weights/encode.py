@@ -9,12 +9,10 @@ sums do not depend on the machine.
 from __future__ import annotations
 
 import math
-import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from fnmatch import translate
 from math import prod
 from types import MappingProxyType
 
@@ -23,22 +21,17 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
-from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, PackError, Pool, packed_bytes
-from ktcli.weights.checkpoint import HINT
 from ktcli.weights.coded import FP8_BLOCK
-from ktcli.weights.formats import FORMATS
+from ktcli.weights.columns import factors_of, suffers
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
+from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
-LEFT_OVER = (
-    "kt would leave these weights out: check that config.json belongs to this checkpoint, and that the model is of a "
-    "kind that kt knows"
-)
-LISTED = 5  # names in an error
+SAMPLE = 1024  # rows of a head, which are read twice
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 
@@ -110,7 +103,10 @@ class Encoder:
         self._importance = importance
         self._raw = Slots(READ_AHEAD + 1)  # being read, and being decoded
         self._part = Slots(2)  # being written, and being packed
+        self._factors: dict[str, Matrix] = {}  # [k], by the vector that takes them over
         self.sums: dict[TensorKind, PackError] = {}
+        self._reading, self._encoding = Stopwatch(), Stopwatch()
+        self._source_bytes = 0
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
         """The stored bytes of `tensors`, one behind the other, in parts.
@@ -122,10 +118,19 @@ class Encoder:
         """
         pieces = (piece for tensor in tensors for piece in cut(tensor, self._checkpoint))
         for piece, raws in self._read_ahead(pieces):
-            pairs = list(zip(piece.spans, raws, strict=True))
-            values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
-            yield self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
-            del values  # before the next ones are made
+            with self._encoding.running():
+                part = self._encoded(piece, raws)
+            yield part
+
+    def stages(self, seconds: float, writing: float) -> Stages:
+        """What all of this took, in `seconds`, of which what it made was being written for `writing`."""
+        threads, read, encode = self._pool.threads, self._reading.seconds, self._encoding.seconds
+        return Stages(self._source_bytes, threads, seconds, read, encode, writing)
+
+    def _encoded(self, piece: Piece, raws: list[list[Raw]]) -> Raw:
+        pairs = zip(piece.spans, raws, strict=True)
+        values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
+        return self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
 
     def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[list[Raw]]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
@@ -134,6 +139,7 @@ class Encoder:
             for piece in pieces:
                 wanted = [span.source.storage.reads(span) for span in piece.spans]
                 memory = self._raw.take(sum(_aligned(read) for reads in wanted for read in reads))
+                self._source_bytes += sum(read.total_bytes for reads in wanted for read in reads)
                 waiting.append((piece, readers.submit(self._read, wanted, memory)))
                 if len(waiting) > READ_AHEAD:
                     first, future = waiting.popleft()
@@ -147,10 +153,11 @@ class Encoder:
     def _read(self, wanted: list[Sequence[Read]], memory: Raw) -> list[list[Raw]]:
         """What each span wants, in one block of memory."""
         raws: list[list[Raw]] = [[] for _ in wanted]
-        for reads, into in zip(wanted, raws, strict=True):
-            for read in reads:
-                into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
-                memory = memory[_aligned(read) :]
+        with self._reading.running():
+            for reads, into in zip(wanted, raws, strict=True):
+                for read in reads:
+                    into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
+                    memory = memory[_aligned(read) :]
         return raws
 
     def _stored(self, piece: Piece, values: list[Matrix], raws: list[list[Raw]]) -> Raw:
@@ -161,11 +168,33 @@ class Encoder:
         kept = [self._kept(fmt, piece, rows, raws) for rows in piece.rows]
         if tensor.alternate:
             return self._pack_alternate(piece, fmt, values, kept)
-        return self._pack(piece, fmt, _stacked(values), _stacked_scales(values, kept))
+        matrix, scales = _stacked(values), _stacked_scales(values, kept)
+        if tensor.gain is not None and scales is None and suffers(fmt):
+            matrix = self._even(tensor, tensor.gain, matrix)
+        return self._pack(piece, fmt, matrix, scales)
+
+    def _even(self, tensor: Tensor, gain: Tensor, matrix: Matrix) -> Matrix:
+        """These rows of a tensor with columns on one scale; what its gain is to be multiplied with is kept."""
+        if gain.name not in self._factors:
+            rows = _stacked([self._now(span) for span in sample(tensor, self._checkpoint)])
+            (piece,) = cut(gain, self._checkpoint)
+            parts = [_take(self._now(piece.spans[part.span]), part) for part in piece.rows]
+            self._factors[gain.name] = factors_of(rows, _stacked(parts).reshape(-1))
+        return matrix / self._factors[gain.name]
+
+    def _now(self, span: Span) -> Matrix:
+        """What a span holds, ahead of its turn."""
+        raws = [self._checkpoint.read(each) for each in span.source.storage.reads(span)]
+        return self._checkpoint.decode(self._pool, span, raws)
 
     def _counts(self, piece: Piece) -> Matrix | None:
         found = self._importance.get(piece.tensor.name)
-        return None if found is None else found[piece.index]
+        if found is None:
+            return None
+        counts: Matrix = found[piece.index]
+        if (gain := piece.tensor.gain) is not None and gain.name in self._factors:
+            counts = counts * self._factors[gain.name] ** 2
+        return counts
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
         """Scales of these rows that make `fmt` hold them exactly; None: it chooses its own."""
@@ -177,7 +206,10 @@ class Encoder:
 
     def _plain(self, tensor: Tensor, matrix: Matrix) -> NDArray[np.uint8]:
         if tensor.role is Role.VECTOR:
-            return np.ascontiguousarray(matrix).reshape(-1).view(np.uint8)
+            vector = np.ascontiguousarray(matrix).reshape(-1)
+            if tensor.name in self._factors:
+                vector = vector * self._factors[tensor.name]
+            return vector.view(np.uint8)
         rounded = self._part.take(2 * matrix.size).view(np.uint16)
         flat = matrix.reshape(-1)
         for start in range(0, matrix.size, ROUND_ELEMENTS):
@@ -221,6 +253,15 @@ class Encoder:
         assert kind is not None
         before = self.sums.get(kind, PackError(0.0, 0.0, 0.0, 0.0, 0.0))
         self.sums[kind] = PackError(*map(sum, zip(before, sums, strict=True)))
+
+
+def sample(tensor: Tensor, checkpoint: Reader) -> list[Span]:
+    """Up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
+    (stored,) = pieces_of(tensor, checkpoint)
+    source = checkpoint.find(stored.name, stored.shape)
+    between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
+    starts = range(0, tensor.n, between)
+    return [Span(source, start, min(start + PANEL_ROWS, tensor.n)) for start in starts]
 
 
 def _aligned(read: Read) -> int:
@@ -288,71 +329,6 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
                 for stored, source, first, last in _shares(tensor, pieces, sources, start, stop)
             ]
             yield Piece(tensor, tuple(spans), tuple(chosen), index)
-
-
-def check(model: Model, checkpoint: Reader) -> int:
-    """That a checkpoint has what a model is made of, in the shapes it must have, and nothing else; the bytes of
-    that.
-
-    Raises:
-        BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
-    """
-    sizes: dict[str, int] = {}
-    missing: dict[str, None] = {}
-    for tensor in model.tensors:
-        for piece in pieces_of(tensor, checkpoint):
-            for index in range(tensor.count if "{e}" in piece.name else 1):
-                name = piece.at(index)
-                if name not in checkpoint.names:
-                    missing[name] = None
-                    continue
-                parts = checkpoint.find(name, piece.shape).parts
-                sizes.update((part.name, part.entry.size_bytes) for part in parts)
-    if missing:
-        what = f"the checkpoint in {checkpoint.path} has no tensor"
-        raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
-    if over := _left_over(model, checkpoint.unused(sizes.keys())):
-        what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
-        raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
-    return sum(sizes.values())
-
-
-_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
-
-
-def _left_over(model: Model, unused: list[str]) -> list[str]:
-    """Those of the names that the model does not leave out on purpose.
-
-    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
-    otherwise config.json says too few.
-    """
-    patterns = [
-        re.compile(translate(pattern))
-        for pattern in model.ignored
-        if not _LAYER.fullmatch(pattern)
-        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in unused)
-    ]
-    return [name for name in unused if not any(pattern.match(name) for pattern in patterns)]
-
-
-def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
-    """The smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or there are
-    no experts.
-
-    Raises:
-        BadCheckpoint: the checkpoint does not have them.
-    """
-    experts = (tensor for tensor in model.tensors if tensor.role is Role.EXPERTS)
-    pieces = (piece for tensor in experts for piece in pieces_of(tensor, checkpoint))
-    found = {checkpoint.find(piece.at(0), piece.shape).storage.lossless for piece in pieces}
-    name = found.pop() if len(found) == 1 else None
-    return None if name is None else FORMATS[name]
-
-
-def _listed(names: list[str]) -> str:
-    """The first five of many names."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(repr(name) for name in names[:LISTED]) + more
 
 
 def _step(tensor: Tensor, pieces: Sequence[Stored]) -> int:

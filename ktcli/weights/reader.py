@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ktcli.models import build
+from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.encode import check
 from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.storage import Reader
 

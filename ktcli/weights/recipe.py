@@ -50,6 +50,11 @@ class Recipe:
         mixed = MIXED if self.down else ""
         return f"{self.experts.name}{mixed}{CALIBRATED if self.calibrated else ''}"
 
+    @property
+    def name(self) -> str:
+        """ "<experts>-<dense>", as in the names of conversions; `split_pair` undoes it."""
+        return f"{self.experts_name}-{self.dense.name}"
+
     @classmethod
     def named(cls, experts: str | None = None, dense: str | None = None) -> Recipe:
         """The recipe of these names; None takes the default.
@@ -82,6 +87,28 @@ class Recipe:
                 hint="it is for: " + ", ".join(MORE_PRECISE),
             )
         return replace(self, down=FORMATS[step])
+
+
+def names_experts(text: str) -> bool:
+    """Whether it is a format of experts, with or without its endings, and nothing more."""
+    return text.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    """The names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") of "".
+
+    The table of formats says where the first ends; no text can be read as two pairs. One name alone is the
+    experts', without a dense one, unless it is a pair too ("int4-g32-f32"). Of a text with a name that nobody knows
+    the last dash is taken, and `Recipe.named` says which name is wrong.
+    """
+    for dense in FORMATS:
+        experts = text.removesuffix(f"-{dense}")
+        if experts != text and names_experts(experts):
+            return experts, dense
+    if names_experts(text) or "-" not in text:
+        return text, ""
+    experts, _, dense = text.rpartition("-")
+    return experts, dense
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:

@@ -18,6 +18,8 @@ from ktcli.engine import evaluate
 from ktcli.hardware.machine import Memory
 from ktcli.main import main
 from ktcli.resources import data_path
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.pack import Pack
 
 Capture = pytest.CaptureFixture[str]
 MINI = "kt-mini"
@@ -82,6 +84,26 @@ def test_a_model_against_itself_is_the_same(capsys: Capture) -> None:
     pair = found["results"][1]["against_first"]
     assert pair["delta_nll"] == pair["kl"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert pair["same_top_token"]["mean"] == 1.0
+
+
+def test_dense_formats_with_dashes(capsys: Capture, home: Path) -> None:
+    """Named after the model and in a list: --formats takes a name that is a format as that, and a model's as a pair."""
+    pair = f"{MINI}@int4-g128-int4-g32-f32"
+    found = document(
+        capsys, MINI, "--against", pair, "--formats", "int8-int4-g32,int4-g32-f32", "-n", "300"
+    )
+    names = [row["name"] for row in found["results"]]
+    assert names == [pair, f"{MINI}@int8-int4-g32", f"{MINI}@int4-g32-f32-int8"]
+    for name in names:
+        assert Pack.open(home / "packs" / name).recipe.name == name.partition("@")[2]
+
+
+@pytest.mark.parametrize("experts", FORMATS)
+def test_every_pair_can_be_asked_for(experts: str) -> None:
+    """In a list; one name alone is the experts'."""
+    pairs = [f"{experts}-{dense}" for dense in FORMATS if f"{experts}-{dense}" not in FORMATS]
+    assert ways.conversions_of("no-such-model", ",".join(pairs)) == tuple(pairs)
+    assert ways.conversions_of("no-such-model", experts) == (f"{experts}-int8",)
 
 
 def test_with_more_before_it_a_token_is_likelier(capsys: Capture, tmp_path: Path) -> None:

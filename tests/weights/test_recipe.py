@@ -6,7 +6,7 @@ from ktcli.errors import UsageError
 from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import packed_bytes
 from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import Recipe, format_of, split_pair, stored_bytes
 
 
 def test_names_are_those_of_the_rows():
@@ -62,6 +62,31 @@ def test_mixed_and_calibrated_are_endings_of_a_name():
         assert Recipe.named(name).experts_name == name
     with pytest.raises(UsageError, match="nothing is one step more precise than f32"):
         Recipe.named("f32-mixed")
+
+
+def test_every_pair_of_formats_is_read_back():
+    """With every ending of the experts' name; no two pairs have one name, so there is one way to read it."""
+    plain = [*FORMATS, *(f"{name}-mixed" for name in MORE_PRECISE)]
+    experts = [*plain, *(f"{name}-calibrated" for name in plain)]
+    for first in experts:
+        for dense in FORMATS:
+            pair = Recipe.named(first, dense).name
+            assert split_pair(pair) == (first, dense)
+    names = {f"{first}-{dense}" for first in experts for dense in FORMATS}
+    assert len(names) == len(experts) * len(FORMATS)
+
+
+def test_what_is_no_pair():
+    pairs = {name for first in FORMATS for name in (f"{first}-{dense}" for dense in FORMATS)}
+    both = {"int4-g32-f32", "int4-g128-f32"}
+    assert pairs & set(FORMATS) == both
+    for name in set(FORMATS) - both:
+        assert split_pair(name) == (name, "")
+    assert split_pair("int4-mixed-calibrated") == ("int4-mixed-calibrated", "")
+    assert split_pair("") == ("", "") and split_pair("int5") == ("int5", "")
+    for unknown in ("int4-int5", "int5-int4", "int4-mixed-int5", "int4-g32-", "-", "a-b-c"):
+        with pytest.raises(UsageError, match="there is no number format"):
+            Recipe.named(*split_pair(unknown))
 
 
 def test_a_step_more_precise_is_more_bits():

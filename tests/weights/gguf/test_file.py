@@ -18,8 +18,8 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.resources import data_path
+from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.encode import check
 from ktcli.weights.gguf.config import ARCHITECTURES
 from ktcli.weights.gguf.file import STORAGES, Gguf
 from ktcli.weights.gguf.names import hub_tensors

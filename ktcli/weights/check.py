@@ -1,0 +1,87 @@
+"""What must hold of a checkpoint before its first byte is converted: all that the model is made of is there, in the
+right shapes, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.tensors import Role
+from ktcli.models import Model
+from ktcli.native import Format
+from ktcli.weights.checkpoint import HINT
+from ktcli.weights.encode import pieces_of
+from ktcli.weights.formats import FORMATS
+from ktcli.weights.storage import Reader
+
+LEFT_OVER = (
+    "kt would leave these weights out: check that config.json belongs to this checkpoint, and that the model is of a "
+    "kind that kt knows"
+)
+LISTED = 5  # names in an error
+
+
+def check(model: Model, checkpoint: Reader) -> int:
+    """That a checkpoint has what a model is made of, in the shapes it must have, and nothing else; the bytes of
+    that.
+
+    Raises:
+        BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
+    """
+    sizes: dict[str, int] = {}
+    missing: dict[str, None] = {}
+    for tensor in model.tensors:
+        for piece in pieces_of(tensor, checkpoint):
+            for index in range(tensor.count if "{e}" in piece.name else 1):
+                name = piece.at(index)
+                if name not in checkpoint.names:
+                    missing[name] = None
+                    continue
+                parts = checkpoint.find(name, piece.shape).parts
+                sizes.update((part.name, part.entry.size_bytes) for part in parts)
+    if missing:
+        what = f"the checkpoint in {checkpoint.path} has no tensor"
+        raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
+    if over := _left_over(model, checkpoint.unused(sizes.keys())):
+        what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
+        raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
+    return sum(sizes.values())
+
+
+_LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
+
+
+def _left_over(model: Model, unused: list[str]) -> list[str]:
+    """Those of the names that the model does not leave out on purpose.
+
+    A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
+    otherwise config.json says too few.
+    """
+    patterns = [
+        re.compile(translate(pattern))
+        for pattern in model.ignored
+        if not _LAYER.fullmatch(pattern)
+        or any(name.startswith(f"{pattern[:-1]}eh_proj") for name in unused)
+    ]
+    return [name for name in unused if not any(pattern.match(name) for pattern in patterns)]
+
+
+def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
+    """The smallest format that holds the routed experts of a checkpoint exactly; None: only f32 does, or there are
+    no experts.
+
+    Raises:
+        BadCheckpoint: the checkpoint does not have them.
+    """
+    experts = (tensor for tensor in model.tensors if tensor.role is Role.EXPERTS)
+    pieces = (piece for tensor in experts for piece in pieces_of(tensor, checkpoint))
+    found = {checkpoint.find(piece.at(0), piece.shape).storage.lossless for piece in pieces}
+    name = found.pop() if len(found) == 1 else None
+    return None if name is None else FORMATS[name]
+
+
+def _listed(names: list[str]) -> str:
+    """The first five of many names."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(repr(name) for name in names[:LISTED]) + more
