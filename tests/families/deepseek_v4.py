@@ -78,7 +78,7 @@ _VALUES = {
     "head_dim": 24,
     "q_lora_rank": 40,
     "qk_rope_head_dim": 8,
-    "moe_intermediate_size": 40,
+    "intermediate_size": 40,  # transformers' other name of moe_intermediate_size
     "n_routed_experts": 16,
     "num_experts_per_tok": 3,
     "hc_mult": 3,
