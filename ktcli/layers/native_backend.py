@@ -159,7 +159,7 @@ class NativeBackend(Backend):
         values = None if sinks is None else self._array(sinks)
 
         def emit(p: Program, w: tuple[View, ...]) -> None:
-            p.gqa(*w, facts, values, self._choice if chosen else 0, shape.v)
+            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0, shape.v)
 
         self._note(emit, out, q, k, v)
         return out
