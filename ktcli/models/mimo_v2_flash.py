@@ -50,8 +50,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _own(config)
     _refuse_others(f)
-    attentions = {kind: _attention(f, kind) for kind in (_FULL, _NEAR)}
     kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
     is_dense = read_typed_dense(f, _DENSE)
 
@@ -122,7 +122,7 @@ def _rotation(f: Fields, kind: str) -> dict[str, Any]:
     """The fields that `read_rope` reads, for one kind of layer: transformers has a part for each."""
     parts = f.values.get("rope_parameters")
     if isinstance(parts, Mapping) and (_FULL in parts or _NEAR in parts):
-        return {"rope_parameters": parts.get(kind)}
+        return {"rope_parameters": Fields(parts.get(kind, ()), f"{f.where}: rope of {kind}").values}
     f.require_absent("rope_parameters")
     f.require_absent("rope_scaling")
     return {"rope_theta": f.values.get("rope_theta" if kind == _FULL else "swa_rope_theta")}
