@@ -24,11 +24,13 @@ from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind
 
 if TYPE_CHECKING:
     from ktcli.weights.convert import Calibration, Provenance, Report
+    from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Folder to write. Default: in the library."),
 ]
+TELLING = 1.0  # seconds of a conversion before its speed says anything
 MixedOpt = Annotated[
     bool,
     typer.Option("--mixed", help="Keep the experts' down projections one step more precise."),
@@ -195,6 +197,20 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
         "error": {
             kind: error for kind, error in report.error.items() if kind != TensorKind.KEPT.value
         },
+        "speed": report.stages and _speed(report.stages),
+    }
+
+
+def _speed(stages: Stages) -> dict[str, Any]:
+    """What a run reached, and what each stage alone would allow: MB of the checkpoint per second."""
+    names = "reading", "encoding", "writing"
+    ceilings = {name: round(stages.rate(getattr(stages, name)) / 1e6, 1) for name in names}
+    return {
+        "seconds": round(stages.seconds, 3),
+        "threads": stages.threads,
+        "mb_per_s": round(stages.rate(stages.seconds) / 1e6, 1),
+        "ceilings_mb_per_s": ceilings,
+        "bound_by": stages.bound,
     }
 
 
@@ -208,6 +224,13 @@ def render(words: dict[str, Any]) -> str:
     for kind, error in words["error"].items():
         name = words["formats"][kind]
         lines.append(f"  {kind:<8}{name:<13}error {error:.2%} of the weights' own size (rms)")
+    speed = words["speed"]
+    if speed["seconds"] >= TELLING:
+        alone, threads = speed["ceilings_mb_per_s"], speed["threads"]
+        lines.append(
+            f"  {speed['mb_per_s']:,.0f} MB/s of checkpoint; alone, reading allows {alone['reading']:,.0f}, "
+            f"encoding with {threads} threads {alone['encoding']:,.0f}, writing {alone['writing']:,.0f}"
+        )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
     return "\n".join(lines)

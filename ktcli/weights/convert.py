@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, i
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.scales import check_scales
+from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.writer import (
     SUFFIX,
@@ -85,6 +87,7 @@ class Report:
         source_bytes: of the tensors the pack was made from.
         kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
+        stages: what took how long; None: there was nothing to do.
     """
 
     path: Path
@@ -93,6 +96,7 @@ class Report:
     size_bytes: int
     kept_files: int
     error: dict[str, float]
+    stages: Stages | None = None
 
     @property
     def already_complete(self) -> bool:
@@ -255,11 +259,11 @@ def _convert(
     checkpoint: Reader, plan: Plan, out: Path, encoder: Encoder, progress: Progress | None
 ) -> Report:
     records = _resume(out, plan)
-    kept = len(records)
+    kept, begun, writing = len(records), time.perf_counter(), Stopwatch()
     written = sum(record.size_bytes for record in records)
     for file in plan.files[kept:]:
         hint = f"{file.name} was not written; {checkpoint.path} is unchanged"
-        with hinted(hint), FileWriter(out / file.name) as target:
+        with hinted(hint), FileWriter(out / file.name, writing) as target:
             target.write(file.header)
             for part in encoder.encode(file.tensors):
                 target.write(part.data)
@@ -276,7 +280,8 @@ def _convert(
         append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
     _finish(checkpoint, out, manifest)
-    return _report(out, plan, manifest, kept)
+    stages = encoder.stages(time.perf_counter() - begun, writing.seconds)
+    return replace(_report(out, plan, manifest, kept), stages=stages)
 
 
 def _resume(out: Path, plan: Plan) -> list[FileRecord]:

@@ -26,6 +26,7 @@ from ktcli.weights.coded import FP8_BLOCK
 from ktcli.weights.columns import factors_of, suffers
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
+from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
@@ -104,6 +105,8 @@ class Encoder:
         self._part = Slots(2)  # being written, and being packed
         self._factors: dict[str, Matrix] = {}  # [k], by the vector that takes them over
         self.sums: dict[TensorKind, PackError] = {}
+        self._reading, self._encoding = Stopwatch(), Stopwatch()
+        self._source_bytes = 0
 
     def encode(self, tensors: Sequence[Tensor]) -> Iterator[NDArray[np.uint8]]:
         """The stored bytes of `tensors`, one behind the other, in parts.
@@ -115,10 +118,19 @@ class Encoder:
         """
         pieces = (piece for tensor in tensors for piece in cut(tensor, self._checkpoint))
         for piece, raws in self._read_ahead(pieces):
-            pairs = list(zip(piece.spans, raws, strict=True))
-            values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
-            yield self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
-            del values  # before the next ones are made
+            with self._encoding.running():
+                part = self._encoded(piece, raws)
+            yield part
+
+    def stages(self, seconds: float, writing: float) -> Stages:
+        """What all of this took, in `seconds`, of which what it made was being written for `writing`."""
+        threads, read, encode = self._pool.threads, self._reading.seconds, self._encoding.seconds
+        return Stages(self._source_bytes, threads, seconds, read, encode, writing)
+
+    def _encoded(self, piece: Piece, raws: list[list[Raw]]) -> Raw:
+        pairs = zip(piece.spans, raws, strict=True)
+        values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
+        return self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
 
     def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[list[Raw]]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
@@ -127,6 +139,7 @@ class Encoder:
             for piece in pieces:
                 wanted = [span.source.storage.reads(span) for span in piece.spans]
                 memory = self._raw.take(sum(_aligned(read) for reads in wanted for read in reads))
+                self._source_bytes += sum(read.total_bytes for reads in wanted for read in reads)
                 waiting.append((piece, readers.submit(self._read, wanted, memory)))
                 if len(waiting) > READ_AHEAD:
                     first, future = waiting.popleft()
@@ -140,10 +153,11 @@ class Encoder:
     def _read(self, wanted: list[Sequence[Read]], memory: Raw) -> list[list[Raw]]:
         """What each span wants, in one block of memory."""
         raws: list[list[Raw]] = [[] for _ in wanted]
-        for reads, into in zip(wanted, raws, strict=True):
-            for read in reads:
-                into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
-                memory = memory[_aligned(read) :]
+        with self._reading.running():
+            for reads, into in zip(wanted, raws, strict=True):
+                for read in reads:
+                    into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
+                    memory = memory[_aligned(read) :]
         return raws
 
     def _stored(self, piece: Piece, values: list[Matrix], raws: list[list[Raw]]) -> Raw:

@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ktcli.errors import KtError, NotEnoughDisk
+from ktcli.weights.stages import Stopwatch
 
 SUFFIX = ".tmp"
 # Flush now and then, so that the last flush does not stand still for minutes.
@@ -28,8 +29,9 @@ class FileWriter:
         size_bytes: handed over so far.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Stopwatch | None = None) -> None:
+        """clock: runs while it is busy."""
+        self._path, self._clock = path, clock or Stopwatch()
         self._beside = path.with_name(path.name + SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._beside, flags, 0o644)
@@ -57,9 +59,10 @@ class FileWriter:
     def finish(self) -> str:
         """The file is complete: flush it and give it its name. Returns its SHA-256."""
         self._settle()
-        os.fsync(self._file)
-        os.rename(self._beside, self._path)
-        sync_folder(self._path.parent)
+        with self._clock.running():
+            os.fsync(self._file)
+            os.rename(self._beside, self._path)
+            sync_folder(self._path.parent)
         return self._hash.hexdigest()
 
     def _settle(self) -> None:
@@ -68,14 +71,15 @@ class FileWriter:
             self._writing = None
 
     def _put(self, part: memoryview | bytes) -> None:
-        self._hash.update(part)
-        view = memoryview(part)
-        while view:
-            view = view[os.write(self._file, view) :]
-        self._unflushed += len(part)
-        if self._unflushed >= FLUSH_BYTES:
-            os.fdatasync(self._file)
-            self._unflushed = 0
+        with self._clock.running():
+            self._hash.update(part)
+            view = memoryview(part)
+            while view:
+                view = view[os.write(self._file, view) :]
+            self._unflushed += len(part)
+            if self._unflushed >= FLUSH_BYTES:
+                os.fdatasync(self._file)
+                self._unflushed = 0
 
 
 def write_file(path: Path, data: bytes) -> str:

@@ -11,12 +11,14 @@ import pytest
 from weights import quantised
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint, sources, write_checkpoint
 
+from ktcli.commands import convert
 from ktcli.commands.prepare import converted
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.store import library
 from ktcli.store.manifest import File, Manifest, write
 from ktcli.weights import encode
+from ktcli.weights.check import lossless_format
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import open_checkpoint
@@ -45,15 +47,22 @@ def test_a_folder(source: Path, tmp_path: Path, capsys):
     assert 0.05 < words["error"]["experts"] < 0.12 and words["error"]["dense"] == 0
     pack = Pack.open(tmp_path / "pack")
     assert words["size_bytes"] == pack.size_bytes
+    speed = words["speed"]
+    assert speed["bound_by"] in speed["ceilings_mb_per_s"] and speed["threads"] >= 1
+    assert 0 < speed["mb_per_s"] <= min(speed["ceilings_mb_per_s"].values())
     assert main(arguments) == 0
     captured = capsys.readouterr()
     assert "is already converted" in captured.out and captured.err == ""
 
 
-def test_output_for_people(source: Path, tmp_path: Path, capsys):
+def test_output_for_people(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(convert, "TELLING", 0.0)
     assert main(["convert", str(source), "--out", str(tmp_path / "pack")]) == 0
     captured = capsys.readouterr()
     assert "became" in captured.out and "int4" in captured.out and "%" in captured.out
+    assert re.search(
+        r"MB/s .* reading allows [\d,]+, encoding with \d+ threads? [\d,]+, writing", captured.out
+    )
     assert captured.err == ""  # no progress where there is no terminal
 
 
@@ -204,7 +213,7 @@ def test_a_quantized_checkpoint_is_what_its_numbers_are(kind: str, tmp_path: Pat
     a = write_checkpoint(tmp_path / "a", config, stored, shards=3)
     b = write_checkpoint(tmp_path / "b", one, plain)
     with closing(open_checkpoint(a)) as checkpoint:
-        found = encode.lossless_format(build(checkpoint.config), checkpoint)
+        found = lossless_format(build(checkpoint.config), checkpoint)
     assert (found.name if found else None) == lossless
     for source, out in ((a, "x"), (b, "y")):
         assert (

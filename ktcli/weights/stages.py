@@ -1,0 +1,71 @@
+"""How fast a conversion went, and how fast each of its stages alone would let it go.
+
+Reading, encoding and writing overlap. The time in which a stage was busy, against the bytes of the checkpoint that went
+through, is its ceiling: disk and cores each have one, and the lower one bounds the conversion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+
+class Stopwatch:
+    """The time during which at least one thread was busy.
+
+    Attributes:
+        seconds: so far, of work that is over.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._busy, self._since = 0, 0.0
+        self.seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The calling thread is busy."""
+        with self._lock:
+            if self._busy == 0:
+                self._since = time.perf_counter()
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy -= 1
+                if self._busy == 0:
+                    self.seconds += time.perf_counter() - self._since
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What one run of a conversion took.
+
+    Attributes:
+        source_bytes: read from the checkpoint in this run.
+        threads: that encoded.
+        seconds: from the first byte to the last.
+        reading, encoding, writing: seconds in which that stage was busy. Encoding is decoding and packing; writing is
+            hashing too.
+    """
+
+    source_bytes: int
+    threads: int
+    seconds: float
+    reading: float
+    encoding: float
+    writing: float
+
+    def rate(self, seconds: float) -> float:
+        """Bytes of the checkpoint per second."""
+        return self.source_bytes / max(seconds, 1e-9)
+
+    @property
+    def bound(self) -> str:
+        """The stage that was busy longest."""
+        names = "reading", "encoding", "writing"
+        return max(names, key=lambda name: float(getattr(self, name)))
