@@ -34,7 +34,8 @@ class GroupedQueryAttention:
         rope: may rotate only the first columns of each head.
         rotates: it is used; K-EXAONE's layers without a window have no positions.
         qkv_bias, o_bias: on q, k and v; on o.
-        has_sinks: each head's softmax has one more score, a learned one (gpt-oss).
+        sinks_name: of what the checkpoint gives each head's softmax as one more score (gpt-oss); "": nothing.
+        value_scale: what its values are multiplied with (MiMo-V2).
         norms: checkpoint names of the norms of q and k.
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
@@ -52,7 +53,8 @@ class GroupedQueryAttention:
     qk_norm: QkNorm = QkNorm.NONE
     qkv_bias: bool = False
     o_bias: bool = False
-    has_sinks: bool = False
+    sinks_name: str = ""
+    value_scale: float = 1.0
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
@@ -67,8 +69,8 @@ class GroupedQueryAttention:
 
     @property
     def _widths(self) -> tuple[int, int, int]:
-        d = self.shape.head_dim
-        return self.shape.heads * d, self.shape.kv_heads * d, self.shape.kv_heads * d
+        s = self.shape
+        return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
 
     @cached_property
     def qkv(self) -> Tensor:
@@ -89,7 +91,8 @@ class GroupedQueryAttention:
 
     @cached_property
     def o(self) -> Tensor:
-        return _matrix(self, "o", (("o_proj.weight", self.hidden),), self._widths[0])
+        width = self.shape.heads * self.shape.value_dim
+        return _matrix(self, "o", (("o_proj.weight", self.hidden),), width)
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
@@ -114,7 +117,8 @@ class GroupedQueryAttention:
 
     @cached_property
     def sinks(self) -> Tensor | None:
-        return _vector(self, "sinks", (("sinks", self.shape.heads),)) if self.has_sinks else None
+        name = self.sinks_name
+        return _vector(self, "sinks", ((name, self.shape.heads),)) if name else None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -127,8 +131,8 @@ class GroupedQueryAttention:
         """Keys and values, and the index key behind them; scores and weighted values of every head."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
-            position_elements=2 * s.kv_heads * s.head_dim + s.beside,
-            ops_per_position=4 * s.heads * s.head_dim,
+            position_elements=s.kept + s.beside,
+            ops_per_position=2 * s.heads * (s.head_dim + s.value_dim),
             window=s.window,
             chosen=index.positions if index else 0,
             index_elements=s.beside,
@@ -148,10 +152,12 @@ class GroupedQueryAttention:
             k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
         if self.rotates:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.value_scale != 1.0:
+            v = b.scale(v, self.value_scale)
         if self._indexer:
             self._indexer.forward(b, *others[: len(index_widths)])
         chosen = self._indexer is not None
-        # [T, heads * d]
+        # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
         if self.gated:
             mixed = b.gate(mixed, others[-1])

@@ -90,6 +90,7 @@ class GqaShape:
     Attributes:
         window: a token sees the last so many positions, its own included; 0: all.
         beside: elements that the layer caches for each position behind k and v: an indexer's key.
+        v: columns of a head's values; 0: as many as of its keys. Read `value_dim`.
     """
 
     heads: int
@@ -98,6 +99,17 @@ class GqaShape:
     scale: float
     window: int = 0
     beside: int = 0
+    v: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a head's values, and of what it gives."""
+        return self.v or self.head_dim
+
+    @property
+    def kept(self) -> int:
+        """Elements of k and v of one position."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +248,7 @@ class Backend(Protocol):
         sinks: Tensor | None = None,
         chosen: bool = False,
     ) -> Value:
-        """Append k and v to the cache, attend causally -> [T, heads * head_dim].
+        """Append k and v to the cache, attend causally -> [T, heads * value_dim].
 
         With `chosen`, to the blocks that the last `choose` chose for each of kv_heads.
         sinks [heads]: one more score in the softmax of each head, that of no key."""
@@ -364,6 +376,9 @@ class Backend(Protocol):
 
     def expand(self, x: Value, y: Value, by: Value) -> Value:
         """The streams of x, mixed among each other, each with its share of y. by: [T, streams + streams^2]."""
+
+    def scale(self, x: Value, by: float) -> Value:
+        """x times a number; consumes x."""
 
     def select(self, x: Value) -> Value:
         """The rows that are wanted as outputs -> [outputs, hidden]."""

@@ -147,7 +147,7 @@ class NativeBackend(Trace, Backend):
         sinks: Tensor | None = None,
         chosen: bool = False,
     ) -> Value:
-        out = self._buffer(shape.heads * shape.head_dim, like=q)
+        out = self._buffer(shape.heads * shape.value_dim, like=q)
         facts = (
             shape.heads,
             shape.kv_heads,
@@ -159,7 +159,7 @@ class NativeBackend(Trace, Backend):
         values = None if sinks is None else self._array(sinks)
 
         def emit(p: Program, w: tuple[View, ...]) -> None:
-            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0)
+            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0, shape.v)
 
         self._note(emit, out, q, k, v)
         return out
@@ -369,6 +369,10 @@ class NativeBackend(Trace, Backend):
         out = self._buffer(x.width, like=x)
         self._note(lambda p, v: p.expand(*v), out, x, y, by)
         return out
+
+    def scale(self, x: View, by: float) -> Value:
+        self._note(lambda p, v: p.scale(v[0], v[0], by), x)
+        return x
 
     def select(self, x: View) -> Value:
         out = self._buffer(x.width, outputs=True)

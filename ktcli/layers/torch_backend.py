@@ -174,8 +174,7 @@ class TorchBackend(Backend):
         sinks: Tensor | None = None,
         chosen: bool = False,
     ) -> Value:
-        width = 2 * shape.kv_heads * shape.head_dim
-        pages = kv_pages(both_parts(self._step.caches[layer], width, shape.beside)[0], shape)
+        pages = kv_pages(self._step.caches[layer], shape)
         if chosen and self._chosen is not None:
             assert sinks is None and not shape.window, "no family has both"
             return self._kernels.gqa_chosen(q, k, v, pages, self._chosen, self._step.rows, shape)
@@ -319,6 +318,9 @@ class TorchBackend(Backend):
     def expand(self, x: Value, y: Value, by: Value) -> Value:
         return hyper.expand(x, y, by)
 
+    def scale(self, x: Value, by: float) -> Value:
+        return x * by
+
     def select(self, x: Value) -> Value:
         return x[self._step.first_output :]
 
@@ -329,9 +331,11 @@ class TorchBackend(Backend):
 
 
 def kv_pages(flat: torch.Tensor, shape: GqaShape) -> KvPages:
-    """K and V of a layer's cache, each [pages, 64, kv_heads, head_dim]."""
-    keys, values = flat.reshape(-1).view(2, -1, PAGE_TOKENS, shape.kv_heads, shape.head_dim)
-    return keys, values
+    """K and V of a layer's cache, [pages, 64, kv_heads, head_dim] and [pages, 64, kv_heads, value_dim]."""
+    heads, wide = shape.kv_heads, shape.kv_heads * shape.head_dim
+    keys, rest = both_parts(flat, wide, shape.kept - wide + shape.beside)
+    values, _ = both_parts(rest.view(-1), shape.kept - wide, shape.beside)
+    return torch.unflatten(keys, -1, (heads, -1)), torch.unflatten(values, -1, (heads, -1))
 
 
 def both_parts(flat: torch.Tensor, first: int, behind: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -48,7 +48,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         f = Fields({**config, "rope_parameters": _ROPE})
     bias = f.flag("attention_bias", True)
     attention = read_gqa(f, qkv_bias=bias, o_bias=bias, theta=_THETA)
-    attention = replace(attention, has_sinks=True)
+    attention = replace(attention, sinks_name="sinks")
     window = read_windows(f, default=lambda i: i % 2 == 0)
     sparse = SparseMlp(
         f.whole("hidden_size"),

@@ -105,8 +105,7 @@ def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttenti
     f.require_multiple("index_block_size", block, PAGE_TOKENS)
     top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN, default=16)
     local = f.whole("index_local_blocks", low=0, high=top_k, default=1)
-    kept = 2 * s.kv_heads * s.head_dim
-    shape = ChooseShape(heads, dim, top_k, 1.0, behind=kept, block=block, local=local)
+    shape = ChooseShape(heads, dim, top_k, 1.0, behind=s.kept, block=block, local=local)
     indexer = BlockIndexer(shape, attention.rope, attention.eps, attention.norm_plus)
     return replace(attention, shape=replace(s, beside=dim), indexer=indexer)
 

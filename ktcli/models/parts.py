@@ -197,7 +197,7 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
     return lambda i: window if types[i] == "sliding_attention" else 0
 
 
-def read_types(f: Fields, name: str, *kinds: str) -> list[str] | None:
+def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
     """Which of `kinds` each layer is, as the field `name` lists; None: it is not there."""
     types = f.values.get(name)
     if types is None:

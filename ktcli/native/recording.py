@@ -112,13 +112,14 @@ class Recording:
         shape: tuple[int, int, int, float, int, int],
         sinks: F32Array | None = None,
         choice: int = 0,
+        value_dim: int = 0,
     ) -> None:
         """`shape`: heads, kv_heads, head_dim, score scale, layer offset in bytes into a page, window;
-        `choice`: whose blocks are attended to, 0: all."""
+        `choice`: whose blocks are attended to, 0: all; `value_dim`: columns of a head's values, 0: head_dim."""
         require(sinks is None or sinks.size == shape[0], f"one sink for each of {shape[0]} heads")
         views = (self._view(view) for view in (out, q, k, v))
         pointer = self._ffi.NULL if sinks is None else self._borrow("float[]", sinks)
-        struct = self._ffi.new("kt_gqa *", (*shape, pointer, choice))
+        struct = self._ffi.new("kt_gqa *", (*shape, pointer, choice, value_dim))
         self._record("gqa", self._lib.kt_program_gqa, *views, struct)
 
     def choose(
@@ -340,6 +341,9 @@ class Recording:
 
     def expand(self, out: View, x: View, y: View, by: View) -> None:
         self._record("expand", self._lib.kt_program_expand, *map(self._view, (out, x, y, by)))
+
+    def scale(self, out: View, x: View, by: float) -> None:
+        self._record("scale", self._lib.kt_program_scale, *map(self._view, (out, x)), by)
 
     def carry(self, out: View, x: View) -> None:
         """out += x, in steps that defer."""

@@ -315,8 +315,8 @@ KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_
 /* Causal attention over the paged cache; the step's own K and V are appended first.
  * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
  * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
- * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][head_dim].
- * head_dim is even. q [heads*head_dim], k and v [kv_heads*head_dim], out [heads*head_dim]. */
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][value_dim].
+ * head_dim is even. q [heads*head_dim], k [kv_heads*head_dim], v [kv_heads*value_dim], out [heads*value_dim]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
     float scale;            /* of the scores, positive; usually 1/sqrt(head_dim) */
@@ -324,6 +324,7 @@ typedef struct kt_gqa {
     int32_t window;         /* a token sees the last so many positions, its own included; 0: all */
     const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
     int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
+    int32_t value_dim;      /* columns of a head's values, any number; 0: head_dim */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);
@@ -526,6 +527,9 @@ KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view in, kt_
 
 /* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * in[j];  by: post [n], comb [n][n]. */
 KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view in, kt_view y, kt_view by);
+
+/* out = in * by, a number;  out may equal in. */
+KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view in, float by);
 
 /* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
 KT_API int kt_program_carry(kt_program *program, kt_view out, kt_view x);

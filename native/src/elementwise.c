@@ -1,4 +1,4 @@
-/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, select.
+/* elementwise.c - what is done to each row by itself: embed, norm, rope, swiglu, gate, add, scale, select.
  *
  * Every thread does the rows it owns, so a chain of these needs no barrier. The arithmetic is in the
  * kernels; here are only the loops over rows and heads, and the checks.
@@ -15,7 +15,7 @@ typedef struct rowwise {
     int32_t interleaved, table;
     kt_glu glu;
     gate_by gate;
-    float eps;
+    float eps, by;
     const float *gain, *bias;
     const uint16_t *rows;       /* the embedding table */
 } rowwise;
@@ -215,7 +215,7 @@ int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width,
     return KT_OK;
 }
 
-/* ---- swiglu, gate, add, select ------------------------------------------------------------------ */
+/* ---- swiglu, gate, add, scale, select ----------------------------------------------------------- */
 
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
@@ -311,6 +311,36 @@ int kt_program_add(kt_program *p, kt_view out, kt_view a, kt_view b)
     if (a.width != b.width || a.width != out.width)
         return program_fail(p, KT_ERR_SHAPE, "add: %d columns and %d to %d", a.width, b.width, out.width);
     return record(p, add_run, &(rowwise){.out = out, .a = a, .b = b}, OWN_ROWS);
+}
+
+static void scale_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t);
+        float *y = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c++)
+            y[c] = x[c] * o->by;
+    }
+}
+
+int kt_program_scale(kt_program *p, kt_view out, kt_view in, float by)
+{
+    int failed = program_open(p);
+    if (!failed)
+        failed = program_check_view(p, "scale in", in, -1);
+    if (!failed)
+        failed = program_check_view(p, "scale out", out, program_domain(p, in));
+    if (!failed)
+        failed = program_check_overlap(p, "scale", out, in, 1);
+    if (failed)
+        return failed;
+    if (in.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "scale: %d columns to %d", in.width, out.width);
+    if (!isfinite(by))
+        return program_fail(p, KT_ERR_RANGE, "scale: by %g", (double)by);
+    return record(p, scale_run, &(rowwise){.out = out, .a = in, .by = by}, OWN_ROWS);
 }
 
 static void select_run(const void *arg, worker *w)

@@ -8,15 +8,15 @@ typedef struct gqa {
     attention a;
 } gqa;
 
-/* Heads of one token to rows: [kv_heads][64][head_dim]. */
-static void append_row(const worker *w, const attention *a, const float *x, uint8_t *to, int64_t key)
+/* Heads of one token to rows: [kv_heads][64][width]. */
+static void append_row(const worker *w, const attention *a, int64_t width, const float *x, uint8_t *to, int64_t key)
 {
-    for (int64_t h = 0; h < a->kv_heads; h++) {
-        int64_t at = h * a->v_head + key * a->v_stride;
+    for (int64_t h = 0; h < a->kv_heads; h++, x += width) {
+        int64_t at = (h * KT_PAGE_TOKENS + key) * width;
         if (a->kv_f32)
-            memcpy((float *)(void *)to + at, x + h * a->dv, (size_t)a->dv * sizeof(float));
+            memcpy((float *)(void *)to + at, x, (size_t)width * sizeof(float));
         else
-            w->kernels->to_bf16(x + h * a->dv, a->dv, a->dv, (uint16_t *)(void *)to + at);
+            w->kernels->to_bf16(x, width, width, (uint16_t *)(void *)to + at);
     }
 }
 
@@ -36,13 +36,16 @@ static void append_lane(const worker *w, const attention *a, const float *x, uin
 static void append_run(const void *arg, worker *w)
 {
     const gqa *o = arg;
+    const attention *a = &o->a;
     int64_t t, last;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        int64_t position = w->step->start + t;
+        int64_t position = w->step->start + t, key = position % KT_PAGE_TOKENS;
         uint8_t *page = cache_page(w, position / KT_PAGE_TOKENS);
-        (o->a.kv_f32 ? append_row : append_lane)(w, &o->a, view_row(w, o->k, t), page + o->a.k_offset,
-                                                 position % KT_PAGE_TOKENS);
-        append_row(w, &o->a, view_row(w, o->v, t), page + o->a.v_offset, position % KT_PAGE_TOKENS);
+        if (a->kv_f32)
+            append_row(w, a, a->dk, view_row(w, o->k, t), page + a->k_offset, key);
+        else
+            append_lane(w, a, view_row(w, o->k, t), page + a->k_offset, key);
+        append_row(w, a, a->dv, view_row(w, o->v, t), page + a->v_offset, key);
     }
 }
 
@@ -50,10 +53,15 @@ static void attend_run(const void *arg, worker *w)
 {
     const gqa *o = arg;
     attend(&o->a, w, (head_rows){view_row(w, o->q, 0), view_stride(w, o->q), o->a.dk},
-           (head_rows){view_row(w, o->out, 0), view_stride(w, o->out), o->a.dk});
+           (head_rows){view_row(w, o->out, 0), view_stride(w, o->out), o->a.dv});
 }
 
-static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *s)
+static int32_t value_dim(const kt_gqa *s)
+{
+    return s->value_dim ? s->value_dim : s->head_dim;
+}
+
+static int check_views(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *s)
 {
     int failed = program_open(p);
     if (!failed)
@@ -68,12 +76,22 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, co
         failed = program_check_overlap(p, "gqa", out, q, 0);
     if (failed)
         return failed;
-    int64_t dim = s->head_dim;
-    if (s->heads < 1 || s->kv_heads < 1 || dim < 1 || s->heads % s->kv_heads != 0 || s->heads * dim != q.width ||
-        s->heads * dim != out.width || s->kv_heads * dim != k.width || s->kv_heads * dim != v.width)
-        return program_fail(p, KT_ERR_SHAPE, "gqa: %d heads and %d kv heads of %d columns, but q has %d, k %d, v %d, "
-                            "out %d", s->heads, s->kv_heads, s->head_dim, q.width, k.width, v.width, out.width);
-    if (dim % 2 != 0)
+    int64_t dk = s->head_dim, dv = value_dim(s);
+    if (s->heads < 1 || s->kv_heads < 1 || dk < 1 || dv < 1 || s->heads % s->kv_heads != 0 ||
+        s->heads * dk != q.width || s->heads * dv != out.width || s->kv_heads * dk != k.width ||
+        s->kv_heads * dv != v.width)
+        return program_fail(p, KT_ERR_SHAPE, "gqa: %d heads and %d kv heads of %d columns, values of %d, but q has %d, "
+                            "k %d, v %d, out %d", s->heads, s->kv_heads, s->head_dim, (int32_t)dv, q.width, k.width,
+                            v.width, out.width);
+    return KT_OK;
+}
+
+static int check(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *s)
+{
+    int failed = check_views(p, out, q, k, v, s);
+    if (failed)
+        return failed;
+    if (s->head_dim % 2 != 0)
         return program_fail(p, KT_ERR_SHAPE, "gqa: head_dim %d is odd; keys are stored in pairs of columns",
                             s->head_dim);
     if (s->window < 0)
@@ -93,25 +111,26 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
     gqa *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    int32_t dim = shape->head_dim;
-    int32_t kv_f32 = p->options.kv_f32;
-    size_t half = (size_t)k.width * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    int32_t dk = shape->head_dim, dv = value_dim(shape), kv_f32 = p->options.kv_f32;
+    size_t column = KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    size_t keys = (size_t)k.width * column, both = keys + (size_t)v.width * column;
     *o = (gqa){.out = out, .q = q, .k = k, .v = v,
-               .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dim, .dv = dim,
+               .a = {.kv_heads = shape->kv_heads, .group = shape->heads / shape->kv_heads, .dk = dk, .dv = dv,
                      .kv_f32 = kv_f32, .window = shape->window, .choice = shape->choice, .scale = shape->scale,
-                     .sinks = shape->sinks, .k_stride = dim, .v_stride = dim,
-                     .k_head = (int64_t)KT_PAGE_TOKENS * dim, .v_head = (int64_t)KT_PAGE_TOKENS * dim,
-                     .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + half}};
-    p->page_bytes = p->page_bytes > o->a.v_offset + half ? p->page_bytes : o->a.v_offset + half;
+                     .sinks = shape->sinks, .k_stride = dk, .v_stride = dv,
+                     .k_head = (int64_t)KT_PAGE_TOKENS * dk, .v_head = (int64_t)KT_PAGE_TOKENS * dv,
+                     .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + keys}};
+    size_t end = shape->layer_offset + both;
+    p->page_bytes = p->page_bytes > end ? p->page_bytes : end;
     program_reserve(p, attention_shared_bytes(&o->a), attention_local_bytes(&o->a));
     program_operation(p);
     program_phase(p, append_run, o);
     program_touch_view(p, k, OWN_ROWS);
     program_touch_view(p, v, OWN_ROWS);
-    program_touch_cache(p, o->a.k_offset, 2 * half, ANY_ROWS | WRITES);
+    program_touch_cache(p, o->a.k_offset, both, ANY_ROWS | WRITES);
     program_phase(p, attend_run, o);
     program_touch_view(p, q, ANY_ROWS);
-    program_touch_cache(p, o->a.k_offset, 2 * half, ANY_ROWS);
+    program_touch_cache(p, o->a.k_offset, both, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
     if (shape->choice)
         program_touch(p, p->selections.at[shape->choice - 1].resource, 0, 1, ANY_ROWS);

@@ -10,23 +10,31 @@ typedef struct shape {
     int32_t mla, heads, kv_heads, dim;          /* GQA */
     int32_t nope, rope, v, lora;                /* MLA */
     int format;
-    int32_t window, sinks;                      /* GQA */
+    int32_t window, sinks, values;              /* GQA; values: columns, 0: dim */
 } shape;
 
 static const shape shapes[] = {
-    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0},
-    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0, 100, 0},
-    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0, 0, 1},
-    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0, 1, 1},
-    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16, 0, 0},
-    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8, 0, 0},
-    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32, 0, 0},
-    {"gqa 6/2 x 8", 0, 6, 2, 8, 0, 0, 0, 0, 0, 513, 1},
+    {"gqa 8/2 x 64", 0, 8, 2, 64, 0, 0, 0, 0, 0, 0, 0, 0},
+    {"gqa 3/3 x 40", 0, 3, 3, 40, 0, 0, 0, 0, 0, 100, 0, 0},
+    {"gqa 72/1 x 16", 0, 72, 1, 16, 0, 0, 0, 0, 0, 0, 1, 0},
+    {"gqa 12/1 x 80", 0, 12, 1, 80, 0, 0, 0, 0, 0, 1, 1, 0},
+    {"mla 4, bf16", 1, 4, 1, 0, 32, 16, 32, 64, BF16, 0, 0, 0},
+    {"mla 3, int8", 1, 3, 1, 0, 24, 8, 40, 96, INT8, 0, 0, 0},
+    {"mla 5, f32", 1, 5, 1, 0, 16, 8, 16, 40, F32, 0, 0, 0},
+    {"gqa 6/2 x 8", 0, 6, 2, 8, 0, 0, 0, 0, 0, 513, 1, 0},
+    {"gqa 12/2 x 26, values of 17", 0, 12, 2, 26, 0, 0, 0, 0, 0, 70, 1, 17},
+    {"gqa 2/1 x 6, values of 50", 0, 2, 1, 6, 0, 0, 0, 0, 0, 0, 0, 50},
 };
+
+
+static int32_t value_columns(const shape *s)
+{
+    return s->values ? s->values : s->dim;
+}
 
 typedef struct model {
     const shape *s;
-    int32_t exact, q_width, kv_width, out_width;
+    int32_t exact, q_width, kv_width, v_width, out_width;
     float scale;
     size_t page_bytes;
     float sinks[80];
@@ -56,15 +64,17 @@ static model make_model(kt_pool *pool, const shape *s, int32_t exact)
     if (s->mla) {
         make_mla(pool, &m);
         m.q_width = s->heads * (s->nope + s->rope);
-        m.kv_width = s->lora + s->rope;
+        m.kv_width = m.v_width = s->lora + s->rope;
         m.out_width = s->heads * s->v;
         m.scale = 1 / sqrtf((float)(s->nope + s->rope));
         m.page_bytes = LAYER + (size_t)m.kv_width * 64 * element;
     } else {
-        m.q_width = m.out_width = s->heads * s->dim;
+        m.q_width = s->heads * s->dim;
+        m.out_width = s->heads * value_columns(s);
         m.kv_width = s->kv_heads * s->dim;
+        m.v_width = s->kv_heads * value_columns(s);
         m.scale = 1 / sqrtf((float)s->dim);
-        m.page_bytes = LAYER + (size_t)m.kv_width * 64 * 2 * element;
+        m.page_bytes = LAYER + (size_t)(m.kv_width + m.v_width) * 64 * element;
     }
     return m;
 }
@@ -85,13 +95,13 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
     kt_program *p = r.program;
     r.q = make_view(p, m->q_width, KT_ROWS_TOKENS);
     r.k = make_view(p, m->kv_width, KT_ROWS_TOKENS);
-    r.v = s->mla ? r.k : make_view(p, m->kv_width, KT_ROWS_TOKENS);
+    r.v = s->mla ? r.k : make_view(p, m->v_width, KT_ROWS_TOKENS);
     r.out = make_view(p, m->out_width, KT_ROWS_TOKENS);
     if (s->mla) {
         kt_mla a = {s->heads, s->nope, s->rope, s->v, s->lora, m->scale, LAYER, m->uk_in.w, m->uk_out.w, m->uv.w, 0};
         OK(kt_program_mla(p, r.out, r.q, r.k, &a), kt_program_error(p));
     } else {
-        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0};
+        kt_gqa a = {s->heads, s->kv_heads, s->dim, m->scale, LAYER, s->window, s->sinks ? m->sinks : NULL, 0, s->values};
         OK(kt_program_gqa(p, r.out, r.q, r.k, r.v, &a), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
@@ -99,14 +109,14 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
 }
 
 /* What token t brings; the same in every run. */
-static void inputs(int64_t t, float *q, int32_t q_width, float *k, float *v, int32_t kv_width)
+static void inputs(const model *m, int64_t t, float *q, float *k, float *v)
 {
     if (q)
-        fill(q, (size_t)q_width, 1000 + (uint64_t)t);
+        fill(q, (size_t)m->q_width, 1000 + (uint64_t)t);
     if (k)
-        fill(k, (size_t)kv_width, 500000 + (uint64_t)t);
+        fill(k, (size_t)m->kv_width, 500000 + (uint64_t)t);
     if (v && v != k)
-        fill(v, (size_t)kv_width, 900000 + (uint64_t)t);
+        fill(v, (size_t)m->v_width, 900000 + (uint64_t)t);
 }
 
 typedef struct cache {
@@ -144,8 +154,7 @@ static void free_cache(cache *c)
 static void step(run *r, const model *m, const cache *c, int64_t start, int64_t n, float *out)
 {
     for (int64_t t = 0; t < n; t++)
-        inputs(start + t, row_of(r->program, r->q, t), m->q_width, row_of(r->program, r->k, t),
-               row_of(r->program, r->v, t), m->kv_width);
+        inputs(m, start + t, row_of(r->program, r->q, t), row_of(r->program, r->k, t), row_of(r->program, r->v, t));
     kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n,
                  .cache = c->data, .cache_pages = c->n + 1, .page_bytes = m->page_bytes};
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
@@ -161,32 +170,37 @@ static double kept(const model *m, float x)
     return (double)(m->exact ? x : from_bf16(to_bf16(x)));
 }
 
-/* Softmax of q . keys and a sink (-Inf: none), weighted sum of the values; dk and dv columns of rows of `stride`. */
-REFERENCE static void attend(const double *q, const double *keys, const double *values, int64_t n, int64_t dk,
-                             int64_t dv, int64_t stride, double scale, double sink, double *out)
+/* Rows of d columns, `stride` apart. */
+typedef struct rows {
+    const double *at;
+    int64_t d, stride;
+} rows;
+
+/* Softmax of q . keys and a sink (-Inf: none), weighted sum of the values. */
+REFERENCE static void attend(const double *q, rows keys, rows values, int64_t n, double scale, double sink, double *out)
 {
     double *weight = need(sizeof(double) * (size_t)n), max = sink, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         weight[j] = 0;
-        for (int64_t i = 0; i < dk; i++)
-            weight[j] += q[i] * keys[j * stride + i] * scale;
+        for (int64_t i = 0; i < keys.d; i++)
+            weight[j] += q[i] * keys.at[j * keys.stride + i] * scale;
         max = fmax(max, weight[j]);
     }
-    memset(out, 0, sizeof(double) * (size_t)dv);
+    memset(out, 0, sizeof(double) * (size_t)values.d);
     sum = exp(sink - max);
     for (int64_t j = 0; j < n; j++) {
         weight[j] = exp(weight[j] - max);
         sum += weight[j];
-        for (int64_t i = 0; i < dv; i++)
-            out[i] += weight[j] * values[j * stride + i];
+        for (int64_t i = 0; i < values.d; i++)
+            out[i] += weight[j] * values.at[j * values.stride + i];
     }
-    for (int64_t i = 0; i < dv; i++)
+    for (int64_t i = 0; i < values.d; i++)
         out[i] /= sum;
     free(weight);
 }
 
 /* Absorbed: (uk_in q_nope, q_rope) against latent rows, then uv. */
-static void expect_mla(const model *m, const float *q, const double *rows, int64_t n, double *out)
+static void expect_mla(const model *m, const float *q, const double *latents, int64_t n, double *out)
 {
     const shape *s = m->s;
     double x[512], absorbed[512], latent[512];
@@ -197,8 +211,8 @@ static void expect_mla(const model *m, const float *q, const double *rows, int64
         multiply(m->uk_in.values + h * s->lora * s->nope, s->lora, s->nope, x, absorbed);
         for (int64_t i = 0; i < s->rope; i++)
             absorbed[s->lora + i] = (double)mine[s->nope + i];
-        attend(absorbed, rows, rows, n, s->lora + s->rope, s->lora, m->kv_width, (double)m->scale,
-               -INFINITY, latent);
+        attend(absorbed, (rows){latents, s->lora + s->rope, m->kv_width}, (rows){latents, s->lora, m->kv_width}, n,
+               (double)m->scale, -INFINITY, latent);
         multiply(m->uv.values + h * s->v * s->lora, s->v, s->lora, latent, out + h * s->v);
     }
 }
@@ -209,11 +223,13 @@ static void expect_gqa(const model *m, const float *q, const double *k, const do
     double x[512];
     int64_t first = s->window && n > s->window ? n - s->window : 0;
     for (int64_t h = 0; h < s->heads; h++) {
-        int64_t at = h / (s->heads / s->kv_heads) * s->dim + first * m->kv_width;
+        int64_t at = h / (s->heads / s->kv_heads);
+        rows keys = {k + at * s->dim + first * m->kv_width, s->dim, m->kv_width};
+        rows seen = {v + at * value_columns(s) + first * m->v_width, value_columns(s), m->v_width};
         for (int64_t i = 0; i < s->dim; i++)
             x[i] = (double)q[h * s->dim + i];
-        attend(x, k + at, v + at, n - first, s->dim, s->dim, m->kv_width, (double)m->scale,
-               s->sinks ? (double)m->sinks[h] : -INFINITY, out + h * s->dim);
+        attend(x, keys, seen, n - first, (double)m->scale, s->sinks ? (double)m->sinks[h] : -INFINITY,
+               out + h * value_columns(s));
     }
 }
 
@@ -221,19 +237,19 @@ static void expect_gqa(const model *m, const float *q, const double *k, const do
 static void compare(const model *m, const float *out, int64_t tokens, int64_t every, double tolerance,
                     const char *how)
 {
-    size_t width = (size_t)m->kv_width;
-    double *k = need(sizeof(double) * width * (size_t)tokens), *v = need(sizeof(double) * width * (size_t)tokens);
+    size_t width = (size_t)m->kv_width, wide = (size_t)m->v_width;
+    double *k = need(sizeof(double) * width * (size_t)tokens), *v = need(sizeof(double) * wide * (size_t)tokens);
     double *want = need(sizeof(double) * (size_t)m->out_width);
-    float *q = need(sizeof(float) * (size_t)m->q_width), *row = need(sizeof(float) * 2 * width);
+    float *q = need(sizeof(float) * (size_t)m->q_width), *row = need(sizeof(float) * (width + wide));
     for (int64_t t = 0; t < tokens; t++) {
-        inputs(t, NULL, 0, row, row + width, m->kv_width);
-        for (size_t i = 0; i < width; i++) {
+        inputs(m, t, NULL, row, row + width);
+        for (size_t i = 0; i < width; i++)
             k[(size_t)t * width + i] = kept(m, row[i]);
-            v[(size_t)t * width + i] = kept(m, row[width + i]);
-        }
+        for (size_t i = 0; i < wide; i++)
+            v[(size_t)t * wide + i] = kept(m, row[width + i]);
     }
     for (int64_t t = tokens - 1; t >= 0; t -= every) {
-        inputs(t, q, m->q_width, NULL, NULL, 0);
+        inputs(m, t, q, NULL, NULL);
         if (m->s->mla)
             expect_mla(m, q, k, t + 1, want);
         else
@@ -382,7 +398,7 @@ int main(void)
     check_shape("portable", &shapes[1], 0);
     check_shape("portable", &shapes[3], 1);
     /* So long, and of so many wide heads, that the partials need several waves. */
-    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0};
+    const shape wide = {"mla 64 x 512", 1, 64, 1, 0, 16, 8, 16, 512, BF16, 0, 0, 0};
     check_threads(own_row(), &wide, 2600, 7, 2);
     return report("test_attention");
 }

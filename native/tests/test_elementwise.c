@@ -1,4 +1,4 @@
-/* test_elementwise.c - embed, norm, rope, swiglu, gate, add and select against plain loops, on every ISA row,
+/* test_elementwise.c - embed, norm, rope, swiglu, gate, add, scale and select against plain loops, on every ISA row,
  * for one token and for many, with views inside wider buffers. */
 #include "check.h"
 
@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[2], sum, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[2], sum, scaled, picked;
     uint16_t *rows;
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
@@ -28,6 +28,7 @@ static void record(fixture *f, kt_pool *pool)
     f->heads = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->centred = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->sum = make_view(p, WIDE, KT_ROWS_TOKENS);
+    f->scaled = make_view(p, WIDE, KT_ROWS_TOKENS);
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
     f->act = make_view(p, GATED, KT_ROWS_TOKENS);
@@ -51,6 +52,8 @@ static void record(fixture *f, kt_pool *pool)
     }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
+    OK(kt_program_scale(p, f->scaled, f->sum, 0.707f), kt_program_error(p));
+    OK(kt_program_scale(p, f->scaled, f->scaled, -3), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
@@ -108,6 +111,9 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
     expect_layer_norm(x, f->full_gain, WIDE, 1e-6, centred);
     close_to("layer_norm", row_of(f->p, f->centred, t), centred, WIDE);
     close_to("add", row_of(f->p, f->sum, t), want, WIDE);
+    for (int i = 0; i < WIDE; i++)
+        want[i] *= -3 * (double)0.707f;
+    close_to("scale", row_of(f->p, f->scaled, t), want, WIDE);
     for (int h = 0; h < HEADS; h++) {
         float once[HEAD];
         expect_norm(x + h * HEAD, f->gain, HEAD, 1e-5, want);

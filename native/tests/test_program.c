@@ -41,6 +41,8 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
     REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
+    REFUSED(kt_program_scale(p, a, part(b, 0, 32), 2), KT_ERR_SHAPE, why(p), "32 columns to 64");
+    REFUSED(kt_program_scale(p, a, b, INFINITY), KT_ERR_RANGE, why(p), "by inf");
     REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1, 0), KT_ERR_SHAPE, why(p), "dim is 7");
     REFUSED(kt_program_rope(p, a, 0, 16, 0, 0), KT_ERR_RANGE, why(p), "table 0 of 0");
     int32_t table = kt_program_rope_table(p, 16, (float[8]){1}, 1, 0);
@@ -84,6 +86,12 @@ static void check_weights(kt_pool *pool)
     REFUSED(kt_program_experts(p, a, b, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "48 columns to 64");
     kt_gqa g = {3, 2, 16, 1, 0, 0, NULL, 0};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 32), part(a, 32, 32), &g), KT_ERR_SHAPE, why(p), "3 heads");
+    g = (kt_gqa){.heads = 3, .kv_heads = 1, .head_dim = 16, .scale = 1, .value_dim = 8};
+    REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
+            "values of 8");
+    g.value_dim = -1;
+    REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
+            "values of -1");
     g = (kt_gqa){3, 1, 16, 1, 32, 0, NULL};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
             "layer_offset 32");

@@ -30,6 +30,7 @@ BY_NAME = {case.name: case for case in CASES}
 QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
 CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
 V4 = BY_NAME["deepseek-v4"]
+MIMO = BY_NAME["mimo-v2-flash"]
 
 
 def minimax(**changes: Any) -> dict[str, Any]:
@@ -87,6 +88,17 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (GLM5, {"indexer_types": ["shared", "full", "full", "full"]}, "begins with one"),
     (GLM5, {"indexer_types": ["full", 3]}, "indexer_types"),
     (GLM5, {"indexer_types": None, "index_topk_pattern": "FX"}, "indexer_types"),
+    (MIMO, {"v_head_dim": 0}, "v_head_dim is 0"),
+    (MIMO, {"swa_v_head_dim": 26}, "swa_v_head_dim 26"),
+    (MIMO, {"swa_num_key_value_heads": 4}, "not a multiple of 4"),
+    (MIMO, {"n_shared_experts": 1}, "n_shared_experts is 1"),
+    (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias True"),
+    (MIMO, {"hybrid_layer_pattern": [0, 0, 0, 0]}, "contradict"),
+    (MIMO, {"hybrid_layer_pattern": [0, 7, 0, 0]}, "hybrid_layer_pattern 7"),
+    (MIMO, {"sliding_window_size": 0}, "sliding_window_size is 0"),
+    (MIMO, {"attention_value_scale": "x"}, "not a number"),
+    (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
+    (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),

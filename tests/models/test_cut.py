@@ -16,6 +16,7 @@ NAMES = [
     "glm-5",
     "mixtral-8x7b",
     "gpt-oss-20b",
+    "mimo-v2-flash",
     "ernie-4.5-21b-a3b",
     "glm-4.7-flash",
 ]

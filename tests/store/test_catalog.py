@@ -46,6 +46,7 @@ COUNTED = {
     "qwen3-next-80b-a3b": (79.7e9, 77.3e9),
     "gpt-oss-20b": (20.9e9, 19.1e9),
     "gpt-oss-120b": (116.8e9, 114.7e9),
+    "mimo-v2-flash": (308.8e9, 302.8e9),
 }
 
 

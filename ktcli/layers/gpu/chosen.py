@@ -156,11 +156,11 @@ def gqa(
     """Append k and v to the cache, then attend to the chosen blocks; see `attention.gqa`."""
     s = shape
     for pages, new in zip(cache, (k, v), strict=True):
-        append(pages, torch.unflatten(new, -1, (s.kv_heads, s.head_dim)), rows)
+        append(pages, torch.unflatten(new, -1, (s.kv_heads, -1)), rows)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.run == 1:
         return _gqa_one(rounded(query, exact), cache, chosen, rows, s)
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         keys, values = (held_by(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]

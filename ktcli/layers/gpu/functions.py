@@ -33,7 +33,7 @@ GATHERED_ROWS = 16
 _UNPACKED_ELEMENTS = 1 << 24
 
 RopeTable = tuple[Tensor, float]  # (inv_freq f32 [dim/2], scale of cos and sin)
-KvPages = tuple[Tensor, Tensor]  # K and V, each [pages, 64, kv_heads, head_dim]
+KvPages = tuple[Tensor, Tensor]  # K and V, [pages, 64, kv_heads, head_dim] and [..., value_dim]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,14 +57,14 @@ def _lowest(last, window):
 @triton.jit
 def _gqa_kernel(
     q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
-    D: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
-    BH: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
 
-    q [sequences][kv heads * group * D]; k, v [pages][PAGE][kv heads][D]; out: peaks and weights
-    [sequences][heads][splits], sums [sequences][heads][splits][D], for splits that hold a position.
-    window: 0: none. BH, BD: group and D, up to a power of two.
+    q [sequences][kv heads * group * D]; k [pages][PAGE][kv heads][D]; v [pages][PAGE][kv heads][DV]; out: peaks
+    and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
+    window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
     """
     split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(1)
@@ -74,13 +74,14 @@ def _gqa_kernel(
         return
     h = tl.arange(0, BH)
     d = tl.arange(0, BD)
+    c = tl.arange(0, BV)
     row = q + sequence.to(tl.int64) * q_row + kv * group * D
     mask_q = (h < group)[:, None] & (d < D)[None, :]
     query = tl.load(row + h[:, None] * D + d[None, :], mask=mask_q, other=0.0)
     query = query.to(k.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
-    total = tl.zeros([BH, BD], tl.float32)
+    total = tl.zeros([BH, BV], tl.float32)
     table = pages + sequence.to(tl.int64) * table_width
     # No tile is wholly behind `last` or before `low`: each has a position, so that no peak stays infinite.
     begin = tl.maximum(first, low // BL * BL)
@@ -89,10 +90,10 @@ def _gqa_kernel(
         place = at % PAGE + tl.arange(0, BL)
         position = at + tl.arange(0, BL)
         seen = (position <= last) & (position >= low)
-        rows = ((page * PAGE + place) * kv_heads + kv) * D
-        inside = seen[:, None] & (d < D)[None, :]
-        keys = tl.load(k + rows[:, None] + d[None, :], mask=inside, other=0.0)  # [BL, BD]
-        values = tl.load(v + rows[:, None] + d[None, :], mask=inside, other=0.0)
+        rows = ((page * PAGE + place) * kv_heads + kv)[:, None]
+        of_keys, of_values = seen[:, None] & (d < D)[None, :], seen[:, None] & (c < DV)[None, :]
+        keys = tl.load(k + rows * D + d[None, :], mask=of_keys, other=0.0)  # [BL, BD]
+        values = tl.load(v + rows * DV + c[None, :], mask=of_values, other=0.0)  # [BL, BV]
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, axis=1))
@@ -106,7 +107,8 @@ def _gqa_kernel(
     at_split = head * tl.num_programs(0) + split
     tl.store(peaks + at_split, peak, mask=h < group)
     tl.store(weights + at_split, weight, mask=h < group)
-    tl.store(sums + at_split[:, None] * D + d[None, :], total, mask=mask_q)
+    mask_sums = (h < group)[:, None] & (c < DV)[None, :]
+    tl.store(sums + at_split[:, None] * DV + c[None, :], total, mask=mask_sums)
 
 
 @triton.jit
@@ -219,14 +221,14 @@ def gqa_one(
     """One query per sequence, q [sequences, heads * D], over what the cache holds up to its position."""
     s = shape
     group = s.heads // s.kv_heads
-    parts = _Parts(rows, s.heads, s.head_dim, _GQA_SPLIT_PAGES)
-    width = triton.next_power_of_2(s.head_dim)
+    parts = _Parts(rows, s.heads, s.value_dim, _GQA_SPLIT_PAGES)
+    width, wide = triton.next_power_of_2(s.head_dim), triton.next_power_of_2(s.value_dim)
     _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
         q, *cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
         q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
-        D=s.head_dim, PAGE=PAGE_TOKENS, SPLIT=_GQA_SPLIT_PAGES,
-        BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BL=64 if width <= 128 else 32,
-        num_stages=2,
+        D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=_GQA_SPLIT_PAGES,
+        BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
+        BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
     )  # fmt: skip
     return parts.merged(rows, s.window, sinks)
 

@@ -310,21 +310,28 @@ SIZES = ([N], [7, 70, 40], [60, 1])
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "one by one"])
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
 @pytest.mark.parametrize(
-    ("block", "window", "sinks"),
-    [(1024, 0, None), (9, 0, None), (1024, 20, SINKS), (9, 0, SINKS), (9, 130, None)],
+    ("block", "window", "sinks", "wide"),
+    [
+        (1024, 0, None, 10),
+        (9, 0, None, 7),
+        (1024, 20, SINKS, 10),
+        (9, 0, SINKS, 13),
+        (9, 130, None, 10),
+    ],
 )
-def test_gqa(sizes, exact: bool, block: int, window: int, sinks, monkeypatch) -> None:
+def test_gqa(sizes, exact: bool, block: int, window: int, sinks, wide: int, monkeypatch) -> None:
     monkeypatch.setattr(attention, "_BLOCK_QUERIES", block)
-    s = replace(GQA, window=window)
-    q, k, v = (draw(N, heads * 10, seed=i) for i, heads in enumerate((6, 2, 2)))
+    s = replace(GQA, window=window, v=wide)
+    widths = 6 * 10, 2 * 10, 2 * wide
+    q, k, v = (draw(N, width, seed=i) for i, width in enumerate(widths))
     dtype = torch.float32 if exact else torch.bfloat16
-    cache = tuple(torch.full((7, 64, 2, 10), float("nan"), dtype=dtype) for _ in range(2))
+    cache = tuple(torch.full((7, 64, 2, n), float("nan"), dtype=dtype) for n in (10, wide))
     found = in_pieces(
         list(sizes),
         lambda at, rows: attention.gqa(q[at], k[at], v[at], cache, rows, s, sinks, exact=exact),
-        60,
+        6 * wide,
     )
-    k, v = (each.view(N, 2, 1, 10).expand(N, 2, 3, 10).flatten(1, 2) for each in (k, v))
+    k, v = (each.view(N, 2, 1, -1).expand(N, 2, 3, -1).flatten(1, 2) for each in (k, v))
     expected = attend_slowly(q.view(N, 6, 10), k, v, s.scale, window, sinks)
     near(found, expected, 1e-5 if exact else 0.02)
 

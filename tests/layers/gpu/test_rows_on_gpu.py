@@ -82,12 +82,14 @@ def places(batch: int) -> Rows:
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-@pytest.mark.parametrize(("heads", "kv", "width"), [(3, 1, 80), (32, 4, 128)])
-def test_gqa(heads: int, kv: int, width: int, batch: int) -> None:
-    shape, rows = GqaShape(heads, kv, width, width**-0.5), places(batch)
-    cache = tuple(random(20, 64, kv, width).bfloat16() for _ in "kv")
+@pytest.mark.parametrize(
+    ("heads", "kv", "width", "wide"), [(3, 1, 80, 80), (32, 4, 128, 128), (64, 4, 192, 128)]
+)
+def test_gqa(heads: int, kv: int, width: int, wide: int, batch: int) -> None:
+    shape, rows = GqaShape(heads, kv, width, width**-0.5, v=wide), places(batch)
+    cache = tuple(random(20, 64, kv, each).bfloat16() for each in (width, wide))
     same = tuple(each.float() for each in cache)
-    q, k, v = (random(batch, n * width) for n in (heads, kv, kv))
+    q, k, v = (random(batch, n) for n in (heads * width, kv * width, kv * wide))
     near(kernels_for(GPU).gqa(q, k, v, cache, rows, shape), EXACT.gqa(q, k, v, same, rows, shape))
     for a, b in zip(cache, same, strict=True):
         assert torch.equal(a, b.bfloat16())

@@ -100,6 +100,14 @@ def gpt_oss() -> None:
     experts("int4-g32", 2880, 2880, 32, empty(1, 4, dtype=torch.int32), empty(1, 4), extras)
 
 
+def mimo_v2_flash() -> None:
+    """Values narrower than keys."""
+    pages = (empty(600, 64, 8, width, dtype=torch.bfloat16) for width in (192, 128))
+    shape = GqaShape(64, 8, 192, 192**-0.5, 128, v=128)
+    of = empty(1, 64 * 192), empty(1, 8 * 192), empty(1, 8 * 128)
+    row.gqa(*of, tuple(pages), rows(1), shape, empty(64))
+
+
 def experts(
     name: str,
     hidden: int,
@@ -154,6 +162,7 @@ def main() -> None:
     qwen3_30b_a3b()
     deepseek_v3()
     gpt_oss()
+    mimo_v2_flash()
     different = {source.hash() + str(options): (source, options) for source, options in sources()}
     capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
     for i, (source, options) in enumerate(different.values()):

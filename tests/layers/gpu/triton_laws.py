@@ -164,13 +164,21 @@ def _rows(width: int) -> Rows:
 
 
 def gqa() -> None:
-    for heads, kv, width, window in ((4, 2, 64, 0), (3, 1, 80, 70), (1, 1, 256, 0), (2, 1, 16, 3)):
-        shape = GqaShape(heads, kv, width, width**-0.5, window)
+    for heads, kv, width, window, wide in (
+        (4, 2, 64, 0, 0),
+        (3, 1, 80, 70, 0),
+        (1, 1, 256, 0, 0),
+        (2, 1, 16, 3, 0),
+        (4, 2, 24, 70, 18),
+        (2, 2, 8, 0, 40),
+    ):
+        shape = GqaShape(heads, kv, width, width**-0.5, window, v=wide)
         sinks = torch.randn(heads) if window else None
         rows = _rows(5)
-        cache = _cached(rows, kv, width), _cached(rows, kv, width)
+        cache = _cached(rows, kv, width), _cached(rows, kv, shape.value_dim)
         same = cache[0].clone(), cache[1].clone()
-        q, k, v = (torch.randn(3, n * width) for n in (heads, kv, kv))
+        q, k = (torch.randn(3, n * width) for n in (heads, kv))
+        v = torch.randn(3, kv * shape.value_dim)
         out = triton_row.gqa(q, k, v, cache, rows, shape, sinks)
         right = attention.gqa(q, k, v, same, rows, shape, sinks)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)

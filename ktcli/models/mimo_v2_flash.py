@@ -1,0 +1,135 @@
+"""MiMo-V2-Flash (309B-A15B): values narrower than keys, windows with sinks in most layers, DeepSeek-V3's router.
+
+Layers with a window have twice the kv heads and a rotation of their own; there is no shared expert. The hub's
+config names layers and windows otherwise than transformers, which reads `sliding_window_size` as the positions
+before the token's own. Multi-token prediction is not read. Source: transformers 5.23 (mimo_v2_flash).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention
+from ktcli.layers.mlp import Mlp
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_gqa,
+    read_sparse,
+    read_typed_dense,
+    read_types,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("mimo_v2_flash",)
+
+_FULL, _NEAR = "full_attention", "sliding_attention"
+_THETAS = {_FULL: 5e6, _NEAR: 1e4}
+_ROTATED = 0.334
+_FLAGS = {
+    "mlp_bias": False,
+    "use_qk_norm": False,
+    "add_full_attention_sink_bias": False,
+    "add_swa_attention_sink_bias": True,
+}
+_DENSE = 1  # layers before the first with experts, unless the config says
+# The hub's lists of 0 and 1, one for each layer: what we call them, and what 0 and 1 are.
+_LISTS = {
+    "hybrid_layer_pattern": ("layer_types", (_FULL, _NEAR)),
+    "moe_layer_freq": ("mlp_layer_types", ("dense", "sparse")),
+}
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    _refuse_others(f)
+    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
+    sparse = read_sparse(f, read_corrected_routing(f), correction=True)
+    is_dense = read_typed_dense(f, _DENSE)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return attentions[kinds[i]], read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "mimo_v2_flash", parts)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return cut_typed_dense(_own(config).values, layers, _DENSE)
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config in transformers' spelling, with a list of layer types."""
+    f = Fields(config)
+    values = dict(f.values)
+    for name, (own, kinds) in _LISTS.items():
+        listed: list[Any] | None = read_types(f, name, 0, 1)
+        values.pop(name, None)
+        if listed is None:
+            continue
+        given = [kinds[each] for each in listed]
+        if values.get(own) not in (None, given):
+            raise BadCheckpoint(f"{f.where}: {name} and {own} contradict each other")
+        values[own] = given
+    if values.get("layer_types") is None:
+        n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+        values["layer_types"] = [_NEAR if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
+    if values.get("rms_norm_eps") is None:
+        values["rms_norm_eps"] = values.get("layernorm_epsilon")
+    return Fields(values, f.where)
+
+
+def _refuse_others(f: Fields) -> None:
+    """What a config could say and this family does not compute."""
+    for name, usual in _FLAGS.items():
+        f.require(name, f.flag(name, usual), usual)
+    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    f.require_absent("n_shared_experts")
+    for name in ("num_attention_heads", "head_dim", "v_head_dim"):
+        if f.has(f"swa_{name}"):  # both kinds of layers have the same
+            f.require(f"swa_{name}", f.values[f"swa_{name}"], f.values.get(name))
+
+
+def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
+    """That of the layers of one kind."""
+    values = {**f.values, **_rotation(f, kind)}
+    if kind == _NEAR:
+        doubled = 2 * f.whole("num_key_value_heads", high=MAX_HEADS)
+        kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
+        values["num_key_value_heads"] = kv_heads
+    bias = f.flag("attention_bias", False)
+    own = read_gqa(Fields(values, f.where), qkv_bias=bias, rotated=_ROTATED, theta=_THETAS[kind])
+    v = f.whole("v_head_dim", high=4096, default=128)
+    f.require_width("num_attention_heads x v_head_dim", own.shape.heads * v)
+    given = f.values.get("attention_value_scale", 0.707)
+    scale = 1.0 if given is None else f.number("attention_value_scale", high=1e3, default=0.707)
+    own = replace(own, shape=replace(own.shape, v=v), value_scale=scale)
+    return (
+        replace(own.within(_window(f)), sinks_name="attention_sink_bias") if kind == _NEAR else own
+    )
+
+
+def _rotation(f: Fields, kind: str) -> dict[str, Any]:
+    """The fields that `read_rope` reads, for one kind of layer: transformers has a part for each."""
+    parts = f.values.get("rope_parameters")
+    if isinstance(parts, Mapping) and (_FULL in parts or _NEAR in parts):
+        return {"rope_parameters": Fields(parts.get(kind, ()), f"{f.where}: rope of {kind}").values}
+    f.require_absent("rope_parameters")
+    f.require_absent("rope_scaling")
+    return {"rope_theta": f.values.get("rope_theta" if kind == _FULL else "swa_rope_theta")}
+
+
+def _window(f: Fields) -> int:
+    """Positions that a token sees, its own included."""
+    if f.has("sliding_window_size"):
+        return f.whole("sliding_window_size", high=MAX_CONTEXT) + 1
+    return f.whole("sliding_window", high=MAX_CONTEXT, default=129)
