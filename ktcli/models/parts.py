@@ -139,6 +139,7 @@ def read_gqa(
     rotated: float = 1.0,
     theta: float = 10_000.0,
     interleaved: bool = False,
+    norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
@@ -146,6 +147,7 @@ def read_gqa(
         rotated: part of each head that is rotated, unless the config says.
         theta: base of the rotation's wavelengths, unless the config says.
         interleaved: it turns pairs of neighbours.
+        norms: what the checkpoint calls those of q and k.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -158,7 +160,8 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    return replace(made, norms=norms)
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
@@ -267,7 +270,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 def _experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", high=MAX_TOP_K)
+    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k
