@@ -11,11 +11,24 @@ from ktcli.layers.mlp import Mlp
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
 
 
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Numbers that a model multiplies with: embedded rows, what attention and MLP add, logits (Granite)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_MULTIPLIERS = Multipliers()
+
+
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
+        added: what attention and MLP give is multiplied with.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: added to the weights of its norms.
     """
@@ -27,6 +40,7 @@ class DecoderLayer:
     attention: Attention
     mlp: Mlp
     norm_plus: float = 0.0
+    added: float = 1.0
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -50,8 +64,10 @@ class DecoderLayer:
         return (*self.mlp.tensors, *self.attention.tensors, *self.norms)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        x = b.add(x, self.attention.forward(b, b.norm(x, self.norms[0], self.eps)))
-        return b.add(x, self.mlp.forward(b, b.norm(x, self.norms[1], self.eps)))
+        attended = self.attention.forward(b, b.norm(x, self.norms[0], self.eps))
+        x = b.add(x, scaled(b, attended, self.added))
+        mixed = self.mlp.forward(b, b.norm(x, self.norms[1], self.eps))
+        return b.add(x, scaled(b, mixed, self.added))
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class Decoder:
         body: checkpoint prefix of embedding and norm, e.g. "model".
         head_source: checkpoint prefix of the head.
         norm_plus: added to the weight of the last norm.
+        multipliers: those of the layers are in the layers.
     """
 
     hidden: int
@@ -73,6 +90,7 @@ class Decoder:
     body: str = "model"
     head_source: str = "lm_head"
     norm_plus: float = 0.0
+    multipliers: Multipliers = NO_MULTIPLIERS
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -99,12 +117,18 @@ class Decoder:
 
     def forward(self, b: Backend) -> Value:
         """ids of the step in, logits [outputs, vocab] out."""
-        x = b.embed(self.embedding)  # [T, hidden]
+        x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
         for layer in self.layers:
             x = layer.forward(b, x)
         # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
-        return b.linear(b.norm(b.select(x), self.norm, self.eps), self.head, reads=Reads.WIDE)
+        x = scaled(b, b.norm(b.select(x), self.norm, self.eps), self.multipliers.logits)
+        return b.linear(x, self.head, reads=Reads.WIDE)
+
+
+def scaled(b: Backend, x: Value, by: float) -> Value:
+    """x times a number; consumes x."""
+    return x if by == 1.0 else b.scale(x, by)
 
 
 def _norm_source(prefix: str, name: str, width: int, plus: float) -> tuple[tuple[Stored, ...], ...]:

@@ -13,7 +13,7 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
 from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
-from ktcli.layers.decoder import Decoder, DecoderLayer
+from ktcli.layers.decoder import NO_MULTIPLIERS, Decoder, DecoderLayer, Multipliers
 from ktcli.layers.mlp import (
     USUAL_MLP,
     USUAL_SPARSE,
@@ -88,6 +88,7 @@ def assemble(
     family: str,
     parts: Callable[[int], tuple[Attention, Mlp]],
     prefixes: Prefixes = USUAL_PREFIXES,
+    multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> DecoderModel:
     """The model of a config.
 
@@ -105,7 +106,8 @@ def assemble(
         attention = replace(attention, layer=i, source=f"{source}.{below}")
         below = mlp.source or prefixes.mlp
         mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{below}")
-        return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
+        plus, added = prefixes.norm_plus, multipliers.residual
+        return DecoderLayer(i, source, hidden, eps, attention, mlp, plus, added)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     decoder = Decoder(
@@ -117,6 +119,7 @@ def assemble(
         body=prefixes.body,
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
+        multipliers=multipliers,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))

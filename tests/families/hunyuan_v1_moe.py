@@ -10,7 +10,6 @@ _BASE = {
     "head_dim": 24,
     "num_experts": 10,
     "moe_topk": 3,
-    "tie_word_embeddings": True,
     "max_position_embeddings": 512,
     "rope_parameters": {
         "rope_type": "dynamic",

@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 def zero(tensors: Tensors) -> None:
     """All experts score alike, and all groups."""
     for name, value in tensors.items():
-        if name.endswith((".mlp.gate.weight", "correction_bias")):
+        if name.endswith((".mlp.gate.weight", "gate.wg.weight", "correction_bias")):
             value.zero_()
 
 
@@ -51,6 +51,8 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
         ("qwen3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v2", zero, [0, 1, 2], tell_lowest),
+        ("mimo-v2-flash", zero, [0, 1, 2], tell_lowest),
+        ("hunyuan-a13b", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v3", crowd, [1, 2, 14], None),
     ],
 )
