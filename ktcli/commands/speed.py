@@ -21,7 +21,7 @@ def speed_row(subject: Subject, engine: Measured, result: Result) -> dict[str, A
     row: dict[str, Any] = {
         "work": result.job.kind.value,
         "model": subject.name,
-        "format": engine.recipe.experts_name,
+        "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
         "isa": engine.pool.isa,
         "threads": engine.pool.threads,
         "n_tokens": result.job.n_tokens,
@@ -59,7 +59,8 @@ def speed_words(
     """The same for people."""
     of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
-    weights = f"{row['format']} experts, {row['dense']} dense, {gib(row['weights_bytes'])}"
+    experts = f"{row['format']} experts, " if row["format"] else ""
+    weights = f"{experts}{row['dense']} dense, {gib(row['weights_bytes'])}"
     rows = [
         ("Model", f"{row['model']}, {layers}, {weights}"),
         ("Threads", threads_words(pool)),

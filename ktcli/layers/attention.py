@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
@@ -328,7 +329,7 @@ class LatentAttention:
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet | CompressedAttention
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:

@@ -55,6 +55,7 @@ class SparseNames:
     shared: str = "shared_experts"
     shared_names: MlpNames = USUAL_MLP
     shared_beside: bool = False
+    table: str = "gate.tid2eid"
     shared_gate: str = "shared_expert_gate.weight"
 
 
@@ -115,6 +116,7 @@ class SparseMlp:
             router's: they read the same input.
         glu: the activation of experts and shared expert.
         biases: router and experts have them (gpt-oss).
+        by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
         layer, name, source: as above.
     """
 
@@ -127,6 +129,7 @@ class SparseMlp:
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
     biases: bool = False
+    by_id: int = 0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -162,6 +165,22 @@ class SparseMlp:
             if self.biases
             else None
         )
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
+        shape = (self.by_id, self.routing.top_k)
+        stored = ((Stored(f"{self.source}.{self.names.table}", shape),),)
+        made = Tensor(
+            f"{self.name}.router_table",
+            1,
+            shape[0] * shape[1],
+            Role.VECTOR,
+            stored,
+            layer=self.layer,
+            below=self.routing.experts,
+        )
+        return made if self.by_id else None
 
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
@@ -246,7 +265,12 @@ class SparseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        vectors = (self.router_bias, self.router_correction, *(self.expert_biases or ()))
+        vectors = (
+            self.router_bias,
+            self.router_correction,
+            self.table,
+            *(self.expert_biases or ()),
+        )
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
         return (self.gate_up, self.down, *shared, self.router, *kept)
@@ -257,7 +281,7 @@ class SparseMlp:
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
-        routed = b.route(logits, self.routing, bias=self.router_correction)
+        routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
         started = b.experts(
             x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
         )

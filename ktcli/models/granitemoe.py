@@ -60,7 +60,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         return attend(i), sparse
 
-    return assemble(f, "granitemoe", parts, _PREFIXES, _multipliers(f))
+    return assemble(f, "granitemoe", parts, _PREFIXES, multipliers=_multipliers(f))
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

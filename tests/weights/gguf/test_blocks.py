@@ -58,7 +58,6 @@ def test_part_of_a_block_and_what_is_not_finite_are_refused() -> None:
         Pool(1).decode(DType.Q8_0, infinite, 1, 32)
 
 
-@pytest.mark.skipif("int4-g32-f32" not in FORMATS, reason="no format has 4 bits and f32 scales yet")
 def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
     """Any codes with any scales, not only those that an encoder would choose."""
     pool, storage, fmt = Pool(1), STORAGES["Q4_0"], FORMATS["int4-g32-f32"]
