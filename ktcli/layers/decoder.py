@@ -19,11 +19,24 @@ def below(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Numbers that a model multiplies with: embedded rows, what attention and MLP add, logits (Granite)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_MULTIPLIERS = Multipliers()
+
+
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
+        added: what attention and MLP give is multiplied with.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: added to the weights of its norms.
         norm_names: of those, below it.
@@ -39,6 +52,7 @@ class DecoderLayer:
     norm_plus: float = 0.0
     norm_names: tuple[str, str] = USUAL_NORMS
     mixers: tuple[HyperConnection, HyperConnection] | None = None
+    added: float = 1.0
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -63,7 +77,8 @@ class DecoderLayer:
     def forward(self, b: Backend, x: Value) -> Value:
         for i, block in enumerate((self.attention, self.mlp)):
             if self.mixers is None:
-                x = b.add(x, block.forward(b, b.norm(x, self.norms[i], self.eps)))
+                inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
+                x = b.add(x, scaled(b, inner, self.added))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)
                 inner = block.forward(b, b.norm(entered, self.norms[i], self.eps))
@@ -82,6 +97,7 @@ class Decoder:
         norm_plus: added to the weight of the last norm.
         embedding_name: below the body.
         mixer: makes one stream of all, where the layers go around with several; None: there is one.
+        multipliers: those of the layers are in the layers.
     """
 
     hidden: int
@@ -94,6 +110,7 @@ class Decoder:
     norm_plus: float = 0.0
     embedding_name: str = "embed_tokens"
     mixer: HyperConnection | None = None
+    multipliers: Multipliers = NO_MULTIPLIERS
 
     @cached_property
     def embedding(self) -> Tensor:
@@ -121,7 +138,7 @@ class Decoder:
 
     def forward(self, b: Backend) -> Value:
         """ids of the step in, logits [outputs, vocab] out."""
-        x = b.embed(self.embedding)  # [T, hidden]
+        x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
         if self.mixer:
             x = b.spread(x, self.mixer.shape.streams)
         for layer in self.layers:
@@ -131,7 +148,13 @@ class Decoder:
             x, _ = self.mixer.enter(b, x)
         # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
-        return b.linear(b.norm(x, self.norm, self.eps), self.head, reads=Reads.WIDE)
+        x = scaled(b, b.norm(x, self.norm, self.eps), self.multipliers.logits)
+        return b.linear(x, self.head, reads=Reads.WIDE)
+
+
+def scaled(b: Backend, x: Value, by: float) -> Value:
+    """x times a number; consumes x."""
+    return x if by == 1.0 else b.scale(x, by)
 
 
 def _norm_source(prefix: str, name: str, width: int, plus: float) -> tuple[tuple[Stored, ...], ...]:

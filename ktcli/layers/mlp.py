@@ -16,11 +16,12 @@ from ktcli.native import PANEL_ROWS, SILU, Glu
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """Checkpoint names below the prefix of a dense MLP."""
+    """Checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one for both."""
 
     gate: str = "gate_proj.weight"
     up: str = "up_proj.weight"
     down: str = "down_proj.weight"
+    fused: str = ""
 
 
 USUAL_MLP = MlpNames()
@@ -33,6 +34,7 @@ class SparseNames:
     The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
     are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
     Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE).
+    `shared_beside`: the shared expert lies beside the MLP, not in it (Granite).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"
@@ -52,6 +54,7 @@ class SparseNames:
     down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
     shared_names: MlpNames = USUAL_MLP
+    shared_beside: bool = False
     table: str = "gate.tid2eid"
     shared_gate: str = "shared_expert_gate.weight"
 
@@ -81,9 +84,12 @@ class DenseMlp:
     @cached_property
     def gate_up(self) -> Tensor:
         shape = (self.width, self.hidden)
-        return _gate_up(
-            self, Role.DENSE, 1, (_each(self, (self.names.gate, self.names.up), shape),)
-        )
+        pieces = _each(self, (self.names.gate, self.names.up), shape)
+        if self.names.fused:
+            name = f"{self.source}.{self.names.fused}"
+            both = Stored(name, (2 * self.width, self.hidden), count=self.width)
+            pieces = both, replace(both, first=self.width)
+        return _gate_up(self, Role.DENSE, 1, (pieces,))
 
     @cached_property
     def down(self) -> Tensor:
@@ -252,7 +258,8 @@ class SparseMlp:
     def shared(self) -> DenseMlp | None:
         if not self.shared_width:
             return None
-        name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
+        above = self.source.rpartition(".")[0] if self.names.shared_beside else self.source
+        name, source = f"{self.name}.shared", f"{above}.{self.names.shared}"
         made = DenseMlp(self.hidden, self.shared_width, self.names.shared_names, self.glu)
         return replace(made, layer=self.layer, name=name, source=source)
 

@@ -13,7 +13,14 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
 from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
-from ktcli.layers.decoder import USUAL_NORMS, Decoder, DecoderLayer, below
+from ktcli.layers.decoder import (
+    NO_MULTIPLIERS,
+    USUAL_NORMS,
+    Decoder,
+    DecoderLayer,
+    Multipliers,
+    below,
+)
 from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.mlp import (
     USUAL_MLP,
@@ -94,6 +101,7 @@ def assemble(
     parts: Callable[[int], tuple[Attention, Mlp]],
     prefixes: Prefixes = USUAL_PREFIXES,
     streams: MixShape | None = None,
+    multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> DecoderModel:
     """The model of a config.
 
@@ -101,6 +109,7 @@ def assemble(
         parts: attention and MLP of a layer; this puts them in their place. One that names a source lies there
             below its layer, and not where the others do.
         streams: of the residual; None: one, which is added to.
+        multipliers: of rows and logits.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
@@ -119,10 +128,8 @@ def assemble(
         mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{where}")
         around, beside = mixer(i, source, "attn"), mixer(i, source, "mlp")
         mixers = (around, beside) if around and beside else None
-        names = prefixes.norms
-        return DecoderLayer(
-            i, source, hidden, eps, attention, mlp, prefixes.norm_plus, names, mixers
-        )
+        names, plus, added = prefixes.norms, prefixes.norm_plus, multipliers.residual
+        return DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     where = below(prefixes.body, "hc_head")
@@ -138,6 +145,7 @@ def assemble(
         norm_plus=prefixes.norm_plus,
         embedding_name=prefixes.embedding,
         mixer=last,
+        multipliers=multipliers,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
@@ -160,6 +168,7 @@ def read_gqa(
     rotated: float = 1.0,
     theta: float = 10_000.0,
     interleaved: bool = False,
+    norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
@@ -167,6 +176,7 @@ def read_gqa(
         rotated: part of each head that is rotated, unless the config says.
         theta: base of the rotation's wavelengths, unless the config says.
         interleaved: it turns pairs of neighbours.
+        norms: what the checkpoint calls those of q and k.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -179,7 +189,8 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    return replace(made, norms=norms)
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
@@ -288,7 +299,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", high=MAX_TOP_K)
+    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k

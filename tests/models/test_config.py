@@ -30,7 +30,9 @@ BY_NAME = {case.name: case for case in CASES}
 QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
 CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
 V4 = BY_NAME["deepseek-v4"]
-MIMO = BY_NAME["mimo-v2-flash"]
+MIMO, HUNYUAN, GRANITE = (
+    BY_NAME[name] for name in ("mimo-v2-flash", "hunyuan-a13b", "granitemoe-swa")
+)
 
 
 def minimax(**changes: Any) -> dict[str, Any]:
@@ -99,6 +101,16 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MIMO, {"attention_value_scale": "x"}, "not a number"),
     (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
     (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+    (HUNYUAN, {"moe_topk": [3, 3, 2]}, "moe_topk is not the same"),
+    (HUNYUAN, {"num_experts": []}, "num_experts is not the same"),
+    (HUNYUAN, {"num_shared_expert": 2}, "num_shared_expert 2"),
+    (HUNYUAN, {"moe_intermediate_size": 41}, "moe_intermediate_size 41"),
+    (HUNYUAN, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "without alpha"),
+    (GRANITE, {"attention_multiplier": 0}, "attention_multiplier is 0"),
+    (GRANITE, {"logits_scaling": float("nan")}, "logits_scaling is nan"),
+    (GRANITE, {"layer_rope_theta": [1e4]}, "layer_rope_theta is not a list"),
+    (GRANITE, {"layer_rope_theta": ["x"] * 5}, "not a number"),
+    (GRANITE, {"rope_parameters": [7]}, "not a JSON object"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),

@@ -43,7 +43,8 @@ Tensors = dict[str, torch.Tensor]
 def zero(tensors: Tensors) -> None:
     """All experts score alike, and all groups; the ids of tokens name the lowest."""
     for name, value in tensors.items():
-        if name.endswith((".mlp.gate.weight", ".ffn.gate.weight", "correction_bias", "gate.bias")):
+        gates = (".mlp.gate.weight", ".ffn.gate.weight", "gate.wg.weight")
+        if name.endswith((*gates, "correction_bias", "gate.bias")):
             value.zero_()
         if name.endswith("tid2eid"):
             value[:] = torch.arange(value.shape[1])
@@ -75,6 +76,8 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
         ("qwen3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v2", zero, [0, 1, 2], tell_lowest),
+        ("mimo-v2-flash", zero, [0, 1, 2], tell_lowest),
+        ("hunyuan-a13b", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v4", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v4-by-id", twice, [1, 1, 14], None),
         ("deepseek-v3", crowd, [1, 2, 14], None),
