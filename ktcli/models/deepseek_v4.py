@@ -33,6 +33,8 @@ _OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
 _MAX_CHOSEN = 1 << 16  # of kt_program_choose
 _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
+_MAX_ROWS = 1 << 24  # pooled, of kt_program_mqa
+_MAX_GROUPS = 256  # of heads; each is a matrix of its own
 
 _MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
 _NAMES = SparseNames(
@@ -156,10 +158,8 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
         own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=usual)}
     own = {k: v for k, v in own.items() if v is not None}
     own.setdefault("attention_factor", 1.0)
-    part = Fields(own, f"{f.where}: rope").number(
-        "partial_rotary_factor", high=1.0, default=rotated / dim
-    )
-    if int(dim * part) != rotated:
+    part = Fields(own, f"{f.where}: rope").number("partial_rotary_factor", high=1.0, default=0.0)
+    if part and int(dim * part) != rotated:
         raise BadCheckpoint(
             f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
         )
@@ -173,9 +173,8 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     f.require_multiple("head_dim", dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * dim)
     rope = _read_rope(f, dim, compressed=kind != _WINDOW)
-    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     window = f.whole("sliding_window", high=1 << 20)
-    groups = f.whole("o_groups", high=heads)
+    groups = f.whole("o_groups", high=min(heads, _MAX_GROUPS))
     f.require_multiple("num_attention_heads x head_dim", heads * dim, groups)
     o_lora = f.whole("o_lora_rank")
     f.require_width("o_groups x o_lora_rank", groups * o_lora)
@@ -185,6 +184,8 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     if kind == _WINDOW:
         return plain
     every = _rate(f, kind)
+    most = min(MAX_CONTEXT, _MAX_ROWS * every)
+    context = f.whole("max_position_embeddings", high=most)
     shape = replace(shape, every=every, context=context)
     pool = Compressor(hidden, PoolShape(dim, every, kind == _CHOSEN), rope, eps)
     if kind == _ALL:

@@ -97,6 +97,8 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias True"),
     (MIMO, {"hybrid_layer_pattern": [0, 0, 0, 0]}, "contradict"),
     (MIMO, {"hybrid_layer_pattern": [0, 7, 0, 0]}, "hybrid_layer_pattern 7"),
+    (MIMO, {"hybrid_layer_pattern": [0.0, 1.0, 1.0, 1.0]}, "contradict"),
+    (MIMO, {"head_dim": 10**400, "swa_head_dim": 26}, r"swa_head_dim 26 is not .*\.\.\.\)"),
     (MIMO, {"sliding_window_size": 0}, "sliding_window_size is 0"),
     (MIMO, {"attention_value_scale": "x"}, "not a number"),
     (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
@@ -133,6 +135,12 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (V4, {"sliding_window": 0}, "sliding_window is 0"),
     (V4, {"sliding_window": None}, "sliding_window is missing"),
     (V4, {"o_groups": 5}, "o_groups is 5"),
+    (V4, {"o_groups": 512, "num_attention_heads": 512}, r"o_groups is 512, outside 1\.\.256"),
+    (
+        V4,
+        {"max_position_embeddings": 1 << 27},
+        r"max_position_embeddings is .*outside 1\.\.67108864",
+    ),
     (V4, {"num_key_value_heads": 2}, "num_key_value_heads 2"),
     (V4, {"head_dim": 25}, "head_dim is 25"),
     (V4, {"qk_rope_head_dim": 12}, "turns 8 columns of a head, qk_rope_head_dim says 12"),
@@ -151,6 +159,13 @@ def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: 
     with pytest.raises(BadCheckpoint, match=said) as caught:
         build({**case.own_spelling(), **change})
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+def test_v4_says_once_how_many_columns_turn() -> None:
+    """Two of 98: 98 * (2 / 98) is a little less in floating point."""
+    own = {"head_dim": 98, "qk_rope_head_dim": 2, "rope_parameters": None}
+    model = build({**V4.own_spelling(), **own, "rope_theta": 1e4})
+    assert model.spec.layers == 4
 
 
 @pytest.mark.parametrize("kind", ["glm5_next"])
