@@ -41,6 +41,7 @@ class GroupedQueryAttention:
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
             which what the head attends to is multiplied (Qwen3-Next).
+        head_gates: a projection of its own gives each head one such gate (Step-3.5).
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
             all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
@@ -59,6 +60,7 @@ class GroupedQueryAttention:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
+    head_gates: bool = False
     indexer: BlockIndexer | None = None
     rotates: bool = True
     layer: int = 0
@@ -73,12 +75,17 @@ class GroupedQueryAttention:
         s = self.shape
         return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
 
+    @property
+    def _is_gated(self) -> bool:
+        return self.gated or self.head_gates
+
     @cached_property
     def qkv(self) -> Tensor:
         """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
-        made = _matrix(self, "qkv", (*pieces, *index), self.hidden)
+        heads = (("g_proj.weight", self.shape.heads),) if self.head_gates else ()
+        made = _matrix(self, "qkv", (*pieces, *index, *heads), self.hidden)
         if not self.gated:
             return made
         (first, *others), width = made.sources[0], self._widths[0]
@@ -100,7 +107,7 @@ class GroupedQueryAttention:
         """Of q, k, v, and of o."""
         pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = _vector(self, "qkv_bias", pieces) if self.qkv_bias else None
-        assert not (qkv and self.gated), "no family has biases on gated attention"
+        assert not (qkv and self._is_gated), "no family has biases on gated attention"
         o = _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.o_bias else None
         return qkv, o
 
@@ -145,7 +152,8 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
-        widths = (*self._widths, *index_widths, *self._widths[: self.gated])
+        gates = [self.shape.heads] if self.head_gates else self._widths[: self.gated]
+        widths = (*self._widths, *index_widths, *gates)
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norm is not QkNorm.TURNED:
             q, k = self._normed(b, q, k)
@@ -160,7 +168,7 @@ class GroupedQueryAttention:
         chosen = self._indexer is not None
         # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
-        if self.gated:
+        if self._is_gated:
             mixed = b.gate(mixed, others[-1])
         return b.linear(mixed, self.o, bias=o_bias)
 

@@ -300,7 +300,9 @@ class TorchBackend(Backend):
         return self._kernels.swiglu(x, width, glu)
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
-        return x * (torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid())
+        opened = torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid()
+        runs = torch.unflatten(x, -1, (by.shape[-1], -1))
+        return (runs * opened[..., None]).flatten(-2)
 
     def add(self, a: Value, b: Value) -> Value:
         return a + b

@@ -25,6 +25,7 @@ from ktcli.models import (
     qwen2_moe,
     qwen3_moe,
     qwen3_next,
+    step3p7,
 )
 from ktcli.models.model import Model, Spec
 
@@ -61,6 +62,7 @@ _FAMILIES: tuple[Family, ...] = (
     qwen2_moe,
     qwen3_moe,
     qwen3_next,
+    step3p7,
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 

@@ -193,6 +193,13 @@ def read_gqa(
     return replace(made, norms=norms)
 
 
+def of_kind(f: Fields, kind: str) -> Fields:
+    """The config with the rotation of one kind of layer, of which transformers lists one for each."""
+    own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
+    rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
+    return Fields({**f.values, "rope_parameters": rope.values}, f.where)
+
+
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
     """How many positions a token of each layer sees; 0: all.
 
@@ -299,7 +306,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", high=MAX_TOP_K)
+    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k
