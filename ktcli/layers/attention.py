@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.backend import Backend, Gate, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
@@ -41,7 +41,7 @@ class GroupedQueryAttention:
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
             which what the head attends to is multiplied (Qwen3-Next).
-        head_gates: a projection of its own gives each head one such gate (Step-3.5).
+        head_gates: a projection of its own gives each head one gate, by this function (Step-3.5); None: it does not.
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
             all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
@@ -60,7 +60,7 @@ class GroupedQueryAttention:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
-    head_gates: bool = False
+    head_gates: Gate | None = None
     indexer: BlockIndexer | None = None
     rotates: bool = True
     layer: int = 0
@@ -77,14 +77,14 @@ class GroupedQueryAttention:
 
     @property
     def _is_gated(self) -> bool:
-        return self.gated or self.head_gates
+        return self.gated or self.head_gates is not None
 
     @cached_property
     def qkv(self) -> Tensor:
         """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
-        heads = (("g_proj.weight", self.shape.heads),) if self.head_gates else ()
+        heads = (("g_proj.weight", self.shape.heads),) if self.head_gates is not None else ()
         made = _matrix(self, "qkv", (*pieces, *index, *heads), self.hidden)
         if not self.gated:
             return made
@@ -152,7 +152,7 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
-        gates = [self.shape.heads] if self.head_gates else self._widths[: self.gated]
+        gates = [self.shape.heads] if self.head_gates is not None else self._widths[: self.gated]
         widths = (*self._widths, *index_widths, *gates)
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norm is not QkNorm.TURNED:
@@ -169,7 +169,7 @@ class GroupedQueryAttention:
         # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
         if self._is_gated:
-            mixed = b.gate(mixed, others[-1])
+            mixed = b.gate(mixed, others[-1], self.head_gates or Gate.SIGMOID)
         return b.linear(mixed, self.o, bias=o_bias)
 
     def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:

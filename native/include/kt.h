@@ -496,9 +496,9 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
 
-enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
-/* out = x * sigmoid(by), or x * by * sigmoid(by); by has one column for each run of as many columns of x as there are:
- * for each column, for each head, for all of a row's. */
+enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
+/* out = x * sigmoid(by), x * by * sigmoid(by), or x * log(1 + e^by); by has one column for each of as many runs of
+ * columns of x: for each column, for each head, or one for all of a row's. */
 KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);

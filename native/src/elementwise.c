@@ -256,6 +256,21 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *give
     return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
 }
 
+/* Of few columns, one for each head: no kernel has a logarithm. */
+static void softplus_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t), *by = view_row(w, o->b, t);
+        float *out = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c++) {
+            float b = by[c / o->head_width];
+            out[c] = x[c] * (fmaxf(b, 0) + log1pf(expf(-fabsf(b))));
+        }
+    }
+}
+
 static void gate_run(const void *arg, worker *w)
 {
     const rowwise *o = arg;
@@ -285,11 +300,14 @@ int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, int32_t k
         return failed;
     if (x.width != out.width || x.width % by.width != 0)
         return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
-    if (kind != KT_GATE_SIGMOID && kind != KT_GATE_SILU)
+    if (kind < KT_GATE_SIGMOID || kind > KT_GATE_SOFTPLUS)
         return program_fail(p, KT_ERR_RANGE, "gate: kind %d", kind);
     int one = by.width < x.width;       /* for a run */
-    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by, .head_width = one ? x.width / by.width : x.width,
-                                          .gate = {one, kind}}, OWN_ROWS);
+    rowwise o = {.out = out, .a = x, .b = by, .head_width = x.width / by.width, .gate = {one, kind}};
+    if (kind == KT_GATE_SOFTPLUS)
+        return record(p, softplus_run, &o, OWN_ROWS);
+    o.head_width = one ? o.head_width : x.width;        /* as many columns as a kernel takes at once */
+    return record(p, gate_run, &o, OWN_ROWS);
 }
 
 static void add_run(const void *arg, worker *w)

@@ -103,6 +103,7 @@ def model_of(case: Case, layers: int) -> Model:
         "layer_rope_theta",
         "swiglu_limits",
         "swiglu_limits_shared",
+        "num_attention_heads_per_layer",
     ):
         text.pop(each, None)
     return build(config)

@@ -35,7 +35,7 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
-STEP = BY_NAME["step3.7"]
+STEP, LAGUNA = BY_NAME["step3.7"], BY_NAME["laguna"]
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -130,6 +130,11 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
         step(num_sliding_attention_heads=None, attention_other_setting={"head_dim": 7}),
         "head_dim 7",
     ),
+    (LAGUNA, {"gating": "per-element"}, "gating 'per-element'"),
+    (LAGUNA, {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping 5.0"),
+    (LAGUNA, {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer is not a list"),
+    (LAGUNA, {"num_attention_heads_per_layer": [3] * 4}, "not a multiple of 2"),
+    (LAGUNA, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
