@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
+    afmoe,
     deepseek,
     deepseek_v4,
     deepseek_v32,
@@ -19,6 +20,7 @@ from ktcli.models import (
     granitemoe,
     hunyuan_v1_moe,
     laguna,
+    mellum,
     mimo_v2_flash,
     minimax_m3,
     mixtral,
@@ -46,6 +48,7 @@ class Family(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    afmoe,
     deepseek,
     deepseek_v32,
     deepseek_v4,
@@ -57,6 +60,7 @@ _FAMILIES: tuple[Family, ...] = (
     granitemoe,
     hunyuan_v1_moe,
     laguna,
+    mellum,
     mimo_v2_flash,
     minimax_m3,
     mixtral,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
+from ktcli.layers.attention import Attention, GroupedQueryAttention, OwnGates, QkNorm
 from ktcli.layers.backend import Gate, Score
 from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
@@ -77,7 +77,7 @@ def _heads(f: Fields) -> list[int]:
 
 def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
     own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
-    return replace(read_gqa(own, qk_norm=QkNorm.HEADS), head_gates=Gate.SOFTPLUS)
+    return replace(read_gqa(own, qk_norm=QkNorm.HEADS), own_gates=OwnGates("g_proj", Gate.SOFTPLUS))
 
 
 def _sparse(f: Fields) -> SparseMlp:

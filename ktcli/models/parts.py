@@ -57,6 +57,7 @@ class Prefixes:
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
         embedding: below the body.
         norms: before attention and MLP, below a layer.
+        after: norms of what those give; None: there are none.
     """
 
     body: str = "model"
@@ -67,6 +68,7 @@ class Prefixes:
     ignored: tuple[str, ...] = ()
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
+    after: tuple[str, str] | None = None
 
 
 USUAL_PREFIXES = Prefixes()
@@ -129,7 +131,8 @@ def assemble(
         around, beside = mixer(i, source, "attn"), mixer(i, source, "mlp")
         mixers = (around, beside) if around and beside else None
         names, plus, added = prefixes.norms, prefixes.norm_plus, multipliers.residual
-        return DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
+        made = DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
+        return replace(made, after=prefixes.after)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     where = below(prefixes.body, "hc_head")

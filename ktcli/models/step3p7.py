@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
-from ktcli.layers.backend import Gate, Score
+from ktcli.layers.attention import Attention, GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.backend import Score
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
@@ -174,7 +174,7 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     made = read_gqa(own, qk_norm=QkNorm.HEADS)
     scalar = f.number("query_pre_attn_scalar", low=1e-6, default=float(made.shape.head_dim))
     shape = replace(made.shape, scale=scalar**-0.5)
-    return replace(made, shape=shape, norm_plus=1.0, head_gates=Gate.SIGMOID)
+    return replace(made, shape=shape, norm_plus=1.0, own_gates=OwnGates("g_proj"))
 
 
 def _sparse(f: Fields) -> SparseMlp:

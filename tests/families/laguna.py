@@ -1,21 +1,9 @@
 """Laguna."""
 
-from dataclasses import dataclass
-from typing import Any
-
-from families.case import COMMON, YARN, Case
-
-
-@dataclass(frozen=True)
-class _OwnRotations(Case):
-    """The hub lists a rotation for each kind of layer, as transformers does."""
-
-    def _spell(self, config: dict[str, Any]) -> dict[str, Any]:
-        return config
-
+from families.case import COMMON, YARN, OwnRotations
 
 CASES = (
-    _OwnRotations(
+    OwnRotations(
         "laguna",
         "laguna",
         "Laguna",

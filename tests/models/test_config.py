@@ -35,7 +35,7 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
-STEP, LAGUNA = BY_NAME["step3.7"], BY_NAME["laguna"]
+STEP, LAGUNA, TRINITY = (BY_NAME[name] for name in ("step3.7", "laguna", "trinity"))
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -135,6 +135,9 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (LAGUNA, {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer is not a list"),
     (LAGUNA, {"num_attention_heads_per_layer": [3] * 4}, "not a multiple of 2"),
     (LAGUNA, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
+    (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
+    (TRINITY, {"route_norm": False}, "route_norm False"),
+    (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
