@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +71,9 @@ class DeviceRun:
     def step(self, ids: Sequence[Sequence[int]], of: Sequence[Timeline]) -> NDArray[np.float32]:
         """Logits [sequences, run, vocab] of the next ids of each sequence."""
         run = len(ids[0])
-        rows = self._rows(of, run)
-        x = self.loaded.embedding[torch.tensor([i for each in ids for i in each])].float()
+        flat = torch.tensor([i for each in ids for i in each])
+        rows = replace(self._rows(of, run), ids=flat)
+        x = self.loaded.embedding[flat].float()
         kernels = kernels_for(CPU, exact=self.exact)
         runner = ResidentRunner(kernels, self.loaded.stacks)
         inputs = StepInputs(x, rows, self.cache.layers, states=self.cache.states)

@@ -46,6 +46,10 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             if "inv_freq" in name:
                 continue
+            if not value.is_floating_point():  # a table of experts: some of them, each once
+                chances = torch.rand(value.shape[0], case.config().n_routed_experts)
+                value.copy_(chances.argsort(-1)[:, : value.shape[1]])
+                continue
             if "norm" in name:
                 value.uniform_(0.5, 1.5)
             elif name.endswith(("bias", "gate.weight")):

@@ -25,6 +25,7 @@ from ktcli.native import Axis, Format, Pool, Weight
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.tables import first_outside
 
 # progress(bytes done, bytes in all)
 Progress = Callable[[int, int], None]
@@ -179,6 +180,7 @@ class _Place:
             piece = memory.take(self.size_bytes)
             rows = as_array(tensor, piece.bytes)
             source.fill(tensor, rows, piece.bytes)
+            require_ids(tensor, rows)
             return rows
         each = self.size_bytes // tensor.count
         whole = Weight(self.format, tensor.n, tensor.k, tensor.count, 0, None)
@@ -212,6 +214,18 @@ def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
     if tensor.role is Role.TABLE:
         return memory.view(np.uint16).reshape(tensor.n, tensor.k)
     return memory.view(np.float32)
+
+
+def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
+    """
+    Raises:
+        BadPack: a number of a tensor of ids is none.
+    """
+    if tensor.below and (at := first_outside(values, tensor.below)) is not None:
+        raise BadPack(
+            f"{tensor.name} holds {values[at]} as number {at}, but must name one of {tensor.below} experts",
+            hint="kt verify checks a model's files",
+        )
 
 
 class PackSource:
@@ -278,8 +292,8 @@ class PackSource:
 class RandomSource:
     """Random weights of the true shapes, for measuring a machine without a checkpoint.
 
-    Norm gains are 1 and biases 0; matrices have rms 1/sqrt(k), so that activations keep their size and
-    the router's choices spread evenly. The slices of nodes are random by themselves.
+    Norm gains are 1 and biases 0; ids of experts go around; matrices have rms 1/sqrt(k), so that activations keep
+    their size and the router's choices spread evenly. The slices of nodes are random by themselves.
     """
 
     def __init__(self, pool: Pool, seed: int) -> None:
@@ -295,6 +309,8 @@ class RandomSource:
             generator = np.random.default_rng(self._seed)
             for row in target:  # row by row: the embedding of a large model is gigabytes
                 row[:] = generator.standard_normal(row.size, dtype=np.float32).view(np.uint32) >> 16
+        elif tensor.below:  # as many of each, and those of one token differ
+            target[:] = np.arange(target.size) % tensor.below
         else:
             target[:] = 0.0 if tensor.name.endswith("bias") else 1.0
 

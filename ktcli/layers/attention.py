@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.layers.state import LayerState
@@ -22,6 +23,7 @@ class QkNorm(Enum):
 
     NONE = "none"
     HEADS = "heads"  # each head, before the rotation (Qwen3)
+    TURNED = "turned"  # each head, after the rotation (Hunyuan)
     ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
 
 
@@ -107,7 +109,7 @@ class GroupedQueryAttention:
         if self.qk_norm is QkNorm.NONE:
             return ()
         d = self.shape.head_dim
-        widths = (d, d) if self.qk_norm is QkNorm.HEADS else self._widths[:2]
+        widths = self._widths[:2] if self.qk_norm is QkNorm.ROWS else (d, d)
         names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
         return tuple(
             _vector(self, name, ((f"{of}.weight", width),), self.norm_plus)
@@ -145,12 +147,12 @@ class GroupedQueryAttention:
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
         widths = (*self._widths, *index_widths, *self._widths[: self.gated])
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
-        if self.qk_norms:
-            run = d if self.qk_norm is QkNorm.HEADS else None
-            q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
-            k = b.norm(k, self.qk_norms[1], self.eps, head_width=run)
+        if self.qk_norm is not QkNorm.TURNED:
+            q, k = self._normed(b, q, k)
         if self.rotates:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.qk_norm is QkNorm.TURNED:
+            q, k = self._normed(b, q, k)
         if self.value_scale != 1.0:
             v = b.scale(v, self.value_scale)
         if self._indexer:
@@ -161,6 +163,13 @@ class GroupedQueryAttention:
         if self.gated:
             mixed = b.gate(mixed, others[-1])
         return b.linear(mixed, self.o, bias=o_bias)
+
+    def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:
+        if not self.qk_norms:
+            return q, k
+        run = None if self.qk_norm is QkNorm.ROWS else self.shape.head_dim
+        q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
+        return q, b.norm(k, self.qk_norms[1], self.eps, head_width=run)
 
 
 @dataclass(frozen=True)
@@ -320,7 +329,7 @@ class LatentAttention:
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet
+Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet | CompressedAttention
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:

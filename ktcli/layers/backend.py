@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from ktcli.layers.tensors import Tensor, ceil_to
+from ktcli.layers.windows import MqaShape, PoolShape, paged_elements
 from ktcli.native import SILU, Glu
 
 Value = Any
@@ -28,12 +29,14 @@ class Rope:
         inv_freq: radians per position of each pair, length dim/2.
         scale: factor on cos and sin (YaRN's attention factor).
         interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
+        shift: added to positions.
     """
 
     dim: int
     inv_freq: tuple[float, ...]
     scale: float = 1.0
     interleaved: bool = False
+    shift: int = 0
 
 
 class Reads(IntEnum):
@@ -56,6 +59,7 @@ class Score(IntEnum):
 
     SOFTMAX = 0
     SIGMOID = 1
+    SQRT_SOFTPLUS = 2
 
 
 class GroupScore(IntEnum):
@@ -136,6 +140,7 @@ class ChooseShape:
         behind: elements that the layer caches for each position before the index key.
         block: positions of a place.
         local: so many blocks, the token's own and those before it, are always chosen.
+        every: positions of a window that is a place, whose key is that of its last one.
     """
 
     heads: int
@@ -145,11 +150,37 @@ class ChooseShape:
     behind: int
     block: int = 1
     local: int = 0
+    every: int = 1
 
     @property
     def positions(self) -> int:
         """The most that a token attends to."""
-        return self.top_k * self.block
+        return self.top_k * self.block * self.every
+
+    @property
+    def elements(self) -> int:
+        """Cached for each position."""
+        return paged_elements(self.dim, self.every, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class MixShape:
+    """Hyper-connections: a residual of several streams; see kt_program_mix for the exact rule.
+
+    Attributes:
+        streams: side by side in a row of the residual.
+        iterations: of the division of rows and columns by their sums.
+        eps: added to what is divided by, and to weights.
+    """
+
+    streams: int
+    iterations: int
+    eps: float
+
+    @property
+    def weights(self) -> int:
+        """Weights of a token: those of entry, of leaving, and of streams among each other."""
+        return (2 + self.streams) * self.streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +211,14 @@ class Backend(Protocol):
     def norm(
         self,
         x: Value,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
         """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the
-        rest passing through. The last two consume x."""
+        rest passing through. The last two consume x. Without a gain it only divides."""
 
     def layer_norm(self, x: Value, gain: Tensor, bias: Tensor, eps: float) -> Value:
         """LayerNorm of each row: less its mean, over its standard deviation, times gain, plus bias."""
@@ -196,6 +227,9 @@ class Backend(Protocol):
         self, x: Value, weight: Tensor, *, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
     ) -> Value:
         """x W^T + bias; activations as the weight's format says, or better."""
+
+    def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        """As many equal runs of columns as there are weights, each by its own; the results side by side."""
 
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         """Views of consecutive columns."""
@@ -240,10 +274,37 @@ class Backend(Protocol):
 
         With `chosen`, to what the last `choose` chose."""
 
+    def mqa(
+        self,
+        q: Value,
+        kv: Value,
+        pooled: Value | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        """Attend to the last positions and to pooled rows, which are appended -> [T, heads * dim].
+
+        With `chosen`, to those of the pooled rows that the last `choose` chose.
+        first: where its state begins in the layer's, f32 elements; whole lines of 16."""
+
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:
         rows of N columns for the last W rows of x, the oldest first. State: W - 1 rows, at the beginning of the
         layer's."""
+
+    def pool(
+        self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        """Rows of windows of positions, see kt_program_pool -> [T, dim].
+
+        Args:
+            bias: [1, every * columns of x].
+            first: where its state begins in the layer's, f32 elements; whole lines of 16.
+        """
 
     def delta(
         self,
@@ -263,8 +324,17 @@ class Backend(Protocol):
             first: where its state begins in the layer's, f32 elements; whole lines of 16.
         """
 
-    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Value:
-        """Choose experts per token -> a routing, for `experts`."""
+    def route(
+        self,
+        logits: Value,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Value:
+        """Choose experts per token -> a routing, for `experts`.
+
+        table: [vocab * top_k] of experts, those of each token id, which then are not chosen."""
 
     def experts(
         self,
@@ -292,6 +362,20 @@ class Backend(Protocol):
         """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""
 
     def add(self, a: Value, b: Value) -> Value: ...
+
+    def spread(self, x: Value, streams: int) -> Value:
+        """[T, width] -> [T, streams * width], each stream the same."""
+
+    def mix(self, x: Value, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        """Weights of the streams [T, weights], or of entry alone [T, streams], from as many columns; consumes x.
+
+        scale: [3], or [1]; base: as many as columns."""
+
+    def collapse(self, x: Value, by: Value) -> Value:
+        """The sum of the streams of x, weighted by the columns of `by` -> [T, width]."""
+
+    def expand(self, x: Value, y: Value, by: Value) -> Value:
+        """The streams of x, mixed among each other, each with its share of y. by: [T, streams + streams^2]."""
 
     def scale(self, x: Value, by: float) -> Value:
         """x times a number; consumes x."""

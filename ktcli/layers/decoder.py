@@ -7,8 +7,28 @@ from functools import cached_property
 
 from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
+from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
+
+USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
+
+
+def below(prefix: str, name: str) -> str:
+    """A checkpoint name below a prefix, which may be empty."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Numbers that a model multiplies with: embedded rows, what attention and MLP add, logits (Granite)."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+NO_MULTIPLIERS = Multipliers()
 
 
 @dataclass(frozen=True)
@@ -16,8 +36,11 @@ class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
+        added: what attention and MLP give is multiplied with.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: added to the weights of its norms.
+        norm_names: of those, below it.
+        mixers: what goes around attention and MLP instead of a sum; None: nothing does.
     """
 
     layer: int
@@ -27,13 +50,14 @@ class DecoderLayer:
     attention: Attention
     mlp: Mlp
     norm_plus: float = 0.0
+    norm_names: tuple[str, str] = USUAL_NORMS
+    mixers: tuple[HyperConnection, HyperConnection] | None = None
+    added: float = 1.0
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        return (
-            self._norm("attn_norm", "input_layernorm"),
-            self._norm("mlp_norm", "post_attention_layernorm"),
-        )
+        attention, mlp = self.norm_names
+        return self._norm("attn_norm", attention), self._norm("mlp_norm", mlp)
 
     def _norm(self, name: str, source: str) -> Tensor:
         return Tensor(
@@ -47,11 +71,19 @@ class DecoderLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.mlp.tensors, *self.attention.tensors, *self.norms)
+        mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
+        return (*self.mlp.tensors, *self.attention.tensors, *self.norms, *mixed)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        x = b.add(x, self.attention.forward(b, b.norm(x, self.norms[0], self.eps)))
-        return b.add(x, self.mlp.forward(b, b.norm(x, self.norms[1], self.eps)))
+        for i, block in enumerate((self.attention, self.mlp)):
+            if self.mixers is None:
+                inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
+                x = b.add(x, scaled(b, inner, self.added))
+            else:
+                entered, leaving = self.mixers[i].enter(b, x)
+                inner = block.forward(b, b.norm(entered, self.norms[i], self.eps))
+                x = b.expand(x, inner, leaving)
+        return x
 
 
 @dataclass(frozen=True)
@@ -63,6 +95,9 @@ class Decoder:
         body: checkpoint prefix of embedding and norm, e.g. "model".
         head_source: checkpoint prefix of the head.
         norm_plus: added to the weight of the last norm.
+        embedding_name: below the body.
+        mixer: makes one stream of all, where the layers go around with several; None: there is one.
+        multipliers: those of the layers are in the layers.
     """
 
     hidden: int
@@ -73,14 +108,17 @@ class Decoder:
     body: str = "model"
     head_source: str = "lm_head"
     norm_plus: float = 0.0
+    embedding_name: str = "embed_tokens"
+    mixer: HyperConnection | None = None
+    multipliers: Multipliers = NO_MULTIPLIERS
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._outer("embed", Role.TABLE, Cut.NONE, f"{self.body}.embed_tokens")
+        return self._outer("embed", Role.TABLE, Cut.NONE, below(self.body, self.embedding_name))
 
     @cached_property
     def head(self) -> Tensor:
-        source = f"{self.body}.embed_tokens" if self.tied else self.head_source
+        source = below(self.body, self.embedding_name) if self.tied else self.head_source
         return replace(self._outer("lm_head", Role.DENSE, Cut.ROWS, source), gain=self.norm)
 
     @cached_property
@@ -95,17 +133,29 @@ class Decoder:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
-        return (self.embedding, *inner, self.norm, self.head)
+        mixed = self.mixer.tensors if self.mixer else ()
+        return (self.embedding, *inner, *mixed, self.norm, self.head)
 
     def forward(self, b: Backend) -> Value:
         """ids of the step in, logits [outputs, vocab] out."""
-        x = b.embed(self.embedding)  # [T, hidden]
+        x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
+        if self.mixer:
+            x = b.spread(x, self.mixer.shape.streams)
         for layer in self.layers:
             x = layer.forward(b, x)
+        x = b.select(x)
+        if self.mixer:
+            x, _ = self.mixer.enter(b, x)
         # Wide: one column of a trained head may be far larger than the others, and 8-bit activations then
         # cost more here than in all layers together (kt-mini: 0.0009 of 0.0012 nats per token).
-        return b.linear(b.norm(b.select(x), self.norm, self.eps), self.head, reads=Reads.WIDE)
+        x = scaled(b, b.norm(x, self.norm, self.eps), self.multipliers.logits)
+        return b.linear(x, self.head, reads=Reads.WIDE)
+
+
+def scaled(b: Backend, x: Value, by: float) -> Value:
+    """x times a number; consumes x."""
+    return x if by == 1.0 else b.scale(x, by)
 
 
 def _norm_source(prefix: str, name: str, width: int, plus: float) -> tuple[tuple[Stored, ...], ...]:
-    return ((Stored(f"{prefix}.{name}.weight", (width,), plus=plus),),)
+    return ((Stored(below(prefix, f"{name}.weight"), (width,), plus=plus),),)

@@ -16,11 +16,15 @@ from ktcli.native import PANEL_ROWS, SILU, Glu
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """Checkpoint names below the prefix of a dense MLP."""
+    """Checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one for both."""
 
     gate: str = "gate_proj.weight"
     up: str = "up_proj.weight"
     down: str = "down_proj.weight"
+    fused: str = ""
+
+
+USUAL_MLP = MlpNames()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class SparseNames:
     The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
     are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
     Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE).
+    `shared_beside`: the shared expert lies beside the MLP, not in it (Granite).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"
@@ -48,10 +53,13 @@ class SparseNames:
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
+    shared_names: MlpNames = USUAL_MLP
+    shared_beside: bool = False
+    table: str = "gate.tid2eid"
     shared_gate: str = "shared_expert_gate.weight"
 
 
-USUAL_MLP, USUAL_SPARSE = MlpNames(), SparseNames()
+USUAL_SPARSE = SparseNames()
 
 
 @dataclass(frozen=True)
@@ -76,9 +84,12 @@ class DenseMlp:
     @cached_property
     def gate_up(self) -> Tensor:
         shape = (self.width, self.hidden)
-        return _gate_up(
-            self, Role.DENSE, 1, (_each(self, (self.names.gate, self.names.up), shape),)
-        )
+        pieces = _each(self, (self.names.gate, self.names.up), shape)
+        if self.names.fused:
+            name = f"{self.source}.{self.names.fused}"
+            both = Stored(name, (2 * self.width, self.hidden), count=self.width)
+            pieces = both, replace(both, first=self.width)
+        return _gate_up(self, Role.DENSE, 1, (pieces,))
 
     @cached_property
     def down(self) -> Tensor:
@@ -105,6 +116,7 @@ class SparseMlp:
             router's: they read the same input.
         glu: the activation of experts and shared expert.
         biases: router and experts have them (gpt-oss).
+        by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
         layer, name, source: as above.
     """
 
@@ -117,6 +129,7 @@ class SparseMlp:
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
     biases: bool = False
+    by_id: int = 0
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -152,6 +165,22 @@ class SparseMlp:
             if self.biases
             else None
         )
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
+        shape = (self.by_id, self.routing.top_k)
+        stored = ((Stored(f"{self.source}.{self.names.table}", shape),),)
+        made = Tensor(
+            f"{self.name}.router_table",
+            1,
+            shape[0] * shape[1],
+            Role.VECTOR,
+            stored,
+            layer=self.layer,
+            below=self.routing.experts,
+        )
+        return made if self.by_id else None
 
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
@@ -229,13 +258,19 @@ class SparseMlp:
     def shared(self) -> DenseMlp | None:
         if not self.shared_width:
             return None
-        name, source = f"{self.name}.shared", f"{self.source}.{self.names.shared}"
-        made = DenseMlp(self.hidden, self.shared_width, glu=self.glu)
+        above = self.source.rpartition(".")[0] if self.names.shared_beside else self.source
+        name, source = f"{self.name}.shared", f"{above}.{self.names.shared}"
+        made = DenseMlp(self.hidden, self.shared_width, self.names.shared_names, self.glu)
         return replace(made, layer=self.layer, name=name, source=source)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        vectors = (self.router_bias, self.router_correction, *(self.expert_biases or ()))
+        vectors = (
+            self.router_bias,
+            self.router_correction,
+            self.table,
+            *(self.expert_biases or ()),
+        )
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
         return (self.gate_up, self.down, *shared, self.router, *kept)
@@ -246,7 +281,7 @@ class SparseMlp:
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
-        routed = b.route(logits, self.routing, bias=self.router_correction)
+        routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
         started = b.experts(
             x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
         )

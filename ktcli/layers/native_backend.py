@@ -1,14 +1,14 @@
 """The CPU backend: turns a forward into a native program.
 
-The forward is traced once. Each call notes one operation on virtual buffers; `record` then finds the
-last use of every buffer, lets dead ones be reused, and records the operations into a `native.Program`.
-A 60-layer model so needs about as many buffers as one layer.
+The forward is traced once: each call notes one operation on virtual buffers, and `record` (trace.py) makes a
+`native.Program` of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ktcli.layers.backend import (
     DeltaShape,
     Gate,
     GqaShape,
+    MixShape,
     MlaShape,
     Reads,
     Rope,
@@ -27,6 +28,8 @@ from ktcli.layers.backend import (
     Value,
 )
 from ktcli.layers.tensors import Tensor
+from ktcli.layers.trace import Trace
+from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.native import BLOCK_COLUMNS, PAGE_TOKENS, SILU, Glu, Program, View, Weight
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
@@ -38,15 +41,7 @@ class _Routed:
     """A routing, before its operation is recorded and it has a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """One traced call: `views` in the order `record` expects them, `emit(program, views)`."""
-
-    emit: Callable[[Program, tuple[View, ...]], Any]
-    views: tuple[View, ...]
-
-
-class NativeBackend(Backend):
+class NativeBackend(Trace, Backend):
     """Traces a forward over loaded tensors.
 
     Args:
@@ -65,18 +60,15 @@ class NativeBackend(Backend):
         *,
         deferring: int = 0,
     ) -> None:
+        super().__init__()
         self._loaded = loaded
         self._offsets, self._states = offsets, states
         self._deferring = deferring
         self._late: View | None = None  # what the last layer with experts deferred
-        self._operations: list[_Operation] = []
-        self._widths: list[tuple[int, bool]] = []  # of each virtual buffer: (columns, output rows)
         self._routes: list[_Routed] = []  # in layer order
         self._numbers: dict[_Routed, int] = {}  # of those and of their parts, in the program
         self._ropes: dict[Rope, int] = {}
         self._choice = 0  # while recording: the number of the last one
-
-    # -- tracing -----------------------------------------------------------------------------------
 
     def embed(self, table: Tensor) -> Value:
         rows = self._array(table)
@@ -87,19 +79,19 @@ class NativeBackend(Backend):
     def norm(
         self,
         x: View,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
-        values = self._array(gain)
+        values = None if gain is None else self._array(gain)
         if head_width is None and columns is None:
             out = self._buffer(x.width, like=x)
             self._note(lambda p, v: p.norm(v[0], v[1], values, eps), out, x)
             return out
         part = x if columns is None else replace(x, width=columns)
-        self._note(lambda p, v: p.norm(v[0], v[0], values, eps), part)
+        self._note(lambda p, v: p.norm(v[0], v[0], values, eps, head_width), part)
         return x
 
     def layer_norm(self, x: View, gain: Tensor, bias: Tensor, eps: float) -> Value:
@@ -117,6 +109,14 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.linear(v[0], v[1], packed, offsets, reads), out, x)
         return out
 
+    def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
+        out = self._buffer(sum(weight.n for weight in weights), like=x)
+        columns = self.split(x, *(weight.k for weight in weights))
+        parts = self.split(out, *(weight.n for weight in weights))
+        for weight, one, part in zip(weights, columns, parts, strict=True):
+            self._note(partial(_multiply, self._slices(weight)), part, one)
+        return out
+
     def split(self, x: View, *widths: int) -> tuple[Value, ...]:
         ends = np.cumsum(widths).tolist()
         starts = [0, *ends[:-1]]
@@ -129,7 +129,7 @@ class NativeBackend(Backend):
         def emit(p: Program, v: tuple[View, ...]) -> None:
             if rope not in self._ropes:
                 self._ropes[rope] = p.rope_table(
-                    np.array(rope.inv_freq, dtype=np.float32), rope.scale
+                    np.array(rope.inv_freq, dtype=np.float32), rope.scale, rope.shift
                 )
             p.rope(v[0], self._ropes[rope], head_width, first, rope.interleaved)
 
@@ -171,7 +171,7 @@ class NativeBackend(Backend):
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
             at = offset + s.behind * PAGE_TOKENS * (4 if p.kv_f32 else 2)
-            facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at)
+            facts = (s.heads, s.dim, s.top_k, s.block, s.local, s.scale, at, s.every)
             self._choice = p.choose(v[0], v[1], v[2] if len(v) > 2 else None, facts)
 
         self._note(emit, q, key, *(() if weight is None else (weight,)))
@@ -198,10 +198,45 @@ class NativeBackend(Backend):
         self._note(emit, out, q, latent)
         return out
 
+    def mqa(
+        self,
+        q: View,
+        kv: View,
+        pooled: View | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        s, offset, start = shape, self._offsets[layer], self._states[layer] + first
+        values = None if sinks is None else self._array(sinks)
+        most = s.context // s.every if s.every else 0
+
+        def emit(p: Program, v: tuple[View, ...]) -> None:
+            windows = (s.every, self._choice if chosen else 0, most, offset)
+            rule = (s.heads, s.dim, s.scale, s.window)
+            p.mqa(v[0], v[1], v[2], v[3] if s.every else None, rule, windows, values, start)
+
+        out = self._buffer(s.heads * s.dim, like=q)
+        self._note(emit, out, q, kv, *(() if pooled is None else (pooled,)))
+        return out
+
     def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:
         rows = self._array(weight).reshape(-1, x.width)
         out, first = self._buffer(x.width, like=x), self._states[layer]
         self._note(lambda p, v: p.conv(v[0], v[1], rows, first), out, x)
+        return out
+
+    def pool(
+        self, x: View, score: View, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        rows, start = self._array(bias).reshape(shape.every, -1), self._states[layer] + first
+        out = self._buffer(shape.dim, like=x)
+        self._note(
+            lambda p, v: p.windows(v[0], v[1], v[2], shape.every, rows, start), out, x, score
+        )
         return out
 
     def delta(
@@ -226,7 +261,14 @@ class NativeBackend(Backend):
         self._note(emit, out, *qkv, *gates)
         return out
 
-    def route(self, logits: View, routing: Routing, *, bias: Tensor | None = None) -> Value:
+    def route(
+        self,
+        logits: View,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Value:
         r = routing
         groups = (
             r.n_group,
@@ -237,11 +279,12 @@ class NativeBackend(Backend):
             r.scale,
         )
         offsets = None if bias is None else self._array(bias)
+        given = None if table is None else self._array(table).reshape(-1, r.top_k).astype(np.int32)
         routed = _Routed()
         self._routes.append(routed)
 
         def emit(p: Program, v: tuple[View, ...]) -> None:
-            self._numbers[routed] = p.route(v[0], (r.experts, r.top_k, *groups), offsets)
+            self._numbers[routed] = p.route(v[0], (r.experts, r.top_k, *groups), offsets, given)
 
         self._note(emit, logits)
         return routed
@@ -306,6 +349,27 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.add(v[0], v[1], v[2]), out, a, b)
         return out
 
+    def spread(self, x: View, streams: int) -> Value:
+        out = self._buffer(streams * x.width, like=x)
+        self._note(lambda p, v: p.spread(v[0], v[1]), out, x)
+        return out
+
+    def mix(self, x: View, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        arrays = self._array(scale), self._array(base)
+        rule = (shape.streams, shape.iterations, shape.eps)
+        self._note(lambda p, v: p.mix(v[0], rule, *arrays), x)
+        return x
+
+    def collapse(self, x: View, by: View) -> Value:
+        out = self._buffer(x.width // by.width, like=x)
+        self._note(lambda p, v: p.collapse(*v), out, x, by)
+        return out
+
+    def expand(self, x: View, y: View, by: View) -> Value:
+        out = self._buffer(x.width, like=x)
+        self._note(lambda p, v: p.expand(*v), out, x, y, by)
+        return out
+
     def scale(self, x: View, by: float) -> Value:
         self._note(lambda p, v: p.scale(v[0], v[0], by), x)
         return x
@@ -322,42 +386,10 @@ class NativeBackend(Backend):
         self._note(lambda p, v: p.summary(*v), best, peaks, sums, logits)
         return best, peaks, sums
 
-    # -- recording ---------------------------------------------------------------------------------
-
-    def record(self, program: Program, *results: View) -> tuple[View, ...]:
-        """Record everything traced and finish the program; returns where the results lie."""
-        last = {view.buffer: i for i, op in enumerate(self._operations) for view in op.views}
-        last.update((result.buffer, len(self._operations)) for result in results)
-        free: dict[tuple[int, bool], list[int]] = {}
-        placed: dict[int, int] = {}
-        for i, operation in enumerate(self._operations):
-            for view in operation.views:
-                if view.buffer not in placed:
-                    kind = self._widths[view.buffer]
-                    spare = free.get(kind)
-                    placed[view.buffer] = (
-                        spare.pop() if spare else program.buffer(kind[0], outputs=kind[1]).buffer
-                    )
-            operation.emit(
-                program, tuple(replace(v, buffer=placed[v.buffer]) for v in operation.views)
-            )
-            for buffer in {view.buffer for view in operation.views if last[view.buffer] == i}:
-                free.setdefault(self._widths[buffer], []).append(placed[buffer])
-        program.finish()
-        return tuple(replace(result, buffer=placed[result.buffer]) for result in results)
-
     @property
     def routings(self) -> tuple[int, ...]:
         """Numbers of the recorded routings, in layer order."""
         return tuple(self._numbers[routed] for routed in self._routes)
-
-    def _note(self, emit: Callable[[Program, tuple[View, ...]], Any], *views: View) -> None:
-        self._operations.append(_Operation(emit, views))
-
-    def _buffer(self, width: int, *, like: View | None = None, outputs: bool = False) -> View:
-        """A new virtual buffer, with the rows of `like`."""
-        self._widths.append((width, outputs or (like is not None and self._widths[like.buffer][1])))
-        return View(len(self._widths) - 1, 0, width)
 
     def _slices(self, tensor: Tensor) -> tuple[Weight, ...]:
         found = self._loaded[tensor.name]
@@ -368,3 +400,8 @@ class NativeBackend(Backend):
         found = self._loaded[tensor.name]
         assert isinstance(found, np.ndarray), tensor.name
         return found
+
+
+def _multiply(packed: tuple[Weight, ...], program: Program, views: tuple[View, ...]) -> None:
+    """views: out, in."""
+    program.linear(views[0], views[1], packed, None, Reads.FORMAT)

@@ -114,6 +114,7 @@ class Tensor:
             16 elements, k = 2 * ceil16(I).
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
+        below: its numbers are whole, 0 at least and less than this: ids of experts; 0: they are any.
         gain: the vector that its input was just multiplied by, if nothing else reads that product: then a conversion
             may move factors of its columns into that vector, which comes later in the same file.
     """
@@ -127,6 +128,7 @@ class Tensor:
     alternate: bool = False
     layer: int | None = None
     cut: Cut = Cut.NONE
+    below: int = 0
     gain: Tensor | None = None
 
     @property

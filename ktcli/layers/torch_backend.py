@@ -9,7 +9,7 @@ not decided here: an `ExpertRunner` takes a layer's rows and gives back their su
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -21,17 +21,19 @@ from ktcli.layers.backend import (
     DeltaShape,
     Gate,
     GqaShape,
+    MixShape,
     MlaShape,
     Reads,
     Rope,
     Routing,
 )
-from ktcli.layers.gpu import recurrent
+from ktcli.layers.gpu import functions, hyper, pooling, recurrent
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.kernels import EXACT, Absorbed, Kernels
 from ktcli.layers.gpu.packed import Matrix, Packed, Stack
 from ktcli.layers.tensors import Tensor
+from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.native import PAGE_TOKENS, SILU, Glu
 
 Value = torch.Tensor
@@ -122,13 +124,14 @@ class TorchBackend(Backend):
     def norm(
         self,
         x: Value,
-        gain: Tensor,
+        gain: Tensor | None,
         eps: float,
         *,
         head_width: int | None = None,
         columns: int | None = None,
     ) -> Value:
-        values = self._weights.vectors[gain.name]
+        width = head_width or columns or x.shape[1]
+        values = x.new_ones(width) if gain is None else self._weights.vectors[gain.name]
         if columns is None:
             return self._kernels.norm(x, values, eps)
         x[:, :columns] = self._kernels.norm(x[:, :columns], values, eps)
@@ -146,12 +149,19 @@ class TorchBackend(Backend):
         offsets = None if bias is None else self._weights.vectors[bias.name]
         return kernels.linear(x, self._weights.matrices[weight.name], offsets)
 
+    def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
+        columns = self.split(x, *(weight.k for weight in weights))
+        done = (self.linear(part, w) for part, w in zip(columns, weights, strict=True))
+        return torch.cat(list(done), -1)
+
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
         return torch.split(x, list(widths), dim=-1)
 
     def rope(self, x: Value, rope: Rope, *, head_width: int, first: int = 0) -> Value:
-        table = rope_table(rope, x.device)
-        return self._kernels.rope(x, self._step.rows, table, head_width, first, rope.interleaved)
+        table, rows = rope_table(rope, x.device), self._step.rows
+        if rope.shift:
+            rows = replace(rows, positions=rows.positions + rope.shift)
+        return self._kernels.rope(x, rows, table, head_width, first, rope.interleaved)
 
     def gqa(
         self,
@@ -191,12 +201,46 @@ class TorchBackend(Backend):
     def choose(
         self, q: Value, key: Value, weight: Value | None, shape: ChooseShape, *, layer: int
     ) -> None:
-        _, keys = both_parts(self._step.caches[layer], shape.behind, shape.dim)
+        _, part = both_parts(self._step.caches[layer], shape.behind, shape.elements)
+        keys = window_rows(part, shape.dim, shape.every)
         self._chosen = self._kernels.choose(q, key, weight, keys, self._step.rows, shape)
+
+    def mqa(
+        self,
+        q: Value,
+        kv: Value,
+        pooled: Value | None,
+        shape: MqaShape,
+        *,
+        layer: int,
+        first: int,
+        sinks: Tensor | None = None,
+        chosen: bool = False,
+    ) -> Value:
+        pages = kv.new_empty(0)  # of a layer without pooled rows
+        if shape.every:
+            part, _ = both_parts(self._step.caches[layer], shape.paged, shape.beside)
+            pages = window_rows(part, shape.dim, shape.every)
+        scores = None if sinks is None else self._weights.vectors[sinks.name]
+        kept, choice = (self._states(layer), first), self._chosen if chosen else None
+        return self._kernels.mqa(q, kv, pooled, pages, self._step.rows, shape, kept, scores, choice)
 
     def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
         return recurrent.conv(x, rows, self._states(layer), self._step.rows.run)
+
+    def pool(
+        self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int
+    ) -> Value:
+        rows = self._weights.vectors[bias.name].view(shape.every, -1)
+        return pooling.pool(
+            x,
+            score + rows[self._step.rows.positions % shape.every],
+            self._step.rows,
+            shape,
+            self._states(layer),
+            first,
+        )
 
     def delta(
         self,
@@ -217,9 +261,22 @@ class TorchBackend(Backend):
         assert slots is not None, "the step says nothing of states"
         return recurrent.States(self._step.states[layer], slots)
 
-    def route(self, logits: Value, routing: Routing, *, bias: Tensor | None = None) -> Routed:
+    def route(
+        self,
+        logits: Value,
+        routing: Routing,
+        *,
+        bias: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Routed:
         offsets = None if bias is None else self._weights.vectors[bias.name]
-        routed = self._kernels.route(logits, routing, offsets)
+        if table is not None:
+            ids = self._step.rows.ids
+            assert ids is not None, "the step says nothing of ids"
+            every = self._weights.vectors[table.name].view(-1, routing.top_k)
+            routed = functions.weigh(logits, routing, every.index_select(0, ids).long())
+        else:
+            routed = self._kernels.route(logits, routing, offsets)
         self.routings.append(routed)
         return routed
 
@@ -248,6 +305,19 @@ class TorchBackend(Backend):
     def add(self, a: Value, b: Value) -> Value:
         return a + b
 
+    def spread(self, x: Value, streams: int) -> Value:
+        return x.repeat(1, streams)
+
+    def mix(self, x: Value, scale: Tensor, base: Tensor, shape: MixShape) -> Value:
+        vectors = self._weights.vectors
+        return hyper.mix(x, vectors[scale.name], vectors[base.name], shape)
+
+    def collapse(self, x: Value, by: Value) -> Value:
+        return hyper.collapse(x, by)
+
+    def expand(self, x: Value, y: Value, by: Value) -> Value:
+        return hyper.expand(x, y, by)
+
     def scale(self, x: Value, by: float) -> Value:
         return x * by
 
@@ -274,6 +344,12 @@ def both_parts(flat: torch.Tensor, first: int, behind: int) -> tuple[torch.Tenso
     cut = pages * PAGE_TOKENS * first
     rest = flat[cut:].view(pages, PAGE_TOKENS, behind)
     return flat[:cut].view(pages, PAGE_TOKENS, first), rest
+
+
+def window_rows(part: torch.Tensor, dim: int, every: int) -> torch.Tensor:
+    """Rows [pages, 64 / every, dim], one at least, at the beginning of each page of a part [pages, 64, …]."""
+    rows = max(1, PAGE_TOKENS // every)
+    return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 @cache

@@ -9,12 +9,15 @@ from typing import Any, Protocol
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
     deepseek,
+    deepseek_v4,
     deepseek_v32,
     dense,
     ernie4_5_moe,
     exaone_moe,
     glm4_moe,
     gpt_oss,
+    granitemoe,
+    hunyuan_v1_moe,
     mimo_v2_flash,
     minimax_m3,
     mixtral,
@@ -43,11 +46,14 @@ class Family(Protocol):
 _FAMILIES: tuple[Family, ...] = (
     deepseek,
     deepseek_v32,
+    deepseek_v4,
     dense,
     ernie4_5_moe,
     exaone_moe,
     glm4_moe,
     gpt_oss,
+    granitemoe,
+    hunyuan_v1_moe,
     mimo_v2_flash,
     minimax_m3,
     mixtral,
@@ -60,7 +66,6 @@ _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in 
 
 # Known, and what of them is not computed yet.
 _NOT_YET = {
-    "deepseek_v4": "hyper-connections, attention over compressed positions, routing by hash",
     "glm5_next": "hyper-connections, linear attention with a gate for each channel",
 }
 

@@ -139,7 +139,9 @@ def read_rope(
     source = rope if rope.has("rope_theta") else fields
     theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=theta)
     kind = rope.text("rope_type", rope.text("type", "default"))
-    rope.require("type", kind, "default", "linear", "yarn", "llama3", "factors")
+    rope.require("type", kind, "default", "linear", "yarn", "llama3", "factors", "dynamic")
+    if kind == "dynamic":
+        theta *= _read_stretch(rope, dim)
     if kind == "yarn":
         yarn = _read_yarn(rope, fields)
         return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
@@ -164,6 +166,13 @@ def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
     dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
     fields.require_multiple("rotary_dim", dim, 2)
     return dim
+
+
+def _read_stretch(rope: Fields, dim: int) -> float:
+    """Hunyuan's factor on the base; without an alpha it would follow the length of the text."""
+    if not rope.has("alpha") or dim < 4:
+        raise BadCheckpoint(f"{rope.where}: a dynamic rotation of {dim} columns without alpha")
+    return math.pow(rope.number("alpha", low=1e-3, high=1e9), dim / (dim - 2))
 
 
 def _rope_fields(fields: Fields) -> Fields:

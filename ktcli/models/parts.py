@@ -12,8 +12,16 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
-from ktcli.layers.backend import GqaShape, GroupScore, MlaShape, Routing, Score
-from ktcli.layers.decoder import Decoder, DecoderLayer
+from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
+from ktcli.layers.decoder import (
+    NO_MULTIPLIERS,
+    USUAL_NORMS,
+    Decoder,
+    DecoderLayer,
+    Multipliers,
+    below,
+)
+from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.mlp import (
     USUAL_MLP,
     USUAL_SPARSE,
@@ -47,6 +55,8 @@ class Prefixes:
         attention, mlp: below a layer.
         norm_plus: added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
+        embedding: below the body.
+        norms: before attention and MLP, below a layer.
     """
 
     body: str = "model"
@@ -55,6 +65,8 @@ class Prefixes:
     mlp: str = "mlp"
     norm_plus: float = 0.0
     ignored: tuple[str, ...] = ()
+    embedding: str = "embed_tokens"
+    norms: tuple[str, str] = USUAL_NORMS
 
 
 USUAL_PREFIXES = Prefixes()
@@ -88,26 +100,40 @@ def assemble(
     family: str,
     parts: Callable[[int], tuple[Attention, Mlp]],
     prefixes: Prefixes = USUAL_PREFIXES,
+    streams: MixShape | None = None,
+    multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> DecoderModel:
     """The model of a config.
 
     Args:
         parts: attention and MLP of a layer; this puts them in their place. One that names a source lies there
             below its layer, and not where the others do.
+        streams: of the residual; None: one, which is added to.
+        multipliers: of rows and logits.
     """
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
     hidden, eps = f.whole("hidden_size"), read_eps(f)
 
+    def mixer(i: int, source: str, of: str) -> HyperConnection | None:
+        name = f"layers.{i}.{of}_mix"
+        where = f"{source}.hc_{'ffn' if of == 'mlp' else of}"
+        return HyperConnection(hidden, streams, eps, False, i, name, where) if streams else None
+
     def layer(i: int) -> DecoderLayer:
-        source = f"{prefixes.body}.layers.{i}"
+        source = below(prefixes.body, f"layers.{i}")
         attention, mlp = parts(i)
-        below = attention.source or prefixes.attention
-        attention = replace(attention, layer=i, source=f"{source}.{below}")
-        below = mlp.source or prefixes.mlp
-        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{below}")
-        return DecoderLayer(i, source, hidden, eps, attention, mlp, prefixes.norm_plus)
+        where = attention.source or prefixes.attention
+        attention = replace(attention, layer=i, source=f"{source}.{where}")
+        where = mlp.source or prefixes.mlp
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=f"{source}.{where}")
+        around, beside = mixer(i, source, "attn"), mixer(i, source, "mlp")
+        mixers = (around, beside) if around and beside else None
+        names, plus, added = prefixes.norms, prefixes.norm_plus, multipliers.residual
+        return DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    where = below(prefixes.body, "hc_head")
+    last = HyperConnection(hidden, streams, eps, True, None, "mix", where) if streams else None
     decoder = Decoder(
         hidden=hidden,
         vocab=f.whole("vocab_size", high=MAX_VOCAB),
@@ -117,9 +143,12 @@ def assemble(
         body=prefixes.body,
         head_source=prefixes.head,
         norm_plus=prefixes.norm_plus,
+        embedding_name=prefixes.embedding,
+        mixer=last,
+        multipliers=multipliers,
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
-    beyond = (f"{prefixes.body}.layers.{n_layers + i}.*" for i in range(_MTP_LAYERS))
+    beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
     head = (f"{prefixes.head}.weight",) if decoder.tied else ()
     ignored = (*_LEFT_OUT, *beyond, *head, *prefixes.ignored)
     return DecoderModel(family, decoder, context, ignored)
@@ -139,6 +168,7 @@ def read_gqa(
     rotated: float = 1.0,
     theta: float = 10_000.0,
     interleaved: bool = False,
+    norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
@@ -146,6 +176,7 @@ def read_gqa(
         rotated: part of each head that is rotated, unless the config says.
         theta: base of the rotation's wavelengths, unless the config says.
         interleaved: it turns pairs of neighbours.
+        norms: what the checkpoint calls those of q and k.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -158,7 +189,8 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
+    return replace(made, norms=norms)
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
@@ -225,7 +257,7 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
     Args:
         scaled: the weights have a factor in the config.
     """
-    experts, top_k = _experts(f)
+    experts, top_k = read_experts(f)
     scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
     return Routing(experts, top_k, normalize=normalize, scale=scale)
 
@@ -236,7 +268,7 @@ def read_corrected_routing(f: Fields, *, scale: float = 1.0, normalize: bool = T
     Args:
         scale, normalize: of the weights, unless the config says.
     """
-    experts, top_k = _experts(f)
+    experts, top_k = read_experts(f)
     routing = Routing(
         experts,
         top_k,
@@ -264,10 +296,10 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
     return n_group, topk_group
 
 
-def _experts(f: Fields) -> tuple[int, int]:
+def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", high=MAX_TOP_K)
+    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k

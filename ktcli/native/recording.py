@@ -46,15 +46,19 @@ class Recording:
         pointer = self._borrow("uint16_t[]", table)
         self._record("embed", self._lib.kt_program_embed, self._view(out), pointer, table.shape[0])
 
-    def norm(self, out: View, x: View, gain: F32Array, eps: float) -> None:
-        """RMSNorm of each run of len(gain) columns."""
-        pointer = self._borrow("float[]", gain)
+    def norm(
+        self, out: View, x: View, gain: F32Array | None, eps: float, run: int | None = None
+    ) -> None:
+        """RMSNorm of each run of `run` columns, or of as many as the gain has; without either, of each row."""
+        pointer = self._ffi.NULL if gain is None else self._borrow("float[]", gain)
+        width = run or (x.width if gain is None else gain.size)
+        require(gain is None or gain.size == width, f"a gain for runs of {width} columns")
         self._record(
             "norm",
             self._lib.kt_program_norm,
             self._view(out),
             self._view(x),
-            gain.size,
+            width,
             pointer,
             eps,
         )
@@ -81,11 +85,11 @@ class Recording:
             reads,
         )
 
-    def rope_table(self, inv_freq: F32Array, scale: float) -> int:
+    def rope_table(self, inv_freq: F32Array, scale: float, shift: int = 0) -> int:
         """A rotation table; returns its number."""
         pointer = self._borrow("float[]", inv_freq)
         return self._check(
-            self._lib.kt_program_rope_table(self.handle, 2 * inv_freq.size, pointer, scale)
+            self._lib.kt_program_rope_table(self.handle, 2 * inv_freq.size, pointer, scale, shift)
         )
 
     def rope(self, x: View, table: int, head_width: int, first: int, interleaved: bool) -> None:
@@ -123,9 +127,9 @@ class Recording:
         q: View,
         key: View,
         weight: View | None,
-        shape: tuple[int, int, int, int, int, float, int],
+        shape: tuple[int, int, int, int, int, float, int, int],
     ) -> int:
-        """`shape`: heads, dim, top_k, block, local blocks, score scale, layer offset.
+        """`shape`: heads, dim, top_k, block, local blocks, score scale, layer offset, positions of a window.
 
         Returns the number of the choice.
         """
@@ -157,6 +161,43 @@ class Recording:
         struct = self._ffi.new("kt_conv *", (weight.shape[0], pointer, _F32_BYTES * state_first))
         self._record("conv", self._lib.kt_program_conv, self._view(out), self._view(x), struct)
 
+    def mqa(
+        self,
+        out: View,
+        q: View,
+        kv: View,
+        pooled: View | None,
+        rule: tuple[int, int, float, int],
+        windows: tuple[int, int, int, int],
+        sinks: F32Array | None,
+        state_first: int,
+    ) -> None:
+        """
+        Args:
+            rule: heads, dim, score scale, window.
+            windows: positions of each, choice, most that a token sees, layer offset.
+            sinks: [heads] or None.
+            state_first: f32 element with which its state begins.
+        """
+        require(sinks is None or sinks.size == rule[0], "sinks of another number of heads")
+        pointer = self._ffi.NULL if sinks is None else self._borrow("float[]", sinks)
+        struct = self._ffi.new("kt_mqa *", (*rule, pointer, _F32_BYTES * state_first, *windows))
+        views = map(self._view, (out, q, kv, pooled or View(0, 0, 0)))
+        self._record("mqa", self._lib.kt_program_mqa, *views, struct)
+
+    def windows(
+        self, out: View, x: View, score: View, every: int, bias: F32Array, state_first: int
+    ) -> None:
+        """`bias` [every, width of x], which is that of out, or twice that; the state begins with this f32
+        element."""
+        require(bias.shape == (every, x.width), "a bias of another shape")
+        pointer, overlap = self._borrow("float[]", bias), x.width > out.width
+        rule = (every, overlap, pointer, _F32_BYTES * state_first)
+        struct = self._ffi.new("kt_pooling *", rule)
+        self._record(
+            "windows", self._lib.kt_program_pool, *map(self._view, (out, x, score)), struct
+        )
+
     def delta(
         self,
         out: View,
@@ -187,13 +228,21 @@ class Recording:
         logits: View,
         rule: tuple[int, int, int, int, int, int, int, float],
         bias: F32Array | None,
+        table: NDArray[np.int32] | None = None,
     ) -> int:
         """`rule`: experts, top_k, n_group, topk_group, score, group_score, normalize, scale.
 
-        Returns the routing's number.
+        Args:
+            table: [vocab, top_k], the experts of each token id.
+        Returns:
+            The routing's number.
         """
-        pointer = self._ffi.NULL if bias is None else self._borrow("float[]", bias)
-        router = self._ffi.new("kt_router *", (*rule, pointer))
+        null = self._ffi.NULL
+        pointer = null if bias is None else self._borrow("float[]", bias)
+        router = self._ffi.new("kt_router *", (*rule, pointer, null, 0))
+        if table is not None:
+            require(table.dtype == np.int32 and table.shape[1:] == (rule[1],), "table does not fit")
+            router.table, router.vocab = self._borrow("int32_t[]", table), len(table)
         self.labels.append("route")
         number = self._check(self._lib.kt_program_route(self.handle, self._view(logits), router))
         self._experts.append(rule[0])
@@ -274,6 +323,24 @@ class Recording:
 
     def add(self, out: View, a: View, b: View) -> None:
         self._record("add", self._lib.kt_program_add, *map(self._view, (out, a, b)))
+
+    def spread(self, out: View, x: View) -> None:
+        """x to each stream of out."""
+        self._record("spread", self._lib.kt_program_spread, *map(self._view, (out, x)))
+
+    def mix(self, x: View, rule: tuple[int, int, float], scale: F32Array, base: F32Array) -> None:
+        """`rule`: streams, iterations, eps."""
+        parts = 1 if x.width == rule[0] else 3
+        require((scale.size, base.size) == (parts, x.width), "scales or base do not fit")
+        values = self._borrow("float[]", scale), self._borrow("float[]", base)
+        struct = self._ffi.new("kt_mix *", (*rule, *values))
+        self._record("mix", self._lib.kt_program_mix, self._view(x), struct)
+
+    def collapse(self, out: View, x: View, by: View) -> None:
+        self._record("collapse", self._lib.kt_program_collapse, *map(self._view, (out, x, by)))
+
+    def expand(self, out: View, x: View, y: View, by: View) -> None:
+        self._record("expand", self._lib.kt_program_expand, *map(self._view, (out, x, y, by)))
 
     def scale(self, out: View, x: View, by: float) -> None:
         self._record("scale", self._lib.kt_program_scale, *map(self._view, (out, x)), by)

@@ -84,7 +84,7 @@ class Share:
 
 
 KV_CACHE = "KV cache"
-STATES = "linear attention state"
+STATES = "attention state"
 STATES_REASON = f"before and after a step, and at {STATE_SLOTS - 2} earlier positions"
 
 
@@ -96,13 +96,17 @@ def part_name(tensor: Tensor) -> str:
         return "embedding"
     if tensor.role is Role.VECTOR:
         return "norms, biases"
+    if tensor.name.endswith("mix.fn"):
+        return "hyper-connections"
     if tensor.layer is None:
         return "output head"
     block, _, rest = tensor.name.split(".", 2)[2].partition(".")
     if block == "delta":
         return "linear attention" if tensor.role is Role.DENSE else "linear attention gates"
     if tensor.role is Role.KEPT:
-        return "router" if rest == "router" else "latent attention"
+        return {"router": "router", "index_weights": "indexer"}.get(
+            rest, "pooling" if rest.endswith("pool.projection") else "latent attention"
+        )
     if block == "attn":
         return "attention"
     return "shared experts" if rest.startswith("shared") else "dense MLP"
@@ -171,6 +175,8 @@ def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
     name = part_name(tensor)
     if tensor.role is Role.TABLE:  # one row per token
         return Work(name, unit, stored // tensor.n * step.n_tokens, 0)
+    if tensor.below:
+        return Work(name, unit, F32_BYTES * spec.top_k * step.n_tokens, 0)
     share = experts_touched(spec, step.n_tokens) / spec.experts if spec.experts else 1.0
     if tensor.role is Role.VECTOR:
         return Work(name, unit, round(stored * share) if tensor.is_expert_bias else stored, 0)

@@ -35,12 +35,12 @@ _BEFORE = {
     "latent attention",
     "linear attention",
     "linear attention gates",
+    "pooling",
+    "indexer",
+    "hyper-connections",
     "router",
     "norms, biases",
 }
-
-# They lie on a GPU as the f32 they are computed in.
-_F32_THERE = {"router", "linear attention gates"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,7 @@ def near_bytes(model: Model, recipe: Recipe) -> int:
 
 
 def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of a tensor on a GPU: as stored, but for what lies there as the f32 it is computed in."""
+    """Bytes of a tensor on a GPU: as stored, but matrices kept in bf16 lie there as the f32 they are computed in,
+    unless there are several of a kind (MLA's)."""
     stored = stored_bytes(tensor, recipe)
-    return 2 * stored if part_name(tensor) in _F32_THERE else stored
+    return 2 * stored if tensor.role is Role.KEPT and tensor.count == 1 else stored

@@ -22,7 +22,7 @@ from ktcli.weights.coded import (
     lossless_int4,
 )
 from ktcli.weights.scheme import Scheme
-from ktcli.weights.storage import PLAIN, Part, Source, Storage
+from ktcli.weights.storage import PLAIN, WHOLE, Part, Source, Storage
 
 Parts = Mapping[str, Part]
 Found = tuple[Storage, tuple[Part, ...]]
@@ -68,6 +68,8 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
     dtype, shape = part.entry.dtype, part.entry.shape
     if dtype in PLAIN:
         return Source(name, shape, PLAIN[dtype], (part,))
+    if dtype in WHOLE and name.endswith(".tid2eid"):  # others are no numbers of their own
+        return Source(name, shape, WHOLE[dtype], (part,))
     if dtype == "F8_E4M3" and len(shape) > 1:
         return Source(name, shape, *_fp8(part, parts, scheme, hint))
     fp4 = scheme.experts == "fp4" and ROUTED.fullmatch(name) is not None

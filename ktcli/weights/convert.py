@@ -41,6 +41,7 @@ from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.scales import check_scales
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
+from ktcli.weights.tables import check_tables
 from ktcli.weights.writer import (
     SUFFIX,
     FileWriter,
@@ -148,6 +149,7 @@ def convert(
                 if done is None:
                     left = [file for file in plan.files if not is_regular(out / file.name)]
                     check_scales((tensor for file in left for tensor in file.tensors), checkpoint)
+                    check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
                     done = _convert(checkpoint, plan, out, encoder, progress)

@@ -213,6 +213,31 @@ class Plain:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers, rounded where f32 does not hold them: a table of experts; one part."""
+
+    dtype: str
+    lossless: None = None
+
+    @property
+    def label(self) -> str:
+        return f"int{8 * np.dtype(self.dtype).itemsize}"
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
+        return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        numbers = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
+        return numbers.astype(np.float32)
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        return None
+
+
+WHOLE: dict[str, Whole] = {"I64": Whole("<i8"), "I32": Whole("<i4")}
+
 PLAIN: dict[str, Plain] = {
     "F32": Plain(DType.F32, None),
     "BF16": Plain(DType.BF16, "bf16"),

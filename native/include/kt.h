@@ -281,8 +281,8 @@ KT_API int kt_program_finish(kt_program *program, size_t *size);
 /* out[t] = table[ids[t]];  table [vocab][out.width] bf16, row major */
 KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *table, int64_t vocab);
 
-/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32.
- * out may equal in. */
+/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32, or NULL:
+ * ones. out may equal in. */
 KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
                            const float *gain, float eps);
 
@@ -303,9 +303,10 @@ enum kt_reads {
 KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
                              const float *bias, int32_t reads);
 
-/* A rotation table: cos and sin of position * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
+/* A rotation table: cos and sin of (position + shift) * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
  * Returns its number or KT_ERR_*. */
-KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale);
+KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale,
+                                     int64_t shift);
 /* Rotate in place columns [first, first + dim) of each run of head_width columns.
  * interleaved 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2). */
 KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_t head_width, int64_t first,
@@ -336,11 +337,15 @@ KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k
  * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
  * every place is, and nothing is scored.
  * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
- * them; rows [64][dim] f32 when exact or kv_f32. dim is even. */
+ * them; rows [64][dim] f32 when exact or kv_f32. dim is even.
+ * every > 1, with weights: a place is a window of so many positions. Its key is that of its last one, other keys are
+ * not kept, and a token sees the windows that are complete with it: of position p, (p + 1) / every. A page then holds
+ * 64 / every keys, rounded up to 16. */
 typedef struct kt_choose {
     int32_t heads, dim, top_k, block, local;
     float scale;
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
+    int32_t every;          /* 0: 1; a divisor of 64 */
 } kt_choose;
 /* Returns the number (>= 1) of the choice or KT_ERR_*. It lasts until the next choose of the same top_k, block and
  * lists in the program, which gives it the same number. */
@@ -363,6 +368,26 @@ typedef struct kt_mla {
 } kt_mla;
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 
+/* Attention of many heads over one key, rotated, which is its own value: that of the last `window` positions and, with
+ * every > 0, pooled rows of windows of so many positions, as kt_program_pool gives them; all that are complete with
+ * the token, of position p the first (p + 1) / every, or those of them that were chosen. One softmax over both.
+ * q and out [heads * dim], kv [dim], pooled [dim], or width 0 without windows. dim is even.
+ * State: f32, [window][dim], position p in row p % window. A page holds, from layer_offset, rows [64 / every][dim]
+ * of the windows that end in it, one where a window is longer than a page; bf16 (f32 when exact or kv_f32). */
+typedef struct kt_mqa {
+    int32_t heads, dim;
+    float scale;            /* of the scores, positive */
+    int32_t window;         /* 1 at least: a token's own */
+    const float *sinks;     /* [heads] or NULL, copied: one more score of each head, that of no key */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+    int32_t every;          /* 0: no pooled rows; else a divisor or a multiple of 64 */
+    int32_t choice;         /* of windows: what kt_program_choose returned; 0: a token attends to all it sees */
+    int64_t most;           /* pooled rows that a token can see: steps end before position (most + 1) * every */
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+} kt_mqa;
+KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view kv, kt_view pooled,
+                          const kt_mqa *shape);
+
 /* Causal convolution of each column by itself, then silu:
  * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
  * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
@@ -372,6 +397,19 @@ typedef struct kt_conv {
     size_t state_offset;    /* bytes into the state, multiple of 64 */
 } kt_conv;
 KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
+
+/* Windows of `every` positions, the first from position 0 on, each become one row: of each column c by itself
+ *     out[c] = sum over the window's rows i of softmax_i(score[i][c] + bias[i][c]) * in[i][c]
+ * which is in the row of the token that completes the window; the rows of other tokens are zero. overlap: in, score
+ * and bias have twice as many columns as out, and a window is made of its own rows' second halves and of the first
+ * halves of those of the window before, where there is one. State: f32, [3][out.width], with overlap [6][out.width]. */
+typedef struct kt_pooling {
+    int32_t every;          /* 1..65536 */
+    int32_t overlap;
+    const float *bias;      /* [every][in.width] */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_pooling;
+KT_API int kt_program_pool(kt_program *program, kt_view out, kt_view in, kt_view score, const kt_pooling *pooling);
 
 /* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
  *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
@@ -390,18 +428,21 @@ typedef struct kt_delta {
 KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
                             const kt_delta *shape);
 
-enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1 };
+enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
 
-/* Choose top_k experts per token from logits [T][experts]. score = softmax or sigmoid of the logits;
- * chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
+/* Choose top_k experts per token from logits [T][experts]. score = softmax, sigmoid, or sqrt(log(1 + e^x)) of the
+ * logits; chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
  * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
- * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order. */
+ * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order.
+ * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
 typedef struct kt_router {
     int32_t experts, top_k, n_group, topk_group;
     int32_t score, group_score, normalize;
     float scale;
     const float *bias;      /* [experts] or NULL */
+    const int32_t *table;   /* [vocab][top_k] or NULL; must outlive the program */
+    int64_t vocab;
 } kt_router;
 /* Returns the number of the routing (ids [T][top_k] int32, gate [T][top_k] f32) or KT_ERR_*. */
 KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
@@ -459,6 +500,33 @@ enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
 KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
+
+/* Hyper-connections: the residual is n streams side by side, [n * width], which a block reads as one and adds to
+ * as many. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4). */
+
+/* Each stream of out = in;  out.width a multiple of in.width. */
+KT_API int kt_program_spread(kt_program *program, kt_view out, kt_view in);
+
+/* How streams are mixed, in place from what a product made of them. Of x [(2 + n) * n] the columns become
+ *     pre [n]      sigmoid(scale[0] x + base) + eps
+ *     post [n]     2 sigmoid(scale[1] x + base)
+ *     comb [n][n]  the softmax of each row of scale[2] x + base, + eps; then columns, and iterations - 1 times rows
+ *                  and columns, are divided by their sums + eps
+ * and of x [n] there is only pre. */
+typedef struct kt_mix {
+    int32_t streams;        /* n, 1..16 */
+    int32_t iterations;     /* 1..1000 */
+    float eps;              /* >= 0 */
+    const float *scale;     /* [3]; of pre alone [1] */
+    const float *base;      /* [x.width] */
+} kt_mix;
+KT_API int kt_program_mix(kt_program *program, kt_view x, const kt_mix *mix);
+
+/* out = sum over streams s, ascending, of by[s] * in[s];  by [n], in [n * out.width]. */
+KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view in, kt_view by);
+
+/* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * in[j];  by: post [n], comb [n][n]. */
+KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view in, kt_view y, kt_view by);
 
 /* out = in * by, a number;  out may equal in. */
 KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view in, float by);

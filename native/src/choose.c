@@ -34,6 +34,12 @@ static int64_t block_pages(const choose *o)
     return max64(1, o->s.block / KT_PAGE_TOKENS);
 }
 
+/* Keys of a page. */
+static int64_t page_places(const kt_choose *s)
+{
+    return KT_PAGE_TOKENS / s->every;
+}
+
 static int64_t capacity(const choose *o)
 {
     return 2 * (int64_t)o->s.top_k + SCORED_KEYS;
@@ -52,7 +58,9 @@ static void append_run(const void *arg, worker *w)
     int64_t t, last, dim = o->s.dim;
     uint16_t *row = (uint16_t *)(void *)local_scratch(w);
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        int64_t position = w->step->start + t, key = position % KT_PAGE_TOKENS;
+        int64_t position = w->step->start + t, key = position % KT_PAGE_TOKENS / o->s.every;
+        if ((position + 1) % o->s.every)
+            continue;
         uint8_t *to = cache_page(w, position / KT_PAGE_TOKENS) + o->s.layer_offset;
         const float *x = view_row(w, o->key, t);
         if (o->kv_f32) {
@@ -110,15 +118,16 @@ static const float *score_page(const choose *o, const worker *w, int64_t t, int6
 }
 
 /* Keys of the page that the token at `position` sees. */
-static int64_t keys_seen(int64_t position, int64_t page)
+static int64_t keys_seen(const choose *o, int64_t position, int64_t page)
 {
-    return max64(0, min64(KT_PAGE_TOKENS, position + 1 - page * KT_PAGE_TOKENS));
+    int64_t most = page_places(&o->s);
+    return max64(0, min64(most, (position + 1) / o->s.every - page * most));
 }
 
-static void take_positions(top *t, const float *score, int64_t page, int64_t keys)
+static void take_positions(top *t, const float *score, int64_t first, int64_t keys)
 {
     for (int64_t j = 0; j < keys; j++)
-        top_push(t, top_key(score[j], page * KT_PAGE_TOKENS + j));
+        top_push(t, top_key(score[j], first + j));
 }
 
 /* What one block is worth in every list; the token's own block and the ones right before it always are the best. */
@@ -131,7 +140,7 @@ static void take_block(const choose *o, const worker *w, group *g, int64_t t, in
     for (int64_t list = 0; list < o->lists; list++)
         best[list] = is_local ? INFINITY : -INFINITY;
     for (int64_t page = first; page < last && !is_local; page++) {
-        int64_t keys = keys_seen(position, page);
+        int64_t keys = keys_seen(o, position, page);
         const float *score = score_page(o, w, t, page, keys);
         for (int64_t i = 0; i < o->lists; i++, score += KT_PAGE_TOKENS)
             for (int64_t j = 0; j < keys; j++)
@@ -146,11 +155,11 @@ static void score_pages(const choose *o, const worker *w, group *g, int64_t page
 {
     for (; page < last; page += block_pages(o))
         for (int64_t t = 0; t < g->n; t++) {
-            int64_t keys = keys_seen(w->step->start + g->first + t, page);
+            int64_t keys = keys_seen(o, w->step->start + g->first + t, page);
             if (keys && o->s.block > 1)
                 take_block(o, w, g, t, page / block_pages(o));
             else if (keys)
-                take_positions(&g->tops[t], score_page(o, w, t, page, keys), page, keys);
+                take_positions(&g->tops[t], score_page(o, w, t, page, keys), page * page_places(&o->s), keys);
         }
 }
 
@@ -263,6 +272,9 @@ static int check(kt_program *p, kt_view q, kt_view key, kt_view weight, const kt
     if (weight.width ? s->block != 1 || s->local : !is_blocks || s->local < 0)
         return program_fail(p, KT_ERR_RANGE, "choose: blocks of %d positions, %d of them local; weighted heads choose "
                             "single positions, others blocks of a multiple of %d", s->block, s->local, KT_PAGE_TOKENS);
+    if (s->every < 1 || KT_PAGE_TOKENS % s->every || (s->every > 1 && s->block != 1))
+        return program_fail(p, KT_ERR_RANGE, "choose: windows of %d positions; a divisor of %d is possible, for weighted "
+                            "heads", s->every, KT_PAGE_TOKENS);
     if (s->top_k < 1 || s->top_k > MOST_CHOSEN)
         return program_fail(p, KT_ERR_RANGE, "choose: %d places; 1..%d are possible", s->top_k, MOST_CHOSEN);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
@@ -276,13 +288,13 @@ static int32_t find_selection(kt_program *p, const kt_choose *s, int32_t lists)
     int32_t i = 0;
     for (; i < p->selections.n; i++) {
         const selection *c = &p->selections.at[i];
-        if (c->top_k == s->top_k && c->block == s->block && c->lists == lists)
+        if (c->top_k == s->top_k && c->block == s->block && c->every == s->every && c->lists == lists)
             return i;
     }
     if (!ROOM(p, p->selections))
         return KT_ERR_MEMORY;
-    p->selections.at[i] = (selection){.top_k = s->top_k, .block = s->block, .lists = lists,
-                                .resource = program_resource(p)};
+    p->selections.at[i] = (selection){.top_k = s->top_k, .block = s->block, .every = s->every,
+                                .lists = lists, .resource = program_resource(p)};
     return p->selections.n++;
 }
 
@@ -303,15 +315,18 @@ static void reserve(kt_program *p, choose *o)
     program_reserve(p, shared, size_add(o->sort_offset, places * sizeof(int32_t)));
 }
 
-int32_t kt_program_choose(kt_program *p, kt_view q, kt_view key, kt_view weight, const kt_choose *shape)
+int32_t kt_program_choose(kt_program *p, kt_view q, kt_view key, kt_view weight, const kt_choose *given)
 {
+    kt_choose with = *given, *shape = &with;
+    with.every = given->every ? given->every : 1;
     int failed = check(p, q, key, weight, shape);
     choose *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     int32_t kv_f32 = p->options.kv_f32, lists = weight.width ? 1 : shape->heads;
     int64_t pages = max64(1, shape->block / KT_PAGE_TOKENS);
-    size_t bytes = (size_t)shape->dim * KT_PAGE_TOKENS * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    size_t keys = (size_t)(page_places(shape) + 15) / 16 * 16;
+    size_t bytes = (size_t)shape->dim * keys * (kv_f32 ? sizeof(float) : sizeof(uint16_t));
     *o = (choose){.q = q, .key = key, .weight = weight, .s = *shape, .lists = lists, .kv_f32 = kv_f32,
                   .span_pages = (SPAN_PAGES + pages - 1) / pages * pages, .number = find_selection(p, shape, lists)};
     if (o->number < 0)

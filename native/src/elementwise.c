@@ -89,9 +89,11 @@ int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, 
         failed = program_check_overlap(p, "norm", out, in, 1);
     if (failed)
         return failed;
-    if (!gain || in.width != out.width || head_width < 1 || in.width % head_width != 0)
-        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld%s", in.width, out.width,
-                            (long long)head_width, gain ? "" : ", without a gain");
+    if (in.width != out.width || head_width < 1 || in.width % head_width != 0)
+        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld", in.width, out.width,
+                            (long long)head_width);
+    if (!gain && !(gain = program_constant(p, head_width, 1)))
+        return KT_ERR_MEMORY;
     return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
                   OWN_ROWS);
 }
@@ -134,11 +136,13 @@ int kt_program_layer_norm(kt_program *p, kt_view out, kt_view in, const float *g
 
 /* ---- rope --------------------------------------------------------------------------------------- */
 
-int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale)
+int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale, int64_t shift)
 {
     int failed = program_open(p);
     if (failed)
         return failed;
+    if (shift < -MAX_COLUMNS || shift > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_RANGE, "rope table: positions shifted by %lld", (long long)shift);
     if (dim < 2 || dim % 2 != 0 || dim > MAX_COLUMNS || !inv_freq)
         return program_fail(p, KT_ERR_SHAPE, "rope table: dim is %lld; an even number of columns is rotated",
                             (long long)dim);
@@ -147,7 +151,7 @@ int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq,
     if (!copy || !ROOM(p, p->tables))
         return KT_ERR_MEMORY;
     memcpy(copy, inv_freq, size);
-    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .inv_freq = copy,
+    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .shift = shift, .inv_freq = copy,
                                              .resource = program_resource(p)};
     return p->tables.n++;
 }
@@ -158,7 +162,7 @@ static void table_run(const void *arg, worker *w)
     const rope_table *r = &w->program->tables.at[((const rowwise *)arg)->table];
     int64_t t, last, half = r->dim / 2;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t);
+        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t + r->shift);
         for (int64_t i = 0; i < half; i++) {
             float angle = position * r->inv_freq[i];
             cosine[i] = cosf(angle) * r->scale;

@@ -77,7 +77,7 @@ kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, 
     p->pool = pool;
     p->options = *options;
     p->options.kv_f32 |= options->exact;
-    p->vocab = INT64_MAX;
+    p->vocab = p->positions = INT64_MAX;
     p->resources = 3;       /* 0: scratch, 1: the cache, 2: the nodes' scratch */
     p->n_nodes = kt_pool_nodes(pool);
     p->nodes = program_new(p, (size_t)p->n_nodes * sizeof *p->nodes);
@@ -145,6 +145,22 @@ void *program_new(kt_program *p, size_t size)
     }
     p->owned.at[p->owned.n++] = memory;
     return memory;
+}
+
+float *program_constant(kt_program *p, int64_t n, double value)
+{
+    float *made = program_new(p, (size_t)n * sizeof *made);
+    for (int64_t i = 0; made && i < n; i++)
+        made[i] = (float)value;
+    return made;
+}
+
+int program_reserve_state(kt_program *p, const char *name, size_t offset, size_t size)
+{
+    if (offset % 64 != 0 || offset > INT64_MAX / 2)
+        return program_fail(p, KT_ERR_SHAPE, "%s: state_offset %zu is not a multiple of 64", name, offset);
+    p->state_bytes = p->state_bytes > offset + size ? p->state_bytes : offset + size;
+    return KT_OK;
 }
 
 int32_t program_resource(kt_program *p)

@@ -67,6 +67,7 @@ typedef struct matrices {
 typedef struct rope_table {
     int64_t dim;
     float scale;
+    int64_t shift;                  /* of the position */
     const float *inv_freq;          /* [dim/2] */
     int32_t resource, recorded;
     float *data;                    /* [max_tokens][dim]: dim/2 cosines, dim/2 sines */
@@ -85,6 +86,7 @@ typedef struct routing {
 typedef struct selection {
     int32_t lists, top_k, resource;
     int32_t block;                  /* positions of a place */
+    int32_t every;                  /* positions of a window that is a place */
     int32_t *at;                    /* [max_tokens][lists][top_k] */
     int32_t *count;                 /* [max_tokens][lists] */
 } selection;
@@ -92,7 +94,7 @@ typedef struct selection {
 /* The most positions that a token attends to; one that sees no more is not scored. */
 static inline int64_t selection_reach(const selection *s)
 {
-    return (int64_t)s->top_k * s->block;
+    return (int64_t)s->top_k * s->block * s->every;
 }
 
 /* Whether every token of the step attends to all that it sees. */
@@ -171,6 +173,7 @@ struct kt_program {
     size_t scratch_bytes, node_bytes, product_bytes, local_bytes;
     stray *stray;                   /* NULL: no routing is given */
     int64_t vocab;                  /* smallest of all embeddings; INT64_MAX: none */
+    int64_t positions;              /* that a sequence may have; INT64_MAX: any number */
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
     size_t state_bytes;             /* that a state must have; 0: none is used */
     kt_arena *arena;
@@ -206,6 +209,8 @@ int program_room(kt_program *p, void *at, int32_t n, int32_t *capacity, size_t i
 
 /* Zeroed memory that lives as long as the program; NULL with the error set if there is none. */
 void *program_new(kt_program *p, size_t size);
+/* The same: n times the value. */
+float *program_constant(kt_program *p, int64_t n, double value);
 int32_t program_resource(kt_program *p);
 void program_operation(kt_program *p);
 void program_phase(kt_program *p, phase_run *run, const void *arg);
@@ -219,6 +224,8 @@ void program_touch_cache(kt_program *p, size_t offset, size_t size, int32_t how)
 /* Most that any operation needs: shared scratch, and local scratch of each thread. */
 void program_reserve(kt_program *p, size_t scratch, size_t local);
 void program_reserve_node(kt_program *p, size_t scratch);   /* of each node */
+/* KT_OK if a state of `size` bytes can lie at `offset`. */
+int program_reserve_state(kt_program *p, const char *name, size_t offset, size_t size);
 /* What was converted from columns of v is stale. */
 void program_forget(kt_program *p, kt_view v);
 /* v as m reads it; records the conversion if it is not there already. */

@@ -14,15 +14,6 @@
 #define PANEL_COLUMNS 64    /* of a head's state: with 128 keys 32 kB, a first-level cache */
 #define NORM_EPS 1e-6
 
-/* KT_OK if a state of `size` bytes can lie at `offset`. */
-static int reserve_state(kt_program *p, const char *name, size_t offset, size_t size)
-{
-    if (offset % 64 != 0 || offset > INT64_MAX / 2)
-        return program_fail(p, KT_ERR_SHAPE, "%s: state_offset %zu is not a multiple of 64", name, offset);
-    p->state_bytes = p->state_bytes > offset + size ? p->state_bytes : offset + size;
-    return KT_OK;
-}
-
 static const float *state_at(const worker *w, size_t offset)
 {
     return w->step->state ? w->step->state + offset / sizeof(float) : NULL;
@@ -80,7 +71,7 @@ int kt_program_conv(kt_program *p, kt_view out, kt_view in, const kt_conv *given
         return program_fail(p, KT_ERR_SHAPE, "conv: %d columns to %d over %d rows (2..%d)%s", in.width, out.width,
                             given->width, MOST_WIDTH, given->weight ? "" : ", without weights");
     size_t row = (size_t)in.width * sizeof(float);
-    failed = reserve_state(p, "conv", given->state_offset, row * (size_t)(given->width - 1));
+    failed = program_reserve_state(p, "conv", given->state_offset, row * (size_t)(given->width - 1));
     conv *o = failed ? NULL : program_new(p, sizeof *o);
     float *zeros = o ? program_new(p, row) : NULL;
     if (!zeros)
@@ -186,15 +177,6 @@ static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
     return KT_OK;
 }
 
-/* n times the value; NULL if there is no memory. */
-static float *constant(kt_program *p, int64_t n, double value)
-{
-    float *made = program_new(p, (size_t)n * sizeof *made);
-    for (int64_t i = 0; made && i < n; i++)
-        made[i] = (float)value;
-    return made;
-}
-
 int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
                      const kt_delta *s)
 {
@@ -204,15 +186,15 @@ int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view d
     if (!failed && size > INT64_MAX / 4)
         return program_fail(p, KT_ERR_SHAPE, "delta: a state of %zu bytes", size);
     if (!failed)
-        failed = reserve_state(p, "delta", s->state_offset, size);
+        failed = program_reserve_state(p, "delta", s->state_offset, size);
     delta *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     double dk = s->dk;
     *o = (delta){.out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .decay = decay, .beta = beta, .heads = s->heads,
                  .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
-                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = constant(p, s->heads, 0),
-                 .bias = s->bias, .q_gain = constant(p, s->dk, 1 / dk), .k_gain = constant(p, s->dk, 1 / sqrt(dk)),
+                 .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = program_constant(p, s->heads, 0),
+                 .bias = s->bias, .q_gain = program_constant(p, s->dk, 1 / dk), .k_gain = program_constant(p, s->dk, 1 / sqrt(dk)),
                  .offset = s->state_offset};
     if (!o->rate || !o->q_gain || !o->k_gain)
         return KT_ERR_MEMORY;

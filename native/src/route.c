@@ -52,9 +52,12 @@ static void score(const kt_router *r, const float *logits, choice *c)
 {
     if (r->score == KT_SCORE_SOFTMAX)
         softmax(logits, r->experts, c->score);
-    else
+    else if (r->score == KT_SCORE_SIGMOID)
         for (int32_t e = 0; e < r->experts; e++)
             c->score[e] = 1 / (1 + expf(-logits[e]));
+    else    /* softplus is x itself where e^-x no longer counts */
+        for (int32_t e = 0; e < r->experts; e++)
+            c->score[e] = sqrtf(logits[e] > 20 ? logits[e] : log1pf(expf(logits[e])));
     for (int32_t e = 0; e < r->experts; e++)
         c->rank[e] = r->bias ? c->score[e] + r->bias[e] : c->score[e];
 }
@@ -89,15 +92,23 @@ static void open_groups(const kt_router *r, choice *c)
     }
 }
 
-static void choose(const kt_router *r, choice *c, int32_t *ids, float *gate)
+static void choose(const kt_router *r, choice *c, int32_t *ids)
 {
-    float sum = 0, scale = r->scale;
+    if (r->n_group > 1)
+        open_groups(r, c);
+    else
+        memset(c->open, 1, (size_t)r->experts);
     for (int32_t k = 0; k < r->top_k; k++) {
         ids[k] = best_of(c->rank, c->open, r->experts);
         c->open[ids[k]] = 0;
-        gate[k] = c->score[ids[k]];
-        sum += gate[k];
     }
+}
+
+static void weigh(const kt_router *r, const choice *c, const int32_t *ids, float *gate)
+{
+    float sum = 0, scale = r->scale;
+    for (int32_t k = 0; k < r->top_k; k++)
+        sum += gate[k] = c->score[ids[k]];
     for (int32_t k = 0; k < r->top_k; k++) {
         if (r->normalize)
             gate[k] /= sum + 1e-20f;        /* DeepSeek's guard against a zero sum */
@@ -128,15 +139,30 @@ static void route_run(const void *arg, worker *w)
     choice c = choice_at(local_scratch(w), &o->r);
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        int32_t *ids = to->ids + t * to->top_k;
         score(&o->r, view_row(w, o->logits, t), &c);
-        if (o->r.n_group > 1)
-            open_groups(&o->r, &c);
+        if (o->r.table)
+            memcpy(ids, o->r.table + (int64_t)w->step->ids[t] * to->top_k, (size_t)to->top_k * sizeof *ids);
         else
-            memset(c.open, 1, (size_t)o->r.experts);
-        choose(&o->r, &c, to->ids + t * to->top_k, to->gate + t * to->top_k);
+            choose(&o->r, &c, ids);
+        weigh(&o->r, &c, ids, to->gate + t * to->top_k);
         for (int32_t k = 0; k < to->top_k; k++)
-            count(to, to->ids[t * to->top_k + k]);
+            count(to, ids[k]);
     }
+}
+
+static int check_table(kt_program *p, kt_view logits, const kt_router *r)
+{
+    if (program_domain(p, logits) != KT_ROWS_TOKENS || r->bias || r->n_group > 1 || r->vocab < 1 ||
+        r->vocab > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_SHAPE, "route: a table of %lld tokens needs rows of tokens, no bias, no groups",
+                            (long long)r->vocab);
+    for (int64_t i = 0; i < r->vocab * r->top_k; i++)
+        if (r->table[i] < 0 || r->table[i] >= r->experts)
+            return program_fail(p, KT_ERR_RANGE, "route: the table gives token %lld expert %d of %d",
+                                (long long)(i / r->top_k), r->table[i], r->experts);
+    p->vocab = min64(p->vocab, r->vocab);
+    return KT_OK;
 }
 
 static int check_router(kt_program *p, kt_view logits, const kt_router *r)
@@ -148,11 +174,11 @@ static int check_router(kt_program *p, kt_view logits, const kt_router *r)
                            r->top_k > (int64_t)r->topk_group * (r->experts / r->n_group)))
         return program_fail(p, KT_ERR_SHAPE, "route: top_k %d from %d of %d groups of %d experts", r->top_k,
                             r->topk_group, r->n_group, r->experts);
-    if (r->score < KT_SCORE_SOFTMAX || r->score > KT_SCORE_SIGMOID || r->group_score < KT_GROUP_MAX ||
+    if (r->score < KT_SCORE_SOFTMAX || r->score > KT_SCORE_SQRT_SOFTPLUS || r->group_score < KT_GROUP_MAX ||
         r->group_score > KT_GROUP_TOP2)
-        return program_fail(p, KT_ERR_RANGE, "route: score %d, group score %d: there are 0 and 1", r->score,
+        return program_fail(p, KT_ERR_RANGE, "route: score %d, group score %d: there are 0..2 and 0..1", r->score,
                             r->group_score);
-    return KT_OK;
+    return r->table ? check_table(p, logits, r) : KT_OK;
 }
 
 static int32_t add_routing(kt_program *p, int32_t experts, int32_t top_k, int32_t domain)

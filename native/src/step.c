@@ -49,6 +49,9 @@ static int check_cache(kt_program *p, const kt_step *s)
     if (p->page_bytes == 0)
         return KT_OK;
     int64_t needed = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    if (s->start + s->n_tokens > p->positions)
+        return program_fail(p, KT_ERR_RANGE, "the step ends at position %lld; sequences have %lld at most",
+                            (long long)(s->start + s->n_tokens), (long long)p->positions);
     if (!s->cache || !s->pages || s->n_pages < needed)
         return program_fail(p, KT_ERR_RANGE, "%lld pages given; positions up to %lld need %lld",
                             (long long)(s->cache && s->pages ? s->n_pages : 0),

@@ -1,12 +1,12 @@
 /* everything.h - a small program in which every operation occurs, for tests that are not about results:
- * one GQA layer with routed experts, one MLA layer with a dense swiglu, one of the gated delta rule, embeddings
- * and logits. */
+ * one GQA layer with routed experts, one MLA layer with a dense swiglu, one of the gated delta rule, one of attention
+ * over a window and chosen windows between two streams, embeddings and logits. */
 #ifndef KT_EVERYTHING_H
 #define KT_EVERYTHING_H
 
 #include "check.h"
 
-enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 48, EV_LORA = 32 };
+enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 48, EV_LORA = 32, EV_WINDOWS = 16 };
 
 typedef struct everything {
     kt_program *program;
@@ -111,12 +111,44 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     OK(kt_program_add(p, part(x, 16, 32), part(x, 16, 32), out), kt_program_error(p));
 }
 
+/* Two streams; windows of 4 positions, the best 5 of them beside the last 9 positions. All views are columns of one,
+ * as a product's would be: queries [64], key [16], what is pooled [16] and its scores [16], index weights [2]. */
+static inline void ev_mqa_layer(everything *e, kt_view x, size_t offset, size_t index_offset)
+{
+    enum { EVERY = 4, WINDOW = 9, DIM = 16, RING = (WINDOW * DIM + 15) / 16 * 16 * sizeof(float) };
+    kt_program *p = e->program;
+    kt_view streams = make_view(p, 2 * EV_HIDDEN, KT_ROWS_TOKENS), next = make_view(p, 2 * EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_view by = make_view(p, 8, KT_ROWS_TOKENS), entered = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_view all = make_view(p, 128, KT_ROWS_TOKENS), pooled = make_view(p, DIM, KT_ROWS_TOKENS);
+    kt_view out = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
+    kt_mix mix = {.streams = 2, .iterations = 3, .eps = 1e-6f, .scale = e->gain, .base = e->gain};
+    kt_pooling pooling = {.every = EVERY, .bias = e->conv, .state_offset = e->state_bytes};
+    kt_choose choose = {.heads = 2, .dim = DIM, .top_k = 5, .block = 1, .scale = 0.2f, .every = EVERY,
+                        .layer_offset = index_offset};
+    kt_mqa shape = {.heads = 4, .dim = DIM, .scale = 0.25f, .window = WINDOW, .sinks = e->gain, .every = EVERY,
+                    .state_offset = e->state_bytes + 3 * DIM * sizeof(float), .most = EV_PAGES * EV_WINDOWS,
+                    .layer_offset = offset};
+    e->state_bytes += 3 * DIM * sizeof(float) + RING;
+    OK(kt_program_spread(p, streams, x), kt_program_error(p));
+    OK(kt_program_norm(p, by, part(x, 0, 8), 8, NULL, 1e-6f), kt_program_error(p));
+    OK(kt_program_mix(p, by, &mix), kt_program_error(p));
+    OK(kt_program_collapse(p, entered, streams, part(by, 0, 2)), kt_program_error(p));
+    OK(kt_program_linear(p, all, entered, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+    OK(kt_program_pool(p, pooled, part(all, 80, DIM), part(all, 96, DIM), &pooling), kt_program_error(p));
+    shape.choice = kt_program_choose(p, part(all, 0, 2 * DIM), pooled, part(all, 112, 2), &choose);
+    OK(shape.choice, kt_program_error(p));
+    OK(kt_program_mqa(p, out, part(all, 0, 64), part(all, 64, DIM), pooled, &shape), kt_program_error(p));
+    OK(kt_program_expand(p, next, streams, out, part(by, 2, 6)), kt_program_error(p));
+    OK(kt_program_collapse(p, x, next, part(by, 0, 2)), kt_program_error(p));
+}
+
 /* max_tokens 80, max_outputs 3 */
 static inline everything *ev_make(kt_pool *pool, int32_t exact)
 {
     everything *e = need(sizeof *e);
     size_t first = 64 * 64 * (exact ? 4u : 2u);
-    e->page_bytes = first + 64 * (EV_LORA + 16) * (exact ? 4u : 2u);
+    size_t second = first + 64 * (EV_LORA + 16) * (exact ? 4u : 2u), rows = EV_WINDOWS * 16 * (exact ? 4u : 2u);
+    e->page_bytes = second + 2 * rows;
     e->cache = need(EV_PAGES * e->page_bytes);
     for (int32_t i = 0; i < EV_PAGES; i++)
         e->pages[i] = EV_PAGES - 1 - i;
@@ -128,12 +160,13 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     kt_view x = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), normed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view last = make_view(p, EV_HIDDEN, KT_ROWS_OUTPUTS);
     e->logits = make_view(p, EV_VOCAB, KT_ROWS_OUTPUTS);
-    int32_t table = kt_program_rope_table(p, 16, e->inv_freq, 1);
+    int32_t table = kt_program_rope_table(p, 16, e->inv_freq, 1, 0);
     OK(table, kt_program_error(p));
     OK(kt_program_embed(p, x, e->table, EV_VOCAB), kt_program_error(p));
     ev_gqa_layer(e, x, normed, table);
     ev_mla_layer(e, x, normed, table, first);
     ev_delta_layer(e, x);
+    ev_mqa_layer(e, x, second, second + rows);
     OK(kt_program_select(p, last, x), kt_program_error(p));
     OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
     OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, KT_READ_FORMAT), kt_program_error(p));

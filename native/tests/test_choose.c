@@ -461,6 +461,63 @@ static void check_refusals(const char *isa)
     kt_pool_free(pool);
 }
 
+/* ---- windows of positions ------------------------------------------------------------------------ */
+
+/* What token t's window w is worth; its key is that of its last position. */
+static double window_score(const float *q, const float *weight, int64_t window)
+{
+    float key[DIM];
+    double score = 0;
+    fill(key, DIM, 300000 + (uint64_t)(4 * window + 3));
+    for (int h = 0; h < INDEX_HEADS; h++) {
+        double dot = 0;
+        for (int c = 0; c < DIM; c++)
+            dot += (double)q[h * DIM + c] * (double)key[c];
+        score += (double)weight[h] * fmax(0, dot);
+    }
+    return score;
+}
+
+static void check_windows(kt_pool *pool, int64_t most)
+{
+    enum { BEST = 5, PAGE = DIM * 16 * 4 };
+    model m = {.exact = 1};
+    run r = {.program = make_program(pool, TOKENS, 1, 1)};
+    kt_program *p = r.program;
+    r.index_q = make_view(p, INDEX_HEADS * DIM, KT_ROWS_TOKENS);
+    r.key = make_view(p, DIM, KT_ROWS_TOKENS);
+    r.weight = make_view(p, INDEX_HEADS, KT_ROWS_TOKENS);
+    r.q = r.latent = r.weight;
+    kt_choose shape = {INDEX_HEADS, DIM, BEST, 1, 0, 0.3f, 0, 4};
+    r.choice = kt_program_choose(p, r.index_q, r.key, r.weight, &shape);
+    OK(r.choice, kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    m.page_bytes = PAGE;
+    cache c = make_cache(&m);
+    for (int64_t start = 0, n; start < TOKENS; start += n) {
+        n = most < TOKENS - start ? most : TOKENS - start;
+        for (int64_t t = 0; t < n; t++)
+            input(&r, &m, t, start + t);
+        kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c.pages, .n_pages = (TOKENS + 63) / 64,
+                     .cache = c.data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = PAGE};
+        OK(kt_program_run(p, &s), kt_program_error(p));
+        const int32_t *count, *places = kt_program_choice(p, r.choice, &count);
+        for (int64_t t = 0; t < n && start + n > 4 * BEST; t++) {
+            int64_t seen = (start + t + 1) / 4, want = seen < BEST ? seen : BEST;
+            CHECK(count[t] == want, "token %lld: %d windows, not %lld", (long long)(start + t), count[t], (long long)want);
+            double worst = INFINITY;
+            for (int64_t k = 0; k < want; k++)
+                worst = fmin(worst, window_score(row_of(p, r.index_q, t), row_of(p, r.weight, t), places[t * BEST + k]));
+            int64_t better = 0;
+            for (int64_t w = 0; w < seen; w++)
+                better += window_score(row_of(p, r.index_q, t), row_of(p, r.weight, t), w) > worst + 1e-4;
+            CHECK(better < BEST, "token %lld: %lld windows are better", (long long)(start + t), (long long)better);
+        }
+    }
+    free(c.data);
+    kt_program_free(p);
+}
+
 int main(void)
 {
     const char *rows[8];
@@ -484,5 +541,10 @@ int main(void)
     for (int i = 1; i < 4; i++)
         CHECK(memcmp(blocks[0], blocks[i], sizeof blocks[0]) == 0, "pieces or threads give other bits over blocks");
     check_refusals(own_row());
+    kt_pool *two = make_pool(NULL, 2);
+    check_windows(two, TOKENS);
+    check_windows(two, 1);
+    check_windows(two, 37);
+    kt_pool_free(two);
     return report("test_choose");
 }

@@ -279,7 +279,7 @@ static void check_parts(kt_pool *pool)
     test_weight w = make_weight(pool, &test_formats[INT8].format, HIDDEN, HIDDEN, 1, 3);
     kt_view x[PARTS], y[PARTS], z[PARTS];
     float inv_freq[8] = {1, 0.5f, 0.25f}, want[PARTS][HIDDEN];
-    int32_t table = kt_program_rope_table(p, 16, inv_freq, 1), order[PARTS];
+    int32_t table = kt_program_rope_table(p, 16, inv_freq, 1, 0), order[PARTS];
     for (int i = 0; i < PARTS; i++) {
         order[i] = i == 0 ? 0 : kt_program_part(p);
         CHECK(order[i] == i, "part %d has number %d", i, order[i]);

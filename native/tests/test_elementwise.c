@@ -37,7 +37,7 @@ static void record(fixture *f, kt_pool *pool)
     OK(kt_program_norm(p, f->heads, f->table, HEAD, f->gain, 1e-5f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->heads, HEAD, f->gain, 1e-5f), kt_program_error(p));
     OK(kt_program_layer_norm(p, f->centred, f->table, f->full_gain, f->full_gain, 1e-6f), kt_program_error(p));
-    int32_t table = kt_program_rope_table(p, ROPE, f->inv_freq, 1.25f);
+    int32_t table = kt_program_rope_table(p, ROPE, f->inv_freq, 1.25f, 0);
     OK(table, kt_program_error(p));
     for (int i = 0; i < 2; i++) {
         f->rotated[i] = make_view(p, WIDE, KT_ROWS_TOKENS);

@@ -18,6 +18,7 @@ static const rule rules[] = {
                  .group_score = KT_GROUP_TOP2, .normalize = 1, .scale = 2.827f}, 1},
     {"groups of one", {.experts = 6, .top_k = 2, .n_group = 6, .topk_group = 3, .score = KT_SCORE_SIGMOID,
                        .group_score = KT_GROUP_TOP2, .normalize = 1, .scale = 1}, 1},
+    {"deepseek-v4", {.experts = 256, .top_k = 6, .score = KT_SCORE_SQRT_SOFTPLUS, .normalize = 1, .scale = 1.5f}, 1},
     {"all of them", {.experts = 5, .top_k = 5, .scale = 1}, 0},
 };
 
@@ -54,7 +55,8 @@ static void expect(const kt_router *r, const float *logits, int32_t *ids, double
         sum += exp((double)logits[e] - max);
     for (int32_t e = 0; e < r->experts; e++) {
         double x = (double)logits[e];
-        score[e] = (float)(r->score == KT_SCORE_SIGMOID ? 1 / (1 + exp(-x)) : exp(x - max) / sum);
+        double either = r->score == KT_SCORE_SIGMOID ? 1 / (1 + exp(-x)) : exp(x - max) / sum;
+        score[e] = (float)(r->score == KT_SCORE_SQRT_SOFTPLUS ? sqrt(log1p(exp(x))) : either);
         rank[e] = r->bias ? score[e] + r->bias[e] : score[e];
     }
     for (int32_t g = 0; r->n_group > 1 && g < r->n_group; g++)
@@ -115,6 +117,44 @@ static void check_rule(kt_pool *pool, const rule *u)
     kt_program_free(p);
 }
 
+/* Experts by the token's id: their order is the table's, their weights the scores'. */
+static void check_table(kt_pool *pool)
+{
+    enum { EXPERTS = 10, TOP_K = 3, VOCAB = 7 };
+    int32_t table[VOCAB * TOP_K], ids[5] = {6, 0, 3, 3, 1};
+    for (int32_t i = 0; i < VOCAB * TOP_K; i++)
+        table[i] = i * 7 % EXPERTS;
+    kt_router r = {.experts = EXPERTS, .top_k = TOP_K, .score = KT_SCORE_SQRT_SOFTPLUS, .normalize = 1, .scale = 1.5f,
+                   .table = table, .vocab = VOCAB};
+    kt_program *p = make_program(pool, 5, 1, 0);
+    kt_view logits = make_view(p, EXPERTS, KT_ROWS_TOKENS);
+    int32_t routing = kt_program_route(p, logits, &r);
+    OK(routing, kt_program_error(p));
+    OK(kt_program_finish(p, NULL), kt_program_error(p));
+    const float *gate;
+    const int32_t *chosen = kt_program_routing(p, routing, &gate);
+    for (int64_t t = 0; t < 5; t++) {
+        coarse(row_of(p, logits, t), EXPERTS, 41 * (uint64_t)t);
+        row_of(p, logits, t)[table[ids[t] * TOP_K]] = 30;      /* beyond where softplus is a logarithm */
+    }
+    kt_step s = {.n_tokens = 5, .first_output = 5, .ids = ids};
+    OK(kt_program_run(p, &s), kt_program_error(p));
+    for (int64_t t = 0; t < 5; t++) {
+        double score[TOP_K], sum = 1e-20;
+        for (int32_t k = 0; k < TOP_K; k++)
+            sum += score[k] = sqrt(log1p(exp((double)row_of(p, logits, t)[table[ids[t] * TOP_K + k]])));
+        for (int32_t k = 0; k < TOP_K; k++) {
+            double want = 1.5 * score[k] / sum;
+            int64_t at = t * TOP_K + k;
+            CHECK(chosen[at] == table[ids[t] * TOP_K + k] && fabs((double)gate[at] - want) <= 2e-6 * want,
+                  "table, token %lld, slot %d: expert %d x %g", (long long)t, k, chosen[at], (double)gate[at]);
+        }
+    }
+    ids[2] = VOCAB;
+    REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, kt_program_error(p), "7");
+    kt_program_free(p);
+}
+
 /* Broken logits give some valid, distinct experts: nothing is read out of bounds later. */
 static void check_nan(kt_pool *pool)
 {
@@ -148,8 +188,12 @@ static void check_refusals(kt_pool *pool)
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "1 of 4 groups");
     r = (kt_router){.experts = 16, .top_k = 5, .n_group = 3, .topk_group = 3, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "3 groups");
-    r = (kt_router){.experts = 16, .top_k = 5, .score = 2, .scale = 1};
-    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 2");
+    r = (kt_router){.experts = 16, .top_k = 5, .score = 3, .scale = 1};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 3");
+    r = (kt_router){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 1 expert 16 of 16");
+    r.vocab = 0;
+    REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "0 tokens");
     kt_program_free(p);
 }
 
@@ -158,6 +202,7 @@ int main(void)
     kt_pool *pool = make_pool(NULL, 2);
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         check_rule(pool, &rules[i]);
+    check_table(pool);
     check_nan(pool);
     check_refusals(pool);
     kt_pool_free(pool);

@@ -19,9 +19,9 @@ IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made.convert("qwen3-next", tmp_path_factory.mktemp("next"))
+@pytest.fixture(scope="module", params=["qwen3-next", "deepseek-v4"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made.convert(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")

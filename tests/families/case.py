@@ -89,11 +89,12 @@ class Case:
 
     def _spell(self, config: dict[str, Any]) -> dict[str, Any]:
         rope = dict(config.pop("rope_parameters"))
-        config["rope_theta"] = rope.pop("rope_theta")
-        if "partial_rotary_factor" in rope:
-            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
-        kind = rope.pop("rope_type")
-        config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+        if "rope_theta" in rope:  # else there are several, which `hub` spells
+            config["rope_theta"] = rope.pop("rope_theta")
+            if "partial_rotary_factor" in rope:
+                config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+            kind = rope.pop("rope_type")
+            config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
         config["torch_dtype"] = str(config.pop("dtype", "bfloat16"))
         config["eos_token_id"] = [1, 2]
         for own, hub in self.renamed.items():

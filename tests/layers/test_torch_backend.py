@@ -161,7 +161,8 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     ]
     positions = torch.empty(4, dtype=torch.int64, device=nowhere)
     table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)
-    rows = Rows(positions, table, 1, torch.empty(2, 4, dtype=torch.int64, device=nowhere))
+    slots = torch.empty(2, 4, dtype=torch.int64, device=nowhere)
+    rows = Rows(positions, table, 1, slots, torch.empty_like(positions))
     x = torch.empty(4, run.model.spec.hidden, device=nowhere)
     caches, states = (
         [layer.to(nowhere) for layer in kept] for kept in (run.cache.layers, run.cache.states)

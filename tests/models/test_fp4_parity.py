@@ -1,9 +1,10 @@
-"""A checkpoint stored as DeepSeek-V4 is, FP8 under powers of two and experts in FP4, of a family that transformers
-wrote: `kt convert` takes it over exactly, and transformers judges what the weights say."""
+"""A checkpoint stored as DeepSeek-V4 is, FP8 under powers of two and experts in FP4: `kt convert` takes it over
+exactly, and transformers judges what the weights say."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,18 @@ from ktcli.engine import Engine
 from ktcli.main import main
 
 # Experts' columns in groups of 32; dense widths that are no multiple of a block.
-CASE = next(case for case in CASES if case.name == "deepseek-v3")
+CASE = next(case for case in CASES if case.name == "deepseek-v4-flash")
 WIDE = replace(
     CASE,
     values={
         **CASE.values,
         "hidden_size": 160,
-        "intermediate_size": 200,
-        "moe_intermediate_size": 64,
-        "num_hidden_layers": 2,
+        "intermediate_size": 64,
     },
 )
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+# All that is dense in FP8, the head too; compressors, routers and what mixes streams stay as they are.
+CODED = re.compile(r"(attn|indexer)\.w[qko]\w*\.weight|experts.*\.w[123]\.weight|^head\.weight")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -52,9 +53,7 @@ def write_both(folder: Path, published: Path, decoded: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     coded: Tensors = {}
     for seed, (name, value) in enumerate(list(tensors.items())):
-        if (
-            "_proj" not in name and name != "lm_head.weight"
-        ):  # the head too: all that is dense in FP8
+        if not CODED.search(name):
             coded[name] = value
             continue
         codes, scale, tensors[name] = (groupwise if ".experts." in name else blockwise)(value, seed)

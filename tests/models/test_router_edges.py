@@ -6,6 +6,7 @@ Of equal scores the lower id is chosen. transformers leaves that open, so that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,34 @@ from reference import CASES, Case, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from ktcli.engine import Engine
+from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.models import build
+from ktcli.weights.pack import Pack
 
 IDS = np.random.default_rng(4).integers(0, 99, 70).tolist()
 BY_NAME = {case.name: case for case in CASES}
+V4 = BY_NAME["deepseek-v4"]
+# Two layers with the window alone, each of which looks an id's experts up.
+BY_NAME["deepseek-v4-by-id"] = replace(
+    V4,
+    values={
+        **V4.values,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention"] * 2,
+        "mlp_layer_types": ["hash_moe"] * 2,
+    },
+)
 Tensors = dict[str, torch.Tensor]
 
 
 def zero(tensors: Tensors) -> None:
-    """All experts score alike, and all groups."""
+    """All experts score alike, and all groups; the ids of tokens name the lowest."""
     for name, value in tensors.items():
-        if name.endswith((".mlp.gate.weight", "correction_bias")):
+        gates = (".mlp.gate.weight", ".ffn.gate.weight", "gate.wg.weight")
+        if name.endswith((*gates, "correction_bias", "gate.bias")):
             value.zero_()
+        if name.endswith("tid2eid"):
+            value[:] = torch.arange(value.shape[1])
 
 
 def crowd(tensors: Tensors) -> None:
@@ -37,6 +55,13 @@ def crowd(tensors: Tensors) -> None:
     for name, value in tensors.items():
         if name.endswith("correction_bias"):
             value.zero_()[[1, 2, 14]] = 8.0
+
+
+def twice(tensors: Tensors) -> None:
+    """Every token's id names an expert two times, whose output then counts twice."""
+    for name, value in tensors.items():
+        if name.endswith("tid2eid"):
+            value[:] = torch.tensor([14, 1, 1])
 
 
 def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -51,6 +76,10 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
         ("qwen3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v3", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v2", zero, [0, 1, 2], tell_lowest),
+        ("mimo-v2-flash", zero, [0, 1, 2], tell_lowest),
+        ("hunyuan-a13b", zero, [0, 1, 2], tell_lowest),
+        ("deepseek-v4", zero, [0, 1, 2], tell_lowest),
+        ("deepseek-v4-by-id", twice, [1, 1, 14], None),
         ("deepseek-v3", crowd, [1, 2, 14], None),
     ],
 )
@@ -82,3 +111,27 @@ def test_ties_and_crowds(
             np.testing.assert_array_equal(np.sort(ids, axis=1), [chosen] * len(IDS))
     for ids, _ in device.routings:
         np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), [chosen] * len(IDS))
+
+
+@pytest.mark.parametrize("number", [-1, 16, 1 << 40])
+def test_a_table_that_names_no_expert(number: int, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(BY_NAME["deepseek-v4-by-id"], tmp_path / "checkpoint")
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["layers.1.ffn.gate.tid2eid"][7, 2] = number
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"layers\.1.*tid2eid .* token 7 the expert .* are 16"):
+        convert_checkpoint(checkpoint, tmp_path / "pack", experts="bf16", dense="bf16")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_damaged_table_is_not_loaded(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(BY_NAME["deepseek-v4-by-id"], tmp_path / "checkpoint")
+    pack = convert_checkpoint(checkpoint, tmp_path / "pack", experts="bf16", dense="bf16")
+    opened = Pack.open(pack)
+    place = opened.locate(next(t for t in build(opened.config).tensors if t.below))
+    data = bytearray(place.path.read_bytes())
+    data[place.offset : place.offset + 4] = np.float32(16.0).tobytes()
+    place.path.write_bytes(data)
+    for load in (Engine.load, DeviceRun.load):
+        with pytest.raises(BadPack, match=r"router_table holds 16\.0 as number 0"):
+            load(pack)

@@ -48,8 +48,10 @@ def _role(key: str, ndim: int) -> Role:
         return Role.TABLE
     if ".experts." in key:
         return Role.EXPERTS if ndim == 3 else Role.VECTOR
-    # ERNIE's correction lies as one row; the weights of a convolution are kept in f32, as vectors are.
-    vector = ndim == 1 or "correction_bias" in key or "conv1d" in key
+    # ERNIE's correction lies as one row; the weights of a convolution, biases of positions and tables of experts are
+    # kept in f32, as vectors are.
+    rows = ("correction_bias", "conv1d", "position_bias", "tid2eid")
+    vector = ndim == 1 or any(name in key for name in rows)
     return Role.VECTOR if vector else Role.DENSE
 
 

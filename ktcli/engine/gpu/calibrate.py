@@ -138,8 +138,9 @@ def calibrate(
         cache = DeviceCache(model.spec, pages * count, device, slots=2 * count, exact=True)
         table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
         slots = torch.arange(2 * count).view(2, count) if cache.states else None
-        rows = Rows(torch.arange(length).repeat(count), table, length, slots)
-        x = loaded.embedding[torch.tensor(read).flatten()].float()
+        tokens = torch.tensor(read).flatten()
+        rows = Rows(torch.arange(length).repeat(count), table, length, slots, tokens)
+        x = loaded.embedding[tokens].float()
         inputs = StepInputs(x, rows, cache.layers, states=cache.states)
         listener = _Listener(loaded.weights, inputs, EXACT, runner)
         listener.sums = sums

@@ -67,6 +67,7 @@ class DecodeStep:
         b, blocks = sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
         self._given = _Pairs(stream)
         self._embedded = self._given.pair((b, table.shape[1]), torch.bfloat16)
+        self._ids = self._given.pair((b,), torch.int64)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)
         self._slots = self._given.pair((2, b), torch.int64) if sizes.recurrent else None
@@ -98,8 +99,8 @@ class DecodeStep:
             KtError: the CPU's share failed.
         """
         with one_step(self._stream):
-            rows = torch.from_numpy(ids).long()
-            torch.index_select(self._table, 0, rows, out=self._embedded.host)
+            self._ids.host.copy_(torch.from_numpy(ids))
+            torch.index_select(self._table, 0, self._ids.host, out=self._embedded.host)
             self._positions.host.copy_(torch.tensor(positions))
             self._pages.host.copy_(torch.from_numpy(pages))
             if self._slots is not None:
@@ -142,7 +143,8 @@ class DecodeStep:
         self._given.to_device()
         with self._stream.running():
             slots = None if self._slots is None else self._slots.device
-            rows = Rows(self._positions.device, self._pages.device, 1, slots)
+            of = self._positions.device, self._pages.device
+            rows = Rows(*of, 1, slots, self._ids.device)
             logits = self._forward(self._embedded.device.float(), rows)
             self._logits.device.copy_(logits)
             best, peaks, sums = summarize(logits, self._temperature.device)

@@ -173,4 +173,4 @@ class DeviceSteps:
         reached = pages_for(chunk.start + n)
         pages = torch.from_numpy(self._pages[None, :reached]).to(device)
         places = None if slots is None else torch.from_numpy(slots).to(device)
-        return embedded, Rows(positions, pages, n, places)
+        return embedded, Rows(positions, pages, n, places, ids.to(device))

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ktcli.engine.loader import Mask, Progress, TensorSource, as_array, expert_rows
+from ktcli.engine.loader import (
+    Mask,
+    Progress,
+    TensorSource,
+    as_array,
+    expert_rows,
+    require_ids,
+)
 from ktcli.layers.gpu.packed import Extras, Matrix, Packed, Plain, Stack, unpack
 from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.layers.torch_backend import Weights
@@ -116,6 +123,8 @@ def load_device(
     for part in parts:
         found, name = data[part.tensor.name], part.tensor.name
         if part.format is None:
+            if part.tensor.below:
+                require_ids(part.tensor, found.cpu().numpy())
             vectors[name] = found
         else:
             matrices[name] = _matrix(part, found, part.format)

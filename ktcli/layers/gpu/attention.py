@@ -73,7 +73,7 @@ def _gqa_one(
     seen = seen_by(rows, s.window)  # [S, L]
     scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
     scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
-    weights = _with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
+    weights = with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
     # What was not written yet may hold anything, and 0 times NaN is NaN.
     values = values.masked_fill(~seen[:, :, None, None], 0.0)
     return torch.einsum("skgl,slkd->skgd", weights, values).flatten(1)
@@ -172,6 +172,24 @@ def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
     pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
 
 
+def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
+    """Write those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
+    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
+    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
+    row, is_last = rows.positions % PAGE_TOKENS // every, (rows.positions + 1) % every == 0
+    if rows.run > 1:  # which rows, the device says
+        cache[page[is_last], row[is_last]] = new[is_last].to(cache.dtype)
+        return
+    cache[page, row] = torch.where(is_last[:, None], new.to(cache.dtype), cache[page, row])
+
+
+def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
+    """Rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
+    last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
+    page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
+    return cache[page, last % PAGE_TOKENS // every].float()
+
+
 def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
     """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
     anything."""
@@ -220,7 +238,7 @@ def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tenso
     )
 
 
-def _with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Softmax of scores [..., L] with one more score in the denominator, sinks [..., 1]."""
     if sinks is None:
         return scores.softmax(-1)

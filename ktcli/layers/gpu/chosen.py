@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape
-from ktcli.layers.gpu.attention import absorb, append, expand, held_by, seen_by
+from ktcli.layers.gpu.attention import absorb, append, append_windows, expand, held_by
 from ktcli.layers.gpu.functions import KvPages, Rows, rounded
 from ktcli.layers.gpu.packed import Packed
 from ktcli.native import PAGE_TOKENS
@@ -58,28 +58,31 @@ def choose(
 
     Args:
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
-        cache: [pages, 64, dim].
+        cache: [pages, 64 / every, dim].
     Returns:
         None where every row can attend to all that it sees.
     """
-    append(cache, key, rows)
+    append_windows(cache, key, rows, shape.every)
     if rows.pages.shape[1] * PAGE_TOKENS <= shape.positions:
         return None
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
     if rows.run == 1:
         keys = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
         scores = torch.einsum("shd,sld->shl", query, keys)
-        return Chosen(_best(scores, weight, seen_by(rows), rows.positions, shape), shape.block)
+        places = torch.arange(keys.shape[1], device=q.device)
+        seen = places < (rows.positions[:, None] + 1) // shape.every
+        return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block)
     out = []
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        keys = held_by(cache, table, rows.positions[of]).float()
+        # Places by their own number: those that are complete with the last position.
+        keys = held_by(cache, table, (rows.positions[of] + 1) // shape.every - 1).float()
         places = torch.arange(keys.shape[0], device=q.device)
         for first in range(of.start, of.stop, _BLOCK_QUERIES):
             some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
             scores = torch.einsum("thd,ld->thl", query[some], keys)
             at, weights = rows.positions[some], None if weight is None else weight[some]
-            out.append(_best(scores, weights, places <= at[:, None], at, shape))
+            out.append(_best(scores, weights, places < (at[:, None] + 1) // shape.every, at, shape))
     return Chosen(torch.cat(out), shape.block)
 
 

@@ -47,12 +47,14 @@ class Rows:
         run: rows of each sequence, one behind the other.
         slots: int64 [2, sequences], on the device: which states are read and which written, see
             `recurrent.States`; None: no layer keeps one.
+        ids: int64 [T], on the device: the tokens; None: no layer looks at them.
     """
 
     positions: Tensor
     pages: Tensor
     run: int
     slots: Tensor | None = None
+    ids: Tensor | None = None
 
 
 # -- rows by themselves --------------------------------------------------------------------------------
@@ -155,15 +157,31 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     Returns:
         ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
     """
-    r = routing
-    score = logits.softmax(-1) if r.score is Score.SOFTMAX else logits.sigmoid()
+    r, score = routing, scores(logits, routing.score)
     rank = score if bias is None else score + bias
     order = rank.sort(dim=-1, descending=True, stable=True).indices
     if r.n_group > 1:
         # Stable, so that the open experts come first and keep their order.
         is_open = _open_experts(rank, r).gather(1, order)
         order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
-    chosen = order[:, : r.top_k]
+    return _weighted(score, order[:, : r.top_k], r)
+
+
+def weigh(logits: Tensor, routing: Routing, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for experts that are given: chosen int64 [T, K]."""
+    return _weighted(scores(logits, routing.score), chosen, routing)
+
+
+def scores(logits: Tensor, kind: Score) -> Tensor:
+    """What each expert is worth, [T, E]."""
+    if kind is Score.SOFTMAX:
+        return logits.softmax(-1)
+    if kind is Score.SIGMOID:
+        return logits.sigmoid()
+    return torch.nn.functional.softplus(logits).sqrt()
+
+
+def _weighted(score: Tensor, chosen: Tensor, r: Routing) -> tuple[Tensor, Tensor]:
     gate = score.gather(1, chosen)
     if r.normalize:
         gate = gate / (gate.sum(-1, keepdim=True) + 1e-20)  # DeepSeek's guard against a zero sum

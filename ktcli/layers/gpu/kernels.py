@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from ktcli.layers.backend import ChooseShape, GqaShape, MlaShape, Routing
-from ktcli.layers.gpu import attention, chosen, functions
+from ktcli.layers.gpu import attention, chosen, functions, mqa
 from ktcli.layers.gpu.chosen import Chosen
 from ktcli.layers.gpu.functions import KvPages, RopeTable, Rows
 from ktcli.layers.gpu.packed import Extras, Matrix, Packed
+from ktcli.layers.gpu.recurrent import States
+from ktcli.layers.windows import MqaShape
 from ktcli.native import Glu
 
 Absorbed = tuple[Packed, Packed, Packed]  # uk_in, uk_out, uv
@@ -42,6 +44,20 @@ class Kernels:
     choose: Callable[[Tensor, Tensor, Tensor | None, Tensor, Rows, ChooseShape], Chosen | None]
     mla_chosen: Callable[[Tensor, Tensor, Tensor, Absorbed, Chosen, Rows, MlaShape], Tensor]
     gqa_chosen: Callable[[Tensor, Tensor, Tensor, KvPages, Chosen, Rows, GqaShape], Tensor]
+    mqa: Callable[
+        [
+            Tensor,
+            Tensor,
+            Tensor | None,
+            Tensor,
+            Rows,
+            MqaShape,
+            tuple[States, int],
+            Tensor | None,
+            Chosen | None,
+        ],
+        Tensor,
+    ]
     unpack_all: Callable[[Packed, Tensor], Tensor]
 
 
@@ -60,6 +76,7 @@ def _torch_row(name: str, *, exact: bool) -> Kernels:
         choose=partial(chosen.choose, exact=exact),
         mla_chosen=partial(chosen.mla, exact=exact),
         gqa_chosen=partial(chosen.gqa, exact=exact),
+        mqa=partial(mqa.mqa, exact=exact),
         unpack_all=partial(f.unpack_all, exact=exact),
     )
 
@@ -107,5 +124,6 @@ def triton_row() -> Kernels:
         choose=chosen.choose,
         mla_chosen=chosen.mla,
         gqa_chosen=chosen.gqa,
+        mqa=mqa.mqa,
         unpack_all=f.unpack_all,
     )

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.layers.backend import GroupScore, Routing, Score
+from ktcli.layers.backend import GroupScore, Routing
 from ktcli.layers.gpu.functions import RopeTable, Rows
 from ktcli.native import PANEL_ROWS, SILU, Glu
 
@@ -129,7 +129,7 @@ def _open_experts(
 @triton.jit
 def _route_kernel(
     logits, bias, ids, gates, logits_row, n_experts, scale,
-    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
+    TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -138,8 +138,13 @@ def _route_kernel(
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
     x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
-    if SIGMOID:
+    if SCORE == 1:
         score = 1 / (1 + tl.exp(-x))
+    elif SCORE == 2:  # log(1 + e^x), which is x where e^-x no longer counts
+        power = tl.exp(tl.minimum(x, 20.0))
+        # Below, e^x itself: 1 + e^x would lose it.
+        soft = tl.where(power < 1e-4, power - 0.5 * power * power, tl.log(1 + power))
+        score = tl.sqrt(tl.where(x > 20.0, x, soft))
     else:
         power = tl.exp(x - tl.max(x, axis=0))
         score = power / tl.sum(power, axis=0)
@@ -209,7 +214,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     gate = torch.empty(rows, r.top_k, dtype=torch.float32, device=logits.device)
     _route_kernel[(rows,)](
         logits, bias, ids, gate, logits.stride(0), r.experts, float(r.scale),
-        TOP_K=r.top_k, SIGMOID=r.score is Score.SIGMOID, BIASED=bias is not None,
+        TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
         TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
         BLOCK=max(2, triton.next_power_of_2(r.experts)),

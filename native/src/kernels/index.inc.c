@@ -6,7 +6,7 @@
 INLINE void index_take(const page_index *a, int64_t first, int heads, float (*s)[KT_PAGE_TOKENS])
 {
     for (int i = 0; i < heads; i++)
-        for (int c = 0; c < KT_PAGE_TOKENS; c += LANES) {
+        for (int64_t c = 0; c < a->n_keys; c += LANES) {
             vf x = vf_load(s[i] + c);
             float *to = a->out + (a->weight ? 0 : (first + i) * KT_PAGE_TOKENS) + c;
             if (a->weight)
@@ -32,16 +32,31 @@ static void index_f32(const page_index *a)
     }
 }
 
+/* Scores of heads [0, heads) from q on, of as many panels as hold keys: the page may end there. */
+INLINE void index_scores(const page_index *a, const uint16_t *q, int heads, float (*s)[KT_PAGE_TOKENS])
+{
+    page_attention p = {.dk = a->dim, .q_stride = a->q_stride};
+    const uint16_t *k = a->k;
+    int64_t panel = (a->dim + 1) / 2 * 2 * LANES, panels = (a->n_keys + LANES - 1) / LANES;
+    int some = heads < SCORE_QUERIES ? heads : SCORE_QUERIES;
+    for (int i = 0; i < heads; i += some) {
+        int64_t h = 0;
+        for (; h + SCORE_PANELS <= panels; h += SCORE_PANELS)
+            score_tile(&p, q + i * a->q_stride, some, k + h * panel, SCORE_PANELS, NULL, 0, s[i] + LANES * h);
+        for (; h < panels; h++)
+            score_tile(&p, q + i * a->q_stride, some, k + h * panel, 1, NULL, 0, s[i] + LANES * h);
+    }
+}
+
 static void index_bf16(const page_index *a)
 {
-    page_attention p = {.dk = a->dim, .q_stride = a->q_stride, .k = a->k};
     float s[CHUNK][KT_PAGE_TOKENS] ALIGNED;
     if (a->weight)
         memset(a->out, 0, KT_PAGE_TOKENS * sizeof *a->out);
     for (int64_t h = 0, n; h < a->n_heads; h += n) {
         const uint16_t *q = (const uint16_t *)a->q + h * a->q_stride;
         n = a->n_heads - h >= CHUNK ? CHUNK : 1;
-        n > 1 ? score_chunk(&p, q, CHUNK, 0, s) : score_chunk(&p, q, 1, 0, s);
+        n > 1 ? index_scores(a, q, CHUNK, s) : index_scores(a, q, 1, s);
         index_take(a, h, (int)n, s);
     }
 }

@@ -143,8 +143,10 @@ def route_slowly(logits: F32, r: Routing, bias: F32 | None) -> tuple[list[int], 
     if r.score is Score.SOFTMAX:
         score = np.exp(logits - logits.max(), dtype=np.float32)
         score = score / score.sum()
-    else:
+    elif r.score is Score.SIGMOID:
         score = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    else:
+        score = np.sqrt(np.log1p(np.exp(logits))).astype(np.float32)
     rank = score if bias is None else score + bias
     size = r.experts // r.n_group
     best_first = [sorted(rank[g * size : (g + 1) * size])[::-1] for g in range(r.n_group)]
@@ -164,6 +166,7 @@ ROUTINGS = (
     Routing(10, 10, normalize=False, scale=16.0),
     Routing(16, 4, Score.SIGMOID, 4, 2, GroupScore.TOP2, True, 2.5),
     Routing(16, 3, Score.SOFTMAX, 8, 3, GroupScore.MAX, False, 16.0),
+    Routing(16, 4, Score.SQRT_SOFTPLUS, scale=1.5),
     Routing(6, 2, Score.SIGMOID, 6, 3, GroupScore.TOP2),  # groups of one
 )
 

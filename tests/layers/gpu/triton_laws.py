@@ -229,6 +229,7 @@ ROUTINGS = (
     Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5),
     Routing(160, 6, Score.SOFTMAX, 8, 3, GroupScore.MAX, False, 16.0),
     Routing(6, 2, Score.SIGMOID, 6, 3, GroupScore.TOP2),
+    Routing(256, 6, Score.SQRT_SOFTPLUS, scale=1.5),
     Routing(5, 5),
     Routing(512, 10),
 )

@@ -1,0 +1,256 @@
+"""Attention over a window and over windows before it that became one row each (DeepSeek-V4).
+
+All heads share one key, which is its own value. Source: DeepSeek-V4 report, section 2.3; transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.layers.state import LayerState
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
+from ktcli.layers.windows import MqaShape, PoolShape
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Makes one row of each window of positions: a learned weight for each row and column, a norm, and the
+    rotation of the window's first position.
+
+    Attributes:
+        rope: of the last columns, as positions have it.
+        name, source: prefixes of stored names, and of the checkpoint's.
+    """
+
+    hidden: int
+    shape: PoolShape
+    rope: Rope
+    eps: float
+    layer: int = 0
+    name: str = ""
+    source: str = ""
+
+    @cached_property
+    def projection(self) -> Tensor:
+        """Rows, then their scores; published in bf16 where all else is in 8 bits, and kept so."""
+        shape = (self.shape.columns, self.hidden)
+        source = whole(*((f"{self.source}.{name}.weight", shape) for name in ("wkv", "wgate")))
+        return Tensor(
+            f"{self.name}.projection", 2 * shape[0], shape[1], Role.KEPT, source, layer=self.layer
+        )
+
+    @cached_property
+    def bias(self) -> Tensor:
+        shape = (self.shape.every, self.shape.columns)
+        return self._vector("bias", Stored(f"{self.source}.ape", shape))
+
+    @cached_property
+    def norm(self) -> Tensor:
+        return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
+
+    def _vector(self, name: str, piece: Stored) -> Tensor:
+        length = piece.rows * piece.columns
+        return Tensor(f"{self.name}.{name}", 1, length, Role.VECTOR, ((piece,),), layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.projection, self.bias, self.norm
+
+    def forward(self, b: Backend, x: Value, first: int) -> Value:
+        """x [T, hidden] -> [T, dim], of which rows count that complete a window. first: of its state."""
+        s, dim = self.shape, self.rope.dim
+        rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
+        pooled = b.pool(rows, scores, self.bias, s, layer=self.layer, first=first)
+        turn = replace(self.rope, shift=1 - s.every)
+        return b.rope(
+            b.norm(pooled, self.norm, self.eps), turn, head_width=s.dim, first=s.dim - dim
+        )
+
+
+@dataclass(frozen=True)
+class WindowIndexer:
+    """Chooses windows: small heads score the rows of a compressor of its own.
+
+    Attributes:
+        compressor: of the keys; its names are found from this part's.
+        q_lora: width of the query latent.
+    """
+
+    hidden: int
+    q_lora: int
+    shape: ChooseShape
+    compressor: Compressor
+    layer: int = 0
+    source: str = ""
+
+    @cached_property
+    def keys(self) -> Compressor:
+        """The compressor in its place."""
+        name = f"layers.{self.layer}.attn.index_pool"
+        source = f"{self.source}.compressor"
+        return replace(self.compressor, layer=self.layer, name=name, source=source)
+
+    @cached_property
+    def queries(self) -> Tensor:
+        shape = (self.shape.heads * self.shape.dim, self.q_lora)
+        source = whole((f"{self.source}.wq_b.weight", shape))
+        name = f"layers.{self.layer}.attn.index_q"
+        return Tensor(name, *shape, Role.DENSE, source, layer=self.layer, cut=Cut.ROWS)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """[heads, hidden]: decides like a router, and is kept like one."""
+        shape = (self.shape.heads, self.hidden)
+        source = whole((f"{self.source}.weights_proj.weight", shape))
+        name = f"layers.{self.layer}.attn.index_weights"
+        return Tensor(name, *shape, Role.KEPT, source, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.queries, self.weights, *self.keys.tensors
+
+    def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
+        """x [T, hidden], latent [T, q_lora]; first: where the state of its keys begins."""
+        s, rope = self.shape, self.keys.rope
+        key = self.keys.forward(b, x, first)
+        q = b.rope(b.linear(latent, self.queries), rope, head_width=s.dim, first=s.dim - rope.dim)
+        b.choose(q, key, b.linear(x, self.weights, reads=Reads.F32), s, layer=self.layer)
+
+
+@dataclass(frozen=True)
+class CompressedAttention:
+    """Multi-query attention whose key is its value, so that what it gives is turned back.
+
+    Attributes:
+        rope: of the last columns of each head.
+        groups, o_lora: the output projection is one of each group of heads, to o_lora columns, and one of all.
+        compressor: None: a token sees the window alone.
+        indexer: chooses among pooled rows; None: a token sees all.
+        layer, source: as everywhere.
+    """
+
+    hidden: int
+    q_lora: int
+    shape: MqaShape
+    rope: Rope
+    eps: float
+    groups: int
+    o_lora: int
+    compressor: Compressor | None = None
+    indexer: WindowIndexer | None = None
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _width(self) -> int:
+        return self.shape.heads * self.shape.dim
+
+    @cached_property
+    def _compressor(self) -> Compressor | None:
+        name, source = f"layers.{self.layer}.attn.pool", f"{self.source}.compressor"
+        made = self.compressor
+        return made and replace(made, layer=self.layer, name=name, source=source)
+
+    @cached_property
+    def _indexer(self) -> WindowIndexer | None:
+        made = self.indexer
+        return made and replace(made, layer=self.layer, source=f"{self.source}.indexer")
+
+    @cached_property
+    def qkv_a(self) -> Tensor:
+        return self._matrix("qkv_a", self.hidden, ("wq_a", self.q_lora), ("wkv", self.shape.dim))
+
+    @cached_property
+    def q_b(self) -> Tensor:
+        return self._matrix("q_b", self.q_lora, ("wq_b", self._width))
+
+    @cached_property
+    def o_a(self) -> tuple[Tensor, ...]:
+        """Of each group; they lie one below the other."""
+        shape = (self.groups * self.o_lora, self._width // self.groups)
+        whole_one = Stored(f"{self.source}.wo_a.weight", shape, count=self.o_lora)
+        made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
+        return tuple(
+            replace(
+                made,
+                name=f"{made.name}.{g}",
+                sources=((replace(whole_one, first=g * self.o_lora),),),
+            )
+            for g in range(self.groups)
+        )
+
+    @cached_property
+    def o_b(self) -> Tensor:
+        return self._matrix("o_b", self.groups * self.o_lora, ("wo_b", self.hidden))
+
+    @cached_property
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Of the query latent and of the key."""
+        return (
+            self._vector("q_norm", "q_norm.weight", self.q_lora),
+            self._vector("kv_norm", "kv_norm.weight", self.shape.dim),
+        )
+
+    @cached_property
+    def sinks(self) -> Tensor:
+        return self._vector("sinks", "attn_sink", self.shape.heads)
+
+    def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
+        n = sum(rows for _, rows in pieces)
+        source = whole(*((f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces))
+        where = f"layers.{self.layer}.attn.{name}"
+        return Tensor(where, n, k, Role.DENSE, source, layer=self.layer, cut=Cut.ROWS)
+
+    def _vector(self, name: str, source: str, length: int) -> Tensor:
+        where = f"layers.{self.layer}.attn.{name}"
+        stored = whole((f"{self.source}.{source}", (length,)))
+        return Tensor(where, 1, length, Role.VECTOR, stored, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        own = (self.qkv_a, self.q_b, *self.o_a, self.o_b, *self.norms, self.sinks)
+        pool = self._compressor.tensors if self._compressor else ()
+        return (*own, *pool, *(self._indexer.tensors if self._indexer else ()))
+
+    @property
+    def _pools(self) -> tuple[PoolShape, ...]:
+        """Of compressor and indexer."""
+        parts = (self.compressor, self.indexer and self.indexer.compressor)
+        return tuple(part.shape for part in parts if part)
+
+    @property
+    def state(self) -> LayerState:
+        """The window and open windows, whatever the length; pooled rows, and index keys behind them."""
+        s, index = self.shape, self.indexer.shape if self.indexer else None
+        per_key = 4 * s.heads * s.dim
+        return LayerState(
+            position_elements=s.paged + s.beside,
+            sequence_elements=s.state_elements + sum(pool.state_elements for pool in self._pools),
+            ops_per_token=s.window * per_key,
+            ops_per_position=per_key // s.every if s.every else 0,
+            chosen=index.positions if index else 0,
+            index_elements=s.beside,
+            index_ops=2 * index.heads * index.dim // index.every if index else 0,
+        )
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        s, at = self.shape, self.shape.dim - self.rope.dim
+        latent, kv = b.split(b.linear(x, self.qkv_a), self.q_lora, s.dim)
+        latent = b.norm(latent, self.norms[0], self.eps)
+        q = b.norm(b.linear(latent, self.q_b), None, self.eps, head_width=s.dim)
+        q = b.rope(q, self.rope, head_width=s.dim, first=at)
+        kv = b.rope(b.norm(kv, self.norms[1], self.eps), self.rope, head_width=s.dim, first=at)
+        first, pooled = s.state_elements, None
+        if self._compressor:
+            pooled = self._compressor.forward(b, x, first)
+            first += self._compressor.shape.state_elements
+        if self._indexer:
+            self._indexer.forward(b, x, latent, first)
+        chosen = self._indexer is not None
+        mixed = b.mqa(q, kv, pooled, s, layer=self.layer, first=0, sinks=self.sinks, chosen=chosen)
+        back = replace(self.rope, inv_freq=tuple(-f for f in self.rope.inv_freq))
+        mixed = b.rope(mixed, back, head_width=s.dim, first=at)  # [T, heads * dim]
+        return b.linear(b.grouped(mixed, self.o_a), self.o_b)

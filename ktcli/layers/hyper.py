@@ -1,0 +1,72 @@
+"""Hyper-connections: a residual of several streams instead of one.
+
+Each token computes for itself how its streams become what a block reads, and how they and what the block gives
+become the next streams. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.layers.backend import Backend, MixShape, Reads, Value
+from ktcli.layers.tensors import Role, Tensor, whole
+
+
+@dataclass(frozen=True)
+class HyperConnection:
+    """What goes around one block, or, at the end of the stack, makes one stream of all.
+
+    Attributes:
+        eps: of the norm of the streams, which has no gain.
+        at_end: nothing follows that the streams go around.
+        layer: number of the decoder layer; None at the end.
+        name: prefix of the stored names, e.g. "layers.3.attn_mix".
+        source: what the checkpoint's names begin with, e.g. "layers.3.hc_attn".
+    """
+
+    hidden: int
+    shape: MixShape
+    eps: float
+    at_end: bool = False
+    layer: int | None = None
+    name: str = ""
+    source: str = ""
+
+    @property
+    def _weights(self) -> int:
+        return self.shape.streams if self.at_end else self.shape.weights
+
+    @cached_property
+    def projection(self) -> Tensor:
+        """[weights, streams * hidden]: decides like a router, and is kept like one. Published in f32, of which
+        bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in bf16 by 0.013."""
+        shape = (self._weights, self.shape.streams * self.hidden)
+        source = whole((f"{self.source}_fn", shape))
+        return Tensor(f"{self.name}.fn", *shape, Role.KEPT, source, layer=self.layer)
+
+    @cached_property
+    def scale(self) -> Tensor:
+        return self._vector("scale", 1 if self.at_end else 3)
+
+    @cached_property
+    def base(self) -> Tensor:
+        return self._vector("base", self._weights)
+
+    def _vector(self, name: str, length: int) -> Tensor:
+        source = whole((f"{self.source}_{name}", (length,)))
+        return Tensor(f"{self.name}.{name}", 1, length, Role.VECTOR, source, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.projection, self.scale, self.base
+
+    def enter(self, b: Backend, streams: Value) -> tuple[Value, Value | None]:
+        """streams [T, streams * hidden] -> what the block reads, [T, hidden], and what `expand` takes."""
+        wanted = b.linear(b.norm(streams, None, self.eps), self.projection, reads=Reads.F32)
+        weights = b.mix(wanted, self.scale, self.base, self.shape)
+        if self.at_end:
+            return b.collapse(streams, weights), None
+        n = self.shape.streams
+        entry, leaving = b.split(weights, n, self.shape.weights - n)
+        return b.collapse(streams, entry), leaving

@@ -1,0 +1,223 @@
+"""DeepSeek-V4 (Flash, Pro): attention over a window and over windows that became one row each, a residual of several
+streams, experts of the first layers by the token's id.
+
+A layer has the window alone, or also rows of few positions each, of which an indexer chooses, or rows of many, all of
+which it sees. Sources: the DeepSeek-V4 report; transformers 5.23. A multi-token-prediction layer is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.backend import ChooseShape, MixShape, Rope, Routing, Score
+from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
+from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
+from ktcli.layers.windows import MqaShape, PoolShape
+from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, Fields, read_rope
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import Prefixes, assemble, cut_layers, read_eps, read_experts, read_sparse
+from ktcli.native import PAGE_TOKENS, Glu
+
+MODEL_TYPES: tuple[str, ...] = ("deepseek_v4",)
+
+_WINDOW, _CHOSEN, _ALL = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+_RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
+_OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
+_BY_ID, _ROUTED = "hash_moe", "moe"
+_MAX_CHOSEN = 1 << 16  # of kt_program_choose
+_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
+
+_MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
+_NAMES = SparseNames(
+    gate="experts.{e}.w1.weight",
+    up="experts.{e}.w3.weight",
+    down="experts.{e}.w2.weight",
+    correction="gate.bias",
+    shared_names=_MLP,
+)
+_PREFIXES = Prefixes(
+    body="",
+    head="head",
+    attention="attn",
+    mlp="ffn",
+    embedding="embed",
+    norms=("attn_norm", "ffn_norm"),
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    f.require("mlp_bias", f.flag("mlp_bias", False), False)
+    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=1), 1)
+    kinds, by_id = _kinds(f), _by_id(f)
+    attentions = {kind: _read_attention(f, kind) for kind in sorted(set(kinds))}
+    routed = _read_mlp(f)
+    vocab = f.whole("vocab_size", high=MAX_VOCAB)
+    fixed = replace(routed, correction=False, by_id=vocab)
+    streams = MixShape(
+        f.whole("hc_mult", high=_MAX_STREAMS, default=4),
+        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS, default=20),
+        f.number("hc_eps", high=1.0, default=1e-6),
+    )
+    return assemble(
+        f,
+        "deepseek_v4",
+        lambda i: (attentions[kinds[i]], fixed if by_id[i] else routed),
+        _PREFIXES,
+        streams,
+    )
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers."""
+    ratios = config.get("compress_ratios")
+    short = {"compress_ratios": ratios[:layers]} if isinstance(ratios, list) else {}
+    return {**cut_layers(config, layers), **short}
+
+
+def _kinds(f: Fields) -> list[str]:
+    """What attention each layer has: a list, the hub's list of rates, or the rule of the published models."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if f.has("layer_types"):
+        return _listed(f, "layer_types", n_layers, _WINDOW, _CHOSEN, _ALL)
+    if f.has("compress_ratios"):
+        rates = _listed(f, "compress_ratios", n_layers, *_OF_RATE)
+        return [_OF_RATE[rate] for rate in rates]
+    return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
+
+
+def _by_id(f: Fields) -> list[bool]:
+    """Of each layer, whether a token's id says which experts it has."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if f.has("mlp_layer_types"):
+        return [kind == _BY_ID for kind in _listed(f, "mlp_layer_types", n_layers, _BY_ID, _ROUTED)]
+    first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS, default=3)
+    return [i < first for i in range(n_layers)]
+
+
+def _listed(f: Fields, name: str, n_layers: int, *allowed: Any) -> list[Any]:
+    """What a list says of each layer; it may go on behind them, where layers predict ahead."""
+    found = f.values[name]
+    if not isinstance(found, list) or len(found) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    for each in found[:n_layers]:
+        f.require(name, each, *allowed)
+    return found[:n_layers]
+
+
+def _rate(f: Fields, kind: str) -> int:
+    """Positions of a window that becomes one row."""
+    old, usual = _RATES[kind]
+    rates = f.values.get("compress_rates")
+    nested = Fields(rates, f"{f.where}: compress_rates") if rates is not None else f
+    every = nested.whole(kind, old, high=1 << 16, default=usual)
+    if PAGE_TOKENS % every and (kind == _CHOSEN or every % PAGE_TOKENS):
+        raise BadCheckpoint(f"{f.where}: a rate of {every} positions does not divide {PAGE_TOKENS}")
+    return every
+
+
+def _rotated(f: Fields, dim: int) -> int:
+    """Columns of a head that are rotated."""
+    if f.has("qk_rope_head_dim"):
+        rotated = f.whole("qk_rope_head_dim", high=dim)
+    else:
+        rotated = int(dim * f.number("partial_rotary_factor", high=1.0, default=64 / 512))
+    f.require_multiple("qk_rope_head_dim", rotated, 2)
+    if not rotated:
+        raise BadCheckpoint(f"{f.where}: no column of a head of {dim} is rotated")
+    return rotated
+
+
+def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
+    """Of layers with the window alone, or of the others; scaled are only the latter, by the frequencies alone.
+
+    Args:
+        dim: columns of a head.
+    """
+    rotated = _rotated(f, dim)
+    given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
+    given = Fields(given, f"{f.where}: rope").values
+    name, usual = ("compress", 160_000.0) if compressed else ("main", 10_000.0)
+    if isinstance(given.get(name), Mapping):
+        own = dict(given[name])
+    elif compressed:
+        own = {k: v for k, v in given.items() if k != "rope_theta"}
+        own["rope_theta"] = f.number("compress_rope_theta", low=1.0, high=1e12, default=usual)
+    else:
+        own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=usual)}
+    own = {k: v for k, v in own.items() if v is not None}
+    own.setdefault("attention_factor", 1.0)
+    part = Fields(own, f"{f.where}: rope").number(
+        "partial_rotary_factor", high=1.0, default=rotated / dim
+    )
+    if int(dim * part) != rotated:
+        raise BadCheckpoint(
+            f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
+        )
+    rope, _ = read_rope(Fields({**f.values, "rope_parameters": own}), rotated, interleaved=True)
+    return rope
+
+
+def _read_attention(f: Fields, kind: str) -> CompressedAttention:
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    dim = f.whole("head_dim", low=2, high=4096)
+    f.require_multiple("head_dim", dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * dim)
+    rope = _read_rope(f, dim, compressed=kind != _WINDOW)
+    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
+    window = f.whole("sliding_window", high=1 << 20)
+    groups = f.whole("o_groups", high=heads)
+    f.require_multiple("num_attention_heads x head_dim", heads * dim, groups)
+    o_lora = f.whole("o_lora_rank")
+    f.require_width("o_groups x o_lora_rank", groups * o_lora)
+    hidden, q_lora, eps = f.whole("hidden_size"), f.whole("q_lora_rank"), read_eps(f)
+    shape = MqaShape(heads, dim, dim**-0.5, window)
+    plain = CompressedAttention(hidden, q_lora, shape, rope, eps, groups, o_lora)
+    if kind == _WINDOW:
+        return plain
+    every = _rate(f, kind)
+    shape = replace(shape, every=every, context=context)
+    pool = Compressor(hidden, PoolShape(dim, every, kind == _CHOSEN), rope, eps)
+    if kind == _ALL:
+        return replace(plain, shape=shape, compressor=pool)
+    indexer = _read_indexer(f, shape, pool, q_lora)
+    shape = replace(shape, beside=indexer.shape.elements)
+    return replace(plain, shape=shape, compressor=pool, indexer=indexer)
+
+
+def _read_indexer(f: Fields, shape: MqaShape, pool: Compressor, q_lora: int) -> WindowIndexer:
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
+    dim = f.whole("index_head_dim", low=pool.rope.dim, high=4096)
+    f.require_multiple("index_head_dim", dim, 2)
+    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    top_k = f.whole("index_topk", high=_MAX_CHOSEN)
+    scale = (heads * dim) ** -0.5
+    choice = ChooseShape(heads, dim, top_k, scale, behind=shape.paged, every=shape.every)
+    keys = replace(pool, shape=replace(pool.shape, dim=dim))
+    return WindowIndexer(pool.hidden, q_lora, choice, keys)
+
+
+def _read_mlp(f: Fields) -> SparseMlp:
+    """The router never leaves its weights as they are, whatever the config says."""
+    scores = {
+        "sqrtsoftplus": Score.SQRT_SOFTPLUS,
+        "sigmoid": Score.SIGMOID,
+        "softmax": Score.SOFTMAX,
+    }
+    score = f.text("scoring_func", "sqrtsoftplus")
+    f.require("scoring_func", score, *scores)
+    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    experts, top_k = read_experts(f)
+    scale = f.number("routed_scaling_factor", high=1e4, default=1.5)
+    routing = Routing(experts, top_k, scores[score], scale=scale)
+    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6, default=10.0), 0.0)
+    return replace(read_sparse(f, routing, correction=True, names=_NAMES), glu=glu)

@@ -1,0 +1,116 @@
+"""Granite-MoE (1B-A400M, 3B-A800M), with a shared expert, and with windows: rows and scores times numbers.
+
+Embedded rows, scores, what attention and MLP add, and logits each have a multiplier. The kind with windows has sinks in
+every layer, and a base of the rotation for each; 0: the layer has no positions. Source: transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention
+from ktcli.layers.decoder import Multipliers
+from ktcli.layers.mlp import Mlp, MlpNames, SparseMlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_layers,
+    read_gqa,
+    read_softmax_routing,
+    read_windows,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("granitemoe", "granitemoeshared", "granitemoe_swa")
+
+_MOST = 1e6  # of a multiplier
+_THETAS = "layer_rope_theta"
+_PREFIXES = Prefixes(mlp="block_sparse_moe")
+_SHARED = MlpNames(fused="input_linear.weight", down="output_linear.weight")
+_NEAR_NAMES = SparseNames(
+    router="router.weight", shared="shared_mlp", shared_names=_SHARED, shared_beside=True
+)
+_NAMES = replace(
+    _NEAR_NAMES,
+    fused_gate_up="input_linear.weight",
+    fused_down="output_linear.weight",
+    router="router.layer.weight",
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    sees_near = f.text("model_type", "") == "granitemoe_swa"
+    shared = f.whole("shared_intermediate_size", low=0, default=0)
+    routing = read_softmax_routing(f, normalize=True)
+    sparse = SparseMlp(
+        f.whole("hidden_size"),
+        f.whole("intermediate_size"),
+        routing,
+        shared_width=shared if f.text("model_type", "") != "granitemoe" else 0,
+        names=_NEAR_NAMES if sees_near else _NAMES,
+    )
+    attend = _near(f) if sees_near else lambda _: _attention(f)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return attend(i), sparse
+
+    return assemble(f, "granitemoe", parts, _PREFIXES, multipliers=_multipliers(f))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, all of which have experts."""
+    made = cut_layers(config, layers)
+    thetas = made.get(_THETAS)
+    return {**made, _THETAS: thetas[:layers]} if isinstance(thetas, list) else made
+
+
+def _multipliers(f: Fields) -> Multipliers:
+    return Multipliers(
+        embedding=_multiplier(f, "embedding_multiplier"),
+        residual=_multiplier(f, "residual_multiplier"),
+        logits=1.0 / _multiplier(f, "logits_scaling"),
+    )
+
+
+def _multiplier(f: Fields, name: str) -> float:
+    return f.number(name, low=1 / _MOST, high=_MOST, default=1.0)
+
+
+def _attention(f: Fields) -> GroupedQueryAttention:
+    bias = f.flag("attention_bias", False)
+    own = read_gqa(f, qkv_bias=bias, o_bias=bias)
+    return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
+
+
+def _near(f: Fields) -> Any:
+    """The attention of each layer of the kind with windows."""
+    spelled = f if f.has("sliding_window") else Fields({**f.values, "sliding_window": 128}, f.where)
+    window = read_windows(spelled, default=lambda i: i % 4 > 0)
+    thetas = _thetas(f)
+
+    def attend(i: int) -> GroupedQueryAttention:
+        given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
+        rope = {**Fields(given, f"{f.where}: rope").values, "rope_theta": thetas[i]}
+        values = {**f.values, "rope_parameters": rope} if thetas[i] else f.values
+        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks")
+        return replace(own.within(window(i)), rotates=thetas[i] != 0)
+
+    return attend
+
+
+def _thetas(f: Fields) -> list[float | None]:
+    """Bases of the layers' rotations; None: that of all."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    listed = f.values.get(_THETAS)
+    if listed is None:
+        return [None] * n_layers
+    if not isinstance(listed, list) or len(listed) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {_THETAS} is not a list of {n_layers} layers")
+    each = [Fields({_THETAS: one}, f.where).number(_THETAS, high=1e12) for one in listed[:n_layers]]
+    return list(each)

@@ -1,0 +1,59 @@
+"""Hunyuan-A13B (80B-A13B): q and k normalised after the rotation, one shared expert as wide as the others.
+
+The hub's config may list sizes layer by layer; all layers are alike. Its rotation of type "dynamic" has an alpha,
+which stretches the base once and for all. Source: the Hunyuan-A13B report; transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import QkNorm
+from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+
+MODEL_TYPES: tuple[str, ...] = ("hunyuan_v1_moe",)
+
+_NAMES = SparseNames(router="gate.wg.weight", shared="shared_mlp")
+_NORMS = "query_layernorm", "key_layernorm"
+_LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    bias = f.flag("attention_bias", False)
+    attention = read_gqa(f, qk_norm=QkNorm.TURNED, qkv_bias=bias, o_bias=bias, norms=_NORMS)
+    width = f.whole("intermediate_size")
+    routing = read_softmax_routing(f, normalize=True)
+    sparse = SparseMlp(attention.hidden, width, routing, shared_width=width, names=_NAMES)
+    return assemble(f, "hunyuan_v1_moe", lambda _: (attention, sparse))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, all of which have experts."""
+    return cut_layers(_own(config).values, layers)
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config with one number where a list says the same of every layer."""
+    f = Fields(config)
+    values = dict(f.values)
+    for name in _LISTED:
+        listed = values.get(name)
+        if not isinstance(listed, list):
+            continue
+        if not 0 < len(listed) <= MAX_LAYERS or any(each != listed[0] for each in listed):
+            raise BadCheckpoint(f"{f.where}: {name} is not the same in all layers")
+        values[name] = listed[0]
+    same = Fields(values, f.where)
+    for name, usual in (("num_shared_expert", 1), ("moe_intermediate_size", None)):
+        if same.has(name):
+            same.require(name, values[name], usual or values.get("intermediate_size"))
+    same.require("use_cla", same.flag("use_cla", False), False)
+    same.require("use_qk_norm", same.flag("use_qk_norm", True), True)
+    return same

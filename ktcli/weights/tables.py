@@ -1,0 +1,48 @@
+"""Tables of experts, which a token's id names: what a conversion must know of them before it writes anything.
+
+A number that names no expert would otherwise be found when the model is loaded, long after its conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.tensors import Tensor
+from ktcli.native import Pool
+from ktcli.weights.checkpoint import HINT
+from ktcli.weights.encode import PIECE_ELEMENTS, pieces_of
+from ktcli.weights.storage import Reader, Span
+
+
+def first_outside(values: NDArray[np.float32], below: int) -> int | None:
+    """Place of the first number that is not whole or not one of 0..below - 1; None: there is none."""
+    flat = values.reshape(-1)
+    good = (flat >= 0) & (flat < below) & (flat == np.floor(flat))
+    return None if good.all() else int(good.argmin())
+
+
+def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> None:
+    """That those of the tensors that hold ids of experts hold nothing else.
+
+    Raises:
+        BadCheckpoint: one does not, is missing, or a file cannot be read.
+    """
+    for tensor in tensors:
+        for piece in pieces_of(tensor, checkpoint) if tensor.below else ():
+            source = checkpoint.find(piece.name, piece.shape)
+            step = max(PIECE_ELEMENTS // source.columns, 1)
+            for start in range(0, source.rows, step):
+                span = Span(source, start, min(start + step, source.rows))
+                raws = [checkpoint.read(wanted) for wanted in source.storage.reads(span)]
+                values = checkpoint.decode(pool, span, raws)
+                if (at := first_outside(values, tensor.below)) is not None:
+                    row, value = start + at // source.columns, values.reshape(-1)[at]
+                    raise BadCheckpoint(
+                        f"{source.name} in {source.file} gives token {row} the expert {value:g}, but there are "
+                        f"{tensor.below}",
+                        hint=HINT,
+                    )
