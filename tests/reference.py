@@ -44,7 +44,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
     model = case.model_class(case.config())
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
-            if "inv_freq" in name:
+            if "inv_freq" in name or "position_ids" in name:
                 continue
             if not value.is_floating_point():  # a table of experts: some of them, each once
                 chances = torch.rand(value.shape[0], case.config().n_routed_experts)

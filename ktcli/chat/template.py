@@ -117,7 +117,7 @@ def find_template(folder: Path, *, name: str) -> str:
     """The text of a model's template.
 
     Raises:
-        BadCheckpoint: the folder has none; base models do not.
+        BadCheckpoint: the folder has none; base models do not, and some makers publish a program instead.
     """
     beside = folder / "chat_template.jinja"
     if beside.is_file():
@@ -130,8 +130,8 @@ def find_template(folder: Path, *, name: str) -> str:
         if isinstance(found, str):
             return found
     raise BadCheckpoint(
-        f"{name} has no chat template: it is a base model, not one to talk to",
-        hint="choose its instruction-tuned sibling; kt list --all shows names",
+        f"{name} has no chat template: it is a base model, or its makers give a program instead, which kt does not run",
+        hint=f"choose its instruction-tuned sibling, or put a chat_template.jinja into {folder}",
     )
 
 

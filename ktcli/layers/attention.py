@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, GqaShape, MlaShape, Rope, Value
+from ktcli.layers.backend import Backend, Gate, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.indexer import BlockIndexer, Indexer
 from ktcli.layers.recurrent import GatedDeltaNet
@@ -27,6 +27,21 @@ class QkNorm(Enum):
     ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGates:
+    """Gates by a projection of their own, on what the heads attend to.
+
+    Attributes:
+        source: checkpoint name of the projection, below the attention.
+        kind: what of them multiplies.
+        per_column: each column of a head has one; else each head.
+    """
+
+    source: str
+    kind: Gate = Gate.SIGMOID
+    per_column: bool = False
+
+
 @dataclass(frozen=True)
 class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
@@ -41,6 +56,7 @@ class GroupedQueryAttention:
         norm_plus: added to their weights.
         gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
             which what the head attends to is multiplied (Qwen3-Next).
+        own_gates: gates by another projection (Step-3.5); None: there are none.
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
             all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
@@ -59,6 +75,7 @@ class GroupedQueryAttention:
     norms: tuple[str, str] = ("q_norm", "k_norm")
     norm_plus: float = 0.0
     gated: bool = False
+    own_gates: OwnGates | None = None
     indexer: BlockIndexer | None = None
     rotates: bool = True
     layer: int = 0
@@ -73,12 +90,24 @@ class GroupedQueryAttention:
         s = self.shape
         return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
 
+    @property
+    def _is_gated(self) -> bool:
+        return self.gated or self.own_gates is not None
+
+    @property
+    def _own_width(self) -> int:
+        """Columns of gates by a projection of their own."""
+        each = self.shape.value_dim if self.own_gates and self.own_gates.per_column else 1
+        return self.shape.heads * each
+
     @cached_property
     def qkv(self) -> Tensor:
         """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
-        made = _matrix(self, "qkv", (*pieces, *index), self.hidden)
+        own = self.own_gates
+        gates_of = ((f"{own.source}.weight", self._own_width),) if own else ()
+        made = _matrix(self, "qkv", (*pieces, *index, *gates_of), self.hidden)
         if not self.gated:
             return made
         (first, *others), width = made.sources[0], self._widths[0]
@@ -100,7 +129,7 @@ class GroupedQueryAttention:
         """Of q, k, v, and of o."""
         pieces = tuple((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = _vector(self, "qkv_bias", pieces) if self.qkv_bias else None
-        assert not (qkv and self.gated), "no family has biases on gated attention"
+        assert not (qkv and self._is_gated), "no family has biases on gated attention"
         o = _vector(self, "o_bias", (("o_proj.bias", self.hidden),)) if self.o_bias else None
         return qkv, o
 
@@ -145,7 +174,8 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
-        widths = (*self._widths, *index_widths, *self._widths[: self.gated])
+        gates = [self._own_width] if self.own_gates else self._widths[: self.gated]
+        widths = (*self._widths, *index_widths, *gates)
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
         if self.qk_norm is not QkNorm.TURNED:
             q, k = self._normed(b, q, k)
@@ -160,8 +190,9 @@ class GroupedQueryAttention:
         chosen = self._indexer is not None
         # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
-        if self.gated:
-            mixed = b.gate(mixed, others[-1])
+        if self._is_gated:
+            kind = self.own_gates.kind if self.own_gates else Gate.SIGMOID
+            mixed = b.gate(mixed, others[-1], kind)
         return b.linear(mixed, self.o, bias=o_bias)
 
     def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:

@@ -52,6 +52,7 @@ class Gate(IntEnum):
 
     SIGMOID = 0
     SILU = 1
+    SOFTPLUS = 2
 
 
 class Score(IntEnum):
@@ -359,7 +360,7 @@ class Backend(Protocol):
         """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
-        """x * sigmoid(by), or x * silu(by); `by` is as wide as x, or one column for all of a row's."""
+        """x times sigmoid, silu or softplus of by; `by` has a column for each of as many runs of x's columns."""
 
     def add(self, a: Value, b: Value) -> Value: ...
 

@@ -34,7 +34,8 @@ class SparseNames:
     The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
     are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
     Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE).
-    `shared_beside`: the shared expert lies beside the MLP, not in it (Granite).
+    `shared_beside`: the shared expert lies beside the MLP, not in it (Granite). Names of gate, up and down without
+    "{e}" are of fused ones, [E, I, H] and [E, H, I] (Step-3.5).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"
@@ -115,6 +116,7 @@ class SparseMlp:
         shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
             router's: they read the same input.
         glu: the activation of experts and shared expert.
+        shared_glu: the shared expert's, where it is another.
         biases: router and experts have them (gpt-oss).
         by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
         layer, name, source: as above.
@@ -128,6 +130,7 @@ class SparseMlp:
     shared_gate: bool = False
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
+    shared_glu: Glu | None = None
     biases: bool = False
     by_id: int = 0
     layer: int = 0
@@ -229,7 +232,7 @@ class SparseMlp:
     def gate_up(self) -> Tensor:
         e, rows = self.routing.experts, 2 * self.width
         name = f"{self.source}.{self.names.fused_gate_up}"
-        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden))
+        each = _each(self, (self.names.gate, self.names.up), (self.width, self.hidden), e)
         if self.names.interleaved:
             packed = f"{self.source}.{self.names.packed_gate_up}"
             across = Stored(name, (e, self.hidden, rows), matrix=True, transposed=True, step=2)
@@ -245,7 +248,8 @@ class SparseMlp:
     def down(self) -> Tensor:
         e, shape = self.routing.experts, (self.hidden, self.width)
         name = f"{self.source}.{self.names.fused_down}"
-        fused, each = Stored(name, (e, *shape), matrix=True), _each(self, (self.names.down,), shape)
+        fused = Stored(name, (e, *shape), matrix=True)
+        each = _each(self, (self.names.down,), shape, e)
         if self.names.interleaved:
             across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
             packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
@@ -260,7 +264,8 @@ class SparseMlp:
             return None
         above = self.source.rpartition(".")[0] if self.names.shared_beside else self.source
         name, source = f"{self.name}.shared", f"{above}.{self.names.shared}"
-        made = DenseMlp(self.hidden, self.shared_width, self.names.shared_names, self.glu)
+        names, glu = self.names.shared_names, self.shared_glu or self.glu
+        made = DenseMlp(self.hidden, self.shared_width, names, glu)
         return replace(made, layer=self.layer, name=name, source=source)
 
     @property
@@ -298,9 +303,15 @@ Mlp = DenseMlp | SparseMlp
 Pieces = tuple[Stored, ...]
 
 
-def _each(part: Mlp, names: tuple[str, ...], shape: tuple[int, int]) -> Pieces:
-    """A checkpoint tensor of each name."""
-    return whole(*((f"{part.source}.{name}", shape) for name in names))[0]
+def _each(part: Mlp, names: tuple[str, ...], shape: tuple[int, int], experts: int = 0) -> Pieces:
+    """A checkpoint tensor of each name; of experts, one for all where the name has no number."""
+
+    def piece(name: str) -> Stored:
+        if experts and "{e}" not in name:
+            return Stored(f"{part.source}.{name}", (experts, *shape), matrix=True)
+        return Stored(f"{part.source}.{name}", shape)
+
+    return tuple(map(piece, names))
 
 
 def _gate_up(part: Mlp, role: Role, count: int, sources: tuple[Pieces, ...]) -> Tensor:

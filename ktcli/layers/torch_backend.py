@@ -8,7 +8,7 @@ not decided here: an `ExpertRunner` takes a layer's rows and gives back their su
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -38,6 +38,13 @@ from ktcli.native import PAGE_TOKENS, SILU, Glu
 
 Value = torch.Tensor
 Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
+
+
+_OPENED: dict[Gate, Callable[[torch.Tensor], torch.Tensor]] = {
+    Gate.SIGMOID: torch.sigmoid,
+    Gate.SILU: torch.nn.functional.silu,
+    Gate.SOFTPLUS: torch.nn.functional.softplus,
+}
 
 
 class ExpertRunner(Protocol):
@@ -300,7 +307,9 @@ class TorchBackend(Backend):
         return self._kernels.swiglu(x, width, glu)
 
     def gate(self, x: Value, by: Value, kind: Gate = Gate.SIGMOID) -> Value:
-        return x * (torch.nn.functional.silu(by) if kind is Gate.SILU else by.sigmoid())
+        opened = _OPENED[kind](by)
+        runs = torch.unflatten(x, -1, (by.shape[-1], -1))
+        return (runs * opened[..., None]).flatten(-2)
 
     def add(self, a: Value, b: Value) -> Value:
         return a + b

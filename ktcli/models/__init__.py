@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
+    afmoe,
     deepseek,
     deepseek_v4,
     deepseek_v32,
@@ -18,6 +19,8 @@ from ktcli.models import (
     gpt_oss,
     granitemoe,
     hunyuan_v1_moe,
+    laguna,
+    mellum,
     mimo_v2_flash,
     minimax_m3,
     mixtral,
@@ -25,6 +28,7 @@ from ktcli.models import (
     qwen2_moe,
     qwen3_moe,
     qwen3_next,
+    step3p7,
 )
 from ktcli.models.model import Model, Spec
 
@@ -44,6 +48,7 @@ class Family(Protocol):
 
 
 _FAMILIES: tuple[Family, ...] = (
+    afmoe,
     deepseek,
     deepseek_v32,
     deepseek_v4,
@@ -54,6 +59,8 @@ _FAMILIES: tuple[Family, ...] = (
     gpt_oss,
     granitemoe,
     hunyuan_v1_moe,
+    laguna,
+    mellum,
     mimo_v2_flash,
     minimax_m3,
     mixtral,
@@ -61,6 +68,7 @@ _FAMILIES: tuple[Family, ...] = (
     qwen2_moe,
     qwen3_moe,
     qwen3_next,
+    step3p7,
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
 

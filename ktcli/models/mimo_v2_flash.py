@@ -19,6 +19,7 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
     assemble,
     cut_typed_dense,
+    of_kind,
     read_corrected_routing,
     read_dense,
     read_gqa,
@@ -30,7 +31,9 @@ from ktcli.models.parts import (
 MODEL_TYPES: tuple[str, ...] = ("mimo_v2_flash",)
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
-_THETAS = {_FULL: 5e6, _NEAR: 1e4}
+# What the hub calls the base of each kind's rotation, and what it is unless the config says.
+_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_NEAR, 1e4)}
+_THETAS = dict(_THETA_NAMES.values())
 _ROTATED = 0.334
 _FLAGS = {
     "mlp_bias": False,
@@ -84,6 +87,12 @@ def _own(config: Mapping[str, Any]) -> Fields:
         values["layer_types"] = [_NEAR if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
     if values.get("rms_norm_eps") is None:
         values["rms_norm_eps"] = values.get("layernorm_epsilon")
+    if values.get("rope_parameters") is None:
+        f.require_absent("rope_scaling")
+        values["rope_parameters"] = {
+            kind: {"rope_theta": theta if values.get(name) is None else values[name]}
+            for name, (kind, theta) in _THETA_NAMES.items()
+        }
     return Fields(values, f.where)
 
 
@@ -101,7 +110,7 @@ def _refuse_others(f: Fields) -> None:
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """That of the layers of one kind."""
-    values = {**f.values, **_rotation(f, kind)}
+    values = dict(of_kind(f, kind).values)
     if kind == _NEAR:
         doubled = 2 * f.whole("num_key_value_heads", high=MAX_HEADS)
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
@@ -113,19 +122,9 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     given = f.values.get("attention_value_scale", 0.707)
     scale = 1.0 if given is None else f.number("attention_value_scale", high=1e3, default=0.707)
     own = replace(own, shape=replace(own.shape, v=v), value_scale=scale)
-    return (
-        replace(own.within(_window(f)), sinks_name="attention_sink_bias") if kind == _NEAR else own
-    )
-
-
-def _rotation(f: Fields, kind: str) -> dict[str, Any]:
-    """The fields that `read_rope` reads, for one kind of layer: transformers has a part for each."""
-    parts = f.values.get("rope_parameters")
-    if isinstance(parts, Mapping) and (_FULL in parts or _NEAR in parts):
-        return {"rope_parameters": Fields(parts.get(kind, ()), f"{f.where}: rope of {kind}").values}
-    f.require_absent("rope_parameters")
-    f.require_absent("rope_scaling")
-    return {"rope_theta": f.values.get("rope_theta" if kind == _FULL else "swa_rope_theta")}
+    if kind == _FULL:
+        return own
+    return replace(own.within(_window(f)), sinks_name="attention_sink_bias")
 
 
 def _window(f: Fields) -> int:

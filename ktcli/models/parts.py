@@ -57,6 +57,7 @@ class Prefixes:
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
         embedding: below the body.
         norms: before attention and MLP, below a layer.
+        after: norms of what those give; None: there are none.
     """
 
     body: str = "model"
@@ -67,6 +68,7 @@ class Prefixes:
     ignored: tuple[str, ...] = ()
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
+    after: tuple[str, str] | None = None
 
 
 USUAL_PREFIXES = Prefixes()
@@ -129,7 +131,8 @@ def assemble(
         around, beside = mixer(i, source, "attn"), mixer(i, source, "mlp")
         mixers = (around, beside) if around and beside else None
         names, plus, added = prefixes.norms, prefixes.norm_plus, multipliers.residual
-        return DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
+        made = DecoderLayer(i, source, hidden, eps, attention, mlp, plus, names, mixers, added)
+        return replace(made, after=prefixes.after)
 
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     where = below(prefixes.body, "hc_head")
@@ -191,6 +194,13 @@ def read_gqa(
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
     return replace(made, norms=norms)
+
+
+def of_kind(f: Fields, kind: str) -> Fields:
+    """The config with the rotation of one kind of layer, of which transformers lists one for each."""
+    own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
+    rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
+    return Fields({**f.values, "rope_parameters": rope.values}, f.where)
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
@@ -299,7 +309,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
     experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", high=MAX_TOP_K)
+    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 
 
 class Glu(NamedTuple):
-    """The activation between gate and up, and down: with g = min(gate, limit), and up kept within
+    """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within
     -limit..limit, g / (1 + e^(-alpha g)) * (up + shift).
 
     Attributes:
         limit: 0: none.
+        gate_limit: 0: that of up.
     """
 
     alpha: float = 1.0
     limit: float = 0.0
     shift: float = 0.0
+    gate_limit: float = 0.0
 
 
 SILU = Glu()  # silu(gate) * up

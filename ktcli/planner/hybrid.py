@@ -237,8 +237,8 @@ def _device_lines(
     early = min(EARLY_TOKENS, case.context - 1)
     chunk = min(PREFILL_CHUNK, case.context)
     model, recipe, need = case.model, case.request.recipe, device.need
-    one = {work.part: work for work in step_work(model, recipe, Step(1, early))}
-    many = {work.part: work for work in step_work(model, recipe, Step(chunk))}
+    steps = Step(1, early), Step(chunk)
+    one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
     hybrid, nothing = prefill.hybrid, Work("", Unit.BF16, 0, 0)
 
     def line(part: str, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:

@@ -7,7 +7,7 @@ one token, or of many. Nothing here knows a machine; `cost` turns these counts i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -20,6 +20,7 @@ from ktcli.planner.experts import touched
 from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
+SizeOf = Callable[[Tensor, Recipe], int]
 
 
 class Unit(Enum):
@@ -155,9 +156,11 @@ def sequence_bytes(spec: Spec) -> int:
     return STATE_SLOTS * spec.sequence_elements * F32_BYTES
 
 
-def step_work(model: Model, recipe: Recipe, step: Step) -> tuple[Work, ...]:
-    """Bytes read and operations done by one step, per part."""
-    works = [tensor_work(tensor, model.spec, recipe, step) for tensor in model.tensors]
+def step_work(
+    model: Model, recipe: Recipe, step: Step, size_of: SizeOf = stored_bytes
+) -> tuple[Work, ...]:
+    """Bytes read and operations done by one step, per part, of tensors that take `size_of` bytes where they lie."""
+    works = [tensor_work(tensor, model.spec, recipe, step, size_of) for tensor in model.tensors]
     works += _attention_work(model.spec, step), _state_work(model.spec, step)
     return _merged(works)
 
@@ -167,9 +170,11 @@ def experts_touched(spec: Spec, n_tokens: int) -> float:
     return float(touched(spec.experts, spec.top_k, n_tokens))
 
 
-def tensor_work(tensor: Tensor, spec: Spec, recipe: Recipe, step: Step) -> Work:
-    """Bytes read and operations done by one step with one tensor."""
-    stored = stored_bytes(tensor, recipe)
+def tensor_work(
+    tensor: Tensor, spec: Spec, recipe: Recipe, step: Step, size_of: SizeOf = stored_bytes
+) -> Work:
+    """Bytes read and operations done by one step with one tensor that takes `size_of` bytes where it lies."""
+    stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
     name = part_name(tensor)

@@ -99,7 +99,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
     head, unit, moe = Work("output head", Unit.BF16, 0, 0), Unit.INT8, set()
     for tensor in model.tensors:
-        work = tensor_work(tensor, spec, recipe, one)
+        work = tensor_work(tensor, spec, recipe, one, device_bytes)
         if tensor.layer is None:
             if tensor.role is not Role.TABLE:
                 head = replace(

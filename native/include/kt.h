@@ -466,12 +466,13 @@ KT_API int kt_program_split(kt_program *program, int32_t routing, const uint8_t 
  * Counted while a step runs, to be read between steps. NULL: no such routing, or one that split made. */
 KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing);
 
-/* The activation of a gated product. With g = min(gate, limit) and u = up, kept within -limit..limit:
+/* The activation of a gated product. With g = min(gate, gate_limit) and u = up, kept within -limit..limit:
  * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. */
 typedef struct kt_glu {
     float alpha;            /* 1: silu; 1.702: an approximate gelu */
     float limit;            /* > 0; 0: none */
     float shift;
+    float gate_limit;       /* > 0; 0: that of up */
 } kt_glu;
 
 /* What experts may have besides their matrices. The arrays must outlive the program. */
@@ -495,8 +496,9 @@ KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int3
  * alternate, as the packed gate_up matrix gives them. */
 KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
 
-enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1 };
-/* out = x * sigmoid(by), or x * by * sigmoid(by); by has as many columns as x, or one for all of a row's. */
+enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
+/* out = x * sigmoid(by), x * by * sigmoid(by), or x * log(1 + e^by); by has one column for each of as many runs of
+ * columns of x: for each column, for each head, or one for all of a row's. */
 KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);

@@ -220,10 +220,11 @@ int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width,
 int program_glu(kt_program *p, const char *name, const kt_glu *given, kt_glu *glu)
 {
     *glu = given ? *given : (kt_glu){.alpha = 1};
-    if (!isfinite(glu->alpha) || !isfinite(glu->shift) || !(glu->limit >= 0))
-        return program_fail(p, KT_ERR_RANGE, "%s: an activation of alpha %g, shift %g and limit %g", name,
-                            (double)glu->alpha, (double)glu->shift, (double)glu->limit);
+    if (!isfinite(glu->alpha) || !isfinite(glu->shift) || !(glu->limit >= 0) || !(glu->gate_limit >= 0))
+        return program_fail(p, KT_ERR_RANGE, "%s: an activation of alpha %g, shift %g and limit %g, %g of gate", name,
+                            (double)glu->alpha, (double)glu->shift, (double)glu->limit, (double)glu->gate_limit);
     glu->limit = glu->limit > 0 ? glu->limit : INFINITY;
+    glu->gate_limit = glu->gate_limit > 0 ? glu->gate_limit : glu->limit;
     return KT_OK;
 }
 
@@ -255,12 +256,31 @@ int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *give
     return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
 }
 
+/* Of few columns, one for each head: no kernel has a logarithm. */
+static void softplus_run(const void *arg, worker *w)
+{
+    const rowwise *o = arg;
+    int64_t t, last;
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t), *by = view_row(w, o->b, t);
+        float *out = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c++) {
+            float b = by[c / o->head_width];
+            out[c] = x[c] * (fmaxf(b, 0) + log1pf(expf(-fabsf(b))));
+        }
+    }
+}
+
 static void gate_run(const void *arg, worker *w)
 {
     const rowwise *o = arg;
     int64_t t, last;
-    for (own_rows(w, o->domain, &t, &last); t < last; t++)
-        w->kernels->gate(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, &o->gate, view_row(w, o->out, t));
+    for (own_rows(w, o->domain, &t, &last); t < last; t++) {
+        const float *x = view_row(w, o->a, t), *by = view_row(w, o->b, t);
+        float *out = view_row(w, o->out, t);
+        for (int64_t c = 0; c < o->out.width; c += o->head_width)
+            w->kernels->gate(x + c, by + c / o->head_width, o->head_width, &o->gate, out + c);
+    }
 }
 
 int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, int32_t kind)
@@ -278,11 +298,16 @@ int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, int32_t k
         failed = program_check_overlap(p, "gate", out, by, by.width == x.width);
     if (failed)
         return failed;
-    if (x.width != out.width || (by.width != x.width && by.width != 1))
+    if (x.width != out.width || x.width % by.width != 0)
         return program_fail(p, KT_ERR_SHAPE, "gate: %d columns by %d to %d", x.width, by.width, out.width);
-    if (kind != KT_GATE_SIGMOID && kind != KT_GATE_SILU)
+    if (kind < KT_GATE_SIGMOID || kind > KT_GATE_SOFTPLUS)
         return program_fail(p, KT_ERR_RANGE, "gate: kind %d", kind);
-    return record(p, gate_run, &(rowwise){.out = out, .a = x, .b = by, .gate = {by.width == 1, kind}}, OWN_ROWS);
+    int one = by.width < x.width;       /* for a run */
+    rowwise o = {.out = out, .a = x, .b = by, .head_width = x.width / by.width, .gate = {one, kind}};
+    if (kind == KT_GATE_SOFTPLUS)
+        return record(p, softplus_run, &o, OWN_ROWS);
+    o.head_width = one ? o.head_width : x.width;        /* as many columns as a kernel takes at once */
+    return record(p, gate_run, &o, OWN_ROWS);
 }
 
 static void add_run(const void *arg, worker *w)

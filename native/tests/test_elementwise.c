@@ -6,7 +6,7 @@ enum { MOST = 9, VOCAB = 50, HEADS = 3, HEAD = 24, ROPE = 16, WIDE = HEADS * HEA
 
 typedef struct fixture {
     kt_program *p;
-    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[2], sum, scaled, picked;
+    kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[3], sum, scaled, picked;
     uint16_t *rows;
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
@@ -45,10 +45,10 @@ static void record(fixture *f, kt_pool *pool)
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
     OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
-    for (int i = 0; i < 2; i++) {   /* each column by another, and all by one */
+    for (int i = 0; i < 3; i++) {   /* each column by another, all by one, and runs of eight; each kind */
         f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
-        kt_view by = {f->gated.buffer, 50, i ? 1 : GATED};
-        OK(kt_program_gate(p, f->open[i], f->act, by, i ? KT_GATE_SILU : KT_GATE_SIGMOID), kt_program_error(p));
+        kt_view by = {f->gated.buffer, 50, i == 2 ? GATED / 8 : i ? 1 : GATED};
+        OK(kt_program_gate(p, f->open[i], f->act, by, i), kt_program_error(p));
     }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
@@ -132,12 +132,13 @@ static void compare_row(const fixture *f, int64_t t, int64_t position, int32_t i
         want[i] = g / (1 + exp(-g)) * u;
     }
     close_to("swiglu", row_of(f->p, f->act, t), want, GATED);
-    for (int one = 0; one < 2; one++) {
+    for (int k = 0; k < 3; k++) {
         for (int i = 0; i < GATED; i++) {
-            double by = (double)gated[one ? 50 : 50 + i];
-            want[i] = (double)row_of(f->p, f->act, t)[i] * (one ? by : 1) / (1 + exp(-by));
+            double by = (double)gated[50 + (k == 2 ? i / 8 : k ? 0 : i)];
+            double opened = k == KT_GATE_SOFTPLUS ? log1p(exp(by)) : (k ? by : 1) / (1 + exp(-by));
+            want[i] = (double)row_of(f->p, f->act, t)[i] * opened;
         }
-        close_to("gate", row_of(f->p, f->open[one], t), want, GATED);
+        close_to("gate", row_of(f->p, f->open[k], t), want, GATED);
     }
 }
 

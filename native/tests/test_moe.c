@@ -26,7 +26,7 @@ static void give_options(layer *l, int64_t padded)
     float *narrow = need(sizeof(float) * (size_t)(EXPERTS * l->hidden));
     fill(wide, (size_t)(EXPERTS * 2 * padded), 6);
     fill(narrow, (size_t)(EXPERTS * l->hidden), 7);
-    l->glu = (kt_glu){1.702f, 0.5f, 1};
+    l->glu = (kt_glu){1.702f, 0.5f, 1, 0.7f};
     l->options = (kt_experts){NULL, wide, narrow};
 }
 
@@ -91,7 +91,8 @@ static double activation(const layer *l, const double *y, int32_t expert, int64_
     const float *bias = l->options.gate_up_bias ? l->options.gate_up_bias + expert * 2 * padded + at : NULL;
     double g = y[at] + (bias ? (double)bias[0] : 0), u = y[at + 16] + (bias ? (double)bias[16] : 0);
     double limit = l->glu.limit > 0 ? (double)l->glu.limit : INFINITY;
-    g = fmin(g, limit);
+    double top = l->glu.gate_limit > 0 ? (double)l->glu.gate_limit : limit;
+    g = fmin(g, top);
     u = fmax(-limit, fmin(u, limit));
     return g / (1 + exp(-(double)l->glu.alpha * g)) * (u + (double)l->glu.shift);
 }
@@ -155,7 +156,7 @@ static void same_bits(run *r, const layer *l, const float *all, int64_t first, i
 static void check_bits(const char *isa, const layer *l, const float *all, const char *format)
 {
     const int64_t sizes[] = {1, 2, 5, 17, 33, MOST};
-    for (int32_t threads = 1; threads <= 4; threads++) {
+    for (int32_t threads = 1; threads <= 4; threads += 3) {     /* `all` was made by 3 */
         kt_pool *pool = make_pool(isa, threads);
         run r = record(pool, l, MOST, 0);
         char what[80];

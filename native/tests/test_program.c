@@ -37,7 +37,7 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_select(p, a, a), KT_ERR_SHAPE, why(p), "domain 0");
     REFUSED(kt_program_norm(p, a, b, 48, (float[48]){1}, 0), KT_ERR_SHAPE, why(p), "runs of 48");
     REFUSED(kt_program_embed(p, a, NULL, 5), KT_ERR_SHAPE, why(p), "table");
-    REFUSED(kt_program_gate(p, a, b, part(b, 0, 2), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 2");
+    REFUSED(kt_program_gate(p, a, b, part(b, 0, 5), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 5");
     REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
     REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
@@ -104,6 +104,8 @@ static void check_weights(kt_pool *pool)
     kt_glu glu = {1, -7, 0};
     REFUSED(kt_program_experts(p, a, a, routing, &many, &many, &(kt_experts){.glu = &glu}), KT_ERR_RANGE, why(p),
             "limit -7");
+    glu = (kt_glu){1, 7, 0, -1};
+    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &glu), KT_ERR_RANGE, why(p), "-1 of gate");
     glu = (kt_glu){NAN, 7, 0};
     REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &glu), KT_ERR_RANGE, why(p), "alpha nan");
     kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,

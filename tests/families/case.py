@@ -101,3 +101,11 @@ class Case:
             config[hub] = config.pop(own)
         config |= self.hub
         return {name: value for name, value in config.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class OwnRotations(Case):
+    """The hub lists a rotation for each kind of layer, as transformers does, and has no other names."""
+
+    def _spell(self, config: dict[str, Any]) -> dict[str, Any]:
+        return config

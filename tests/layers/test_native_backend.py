@@ -96,7 +96,15 @@ def model_of(case: Case, layers: int) -> Model:
     config = case.own_spelling()
     text = config.get("text_config", config)
     text["num_hidden_layers"] = layers
-    for each in ("layer_types", "mlp_layer_types", "indexer_types", "layer_rope_theta"):
+    for each in (
+        "layer_types",
+        "mlp_layer_types",
+        "indexer_types",
+        "layer_rope_theta",
+        "swiglu_limits",
+        "swiglu_limits_shared",
+        "num_attention_heads_per_layer",
+    ):
         text.pop(each, None)
     return build(config)
 

@@ -35,6 +35,13 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
+STEP, LAGUNA, TRINITY = (BY_NAME[name] for name in ("step3.7", "laguna", "trinity"))
+
+
+def step(**changes: Any) -> dict[str, Any]:
+    return {"text_config": {**STEP.own_spelling()["text_config"], **changes}}
+
+
 def minimax(**changes: Any) -> dict[str, Any]:
     """A change in the part of a config that is about text."""
     return {"text_config": {**MINIMAX.own_spelling()["text_config"], **changes}}
@@ -95,14 +102,14 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MIMO, {"swa_num_key_value_heads": 4}, "not a multiple of 4"),
     (MIMO, {"n_shared_experts": 1}, "n_shared_experts is 1"),
     (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias True"),
-    (MIMO, {"hybrid_layer_pattern": [0, 0, 0, 0]}, "contradict"),
-    (MIMO, {"hybrid_layer_pattern": [0, 7, 0, 0]}, "hybrid_layer_pattern 7"),
-    (MIMO, {"hybrid_layer_pattern": [0.0, 1.0, 1.0, 1.0]}, "contradict"),
+    (MIMO, {"hybrid_layer_pattern": [0, 0, 0]}, "contradict"),
+    (MIMO, {"hybrid_layer_pattern": [0, 7, 0]}, "hybrid_layer_pattern 7"),
+    (MIMO, {"hybrid_layer_pattern": [0.0, 1.0, 0.0]}, "contradict"),
     (MIMO, {"head_dim": 10**400, "swa_head_dim": 26}, r"swa_head_dim 26 is not .*\.\.\.\)"),
     (MIMO, {"sliding_window_size": 0}, "sliding_window_size is 0"),
     (MIMO, {"attention_value_scale": "x"}, "not a number"),
     (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
-    (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+    (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope of sliding_attention"),
     (HUNYUAN, {"moe_topk": [3, 3, 2]}, "moe_topk is not the same"),
     (HUNYUAN, {"num_experts": []}, "num_experts is not the same"),
     (HUNYUAN, {"num_shared_expert": 2}, "num_shared_expert 2"),
@@ -113,6 +120,26 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (GRANITE, {"layer_rope_theta": [1e4]}, "layer_rope_theta is not a list"),
     (GRANITE, {"layer_rope_theta": ["x"] * 5}, "not a number"),
     (GRANITE, {"rope_parameters": [7]}, "not a JSON object"),
+    (STEP, step(moe_layers_enum="1,x", mlp_layer_types=None), "other than numbers"),
+    (STEP, step(moe_layers_enum=7, mlp_layer_types=None), "not a short list"),
+    (STEP, step(swiglu_limits=[1.0]), "swiglu_limits is not a list"),
+    (STEP, step(swiglu_limits_shared=[-1.0] * 4), "swiglu_limits_shared is -1.0"),
+    (STEP, step(attention_bias=True), "attention_bias True"),
+    (STEP, step(rope_parameters=None, rope_scaling={"rope_type": "llama3"}), "yarn_only_types"),
+    (STEP, step(rope_parameters=None, rope_theta=["x"] * 4), "rope_theta"),
+    (
+        STEP,
+        step(num_sliding_attention_heads=None, attention_other_setting={"head_dim": 7}),
+        "head_dim 7",
+    ),
+    (LAGUNA, {"gating": "per-element"}, "gating 'per-element'"),
+    (LAGUNA, {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping 5.0"),
+    (LAGUNA, {"num_attention_heads_per_layer": [4]}, "num_attention_heads_per_layer is not a list"),
+    (LAGUNA, {"num_attention_heads_per_layer": [3] * 4}, "not a multiple of 2"),
+    (LAGUNA, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
+    (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
+    (TRINITY, {"route_norm": False}, "route_norm False"),
+    (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
@@ -172,6 +199,12 @@ def test_v4_says_once_how_many_columns_turn() -> None:
 def test_what_is_not_computed_yet_is_said(kind: str) -> None:
     with pytest.raises(BadCheckpoint, match="known, but not supported yet"):
         build({"model_type": kind})
+
+
+def test_step_3_5_is_the_text_of_3_7() -> None:
+    text = STEP.hub_spelling()["text_config"]
+    assert text["model_type"] == "step3p5"
+    assert build(text) == build(STEP.own_spelling())
 
 
 def test_minimax_in_the_older_spelling_is_the_same_model() -> None:

@@ -72,7 +72,9 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     alternate."""
     gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
     if glu.limit:
-        gate, up = gate.clamp(max=glu.limit), up.clamp(-glu.limit, glu.limit)
+        up = up.clamp(-glu.limit, glu.limit)
+    if glu.gate_limit or glu.limit:
+        gate = gate.clamp(max=glu.gate_limit or glu.limit)
     inner = gate * torch.sigmoid(glu.alpha * gate) * (up + glu.shift)
     return inner.reshape(x.shape[0], -1)[:, :width]
 

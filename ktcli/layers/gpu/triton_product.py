@@ -234,7 +234,7 @@ def _product_kernel(
 @triton.jit
 def _gate_up_kernel(
     x, words, scales, ids, slots, bias, out, n_rows, n_columns, x_row, top_k, bias_row,
-    alpha, limit, shift,
+    alpha, limit, shift, top,
     BIASED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
@@ -262,7 +262,7 @@ def _gate_up_kernel(
         gate += tl.load(bias)
         up += tl.load(bias + 16)
     to = out + job.to(tl.int64) * (n_rows // 2) + pair * 16 + tl.arange(0, 16)
-    tl.store(to, activated(gate, up, alpha, limit, shift))
+    tl.store(to, activated(gate, up, alpha, limit, shift, top))
 
 
 @triton.jit

@@ -66,21 +66,22 @@ def _rope_kernel(
 
 
 @triton.jit
-def activated(gate, up, alpha, limit, shift):
-    """What kt_glu says; NaN stays NaN. The limit may be infinite."""
-    gate = tl.where(gate > limit, limit, gate)
+def activated(gate, up, alpha, limit, shift, top):
+    """What kt_glu says; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
+    gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
 
 
-def glu_arguments(glu: Glu) -> tuple[float, float, float]:
-    """alpha, limit and shift as `activated` takes them."""
-    return glu.alpha, glu.limit or float("inf"), glu.shift
+def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
+    """alpha, limit, shift and top as `activated` takes them."""
+    limit = glu.limit or float("inf")
+    return glu.alpha, limit, glu.shift, glu.gate_limit or limit
 
 
 @triton.jit
 def _swiglu_kernel(
-    x, out, x_row, width, alpha, limit, shift, RUN: tl.constexpr, BLOCK: tl.constexpr
+    x, out, x_row, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """out [width] = the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
     row = tl.program_id(1).to(tl.int64)
@@ -89,7 +90,7 @@ def _swiglu_kernel(
     at = x + row * x_row + column // RUN * (2 * RUN) + column % RUN
     gate = tl.load(at, mask=inside, other=0.0)
     up = tl.load(at + RUN, mask=inside, other=0.0)
-    value = activated(gate, up, alpha, limit, shift)
+    value = activated(gate, up, alpha, limit, shift, top)
     tl.store(out + row * width + column, value, mask=inside)
 
 

@@ -126,7 +126,7 @@ def _tile_kernel(
 @triton.jit
 def _expert_gate_up_kernel(
     x, words, scales, tiles, order, ids, bias, out, n_rows, n_columns, top_k, count, bias_row,
-    alpha, limit, shift,
+    alpha, limit, shift, top,
     BIASED: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
@@ -178,7 +178,7 @@ def _expert_gate_up_kernel(
     # Columns from n_columns on are those of padding in `down`, and there is none of it beyond OUT_COLUMNS.
     inside = (column < n_columns) & (column < OUT_COLUMNS)
     to = out + places.to(tl.int64)[:, None] * OUT_COLUMNS + at[None, :]
-    value = activated(gate, up, alpha, limit, shift)
+    value = activated(gate, up, alpha, limit, shift, top)
     tl.store(to, value.to(out.dtype.element_ty), mask=taken[:, None] & inside[None, :])
 
 

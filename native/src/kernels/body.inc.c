@@ -158,10 +158,10 @@ static void rope(float *x, const float *cosine, const float *sine, int64_t dim, 
 /* The limits come first in minimum and maximum: so NaN stays NaN. */
 static void swiglu(const float *gate_up, int64_t width, const kt_glu *glu, float *out)
 {
-    vf most = vf_set1(glu->limit), least = vf_set1(-glu->limit);
+    vf most = vf_set1(glu->limit), least = vf_set1(-glu->limit), top = vf_set1(glu->gate_limit);
     vf steep = vf_set1(-glu->alpha), shift = vf_set1(glu->shift);
     for (int64_t c = 0; c < width; c += LANES) {
-        vf gate = vf_min(most, vf_load(gate_up + 2 * c));
+        vf gate = vf_min(top, vf_load(gate_up + 2 * c));
         vf up = vf_max(least, vf_min(most, vf_load(gate_up + 2 * c + LANES)));
         vf below = vf_add(vf_set1(1.0f), vf_exp(vf_mul(steep, gate)));
         vf_store_upto(out, c, width, vf_mul(vf_div(gate, below), vf_add(up, shift)));

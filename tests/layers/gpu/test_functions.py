@@ -62,12 +62,12 @@ def test_norm(head_width: int) -> None:
     near(f.norm(x, gain, 1e-5), expected)
 
 
-GLU = Glu(1.702, 0.8, 1.0)
+GLU = Glu(1.702, 0.8, 1.0, 1.1)
 
 
 def activation(gate: NDArray[np.float64], up: NDArray[np.float64], glu: Glu) -> NDArray[np.float64]:
     limit = glu.limit or np.inf
-    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    gate, up = np.minimum(gate, glu.gate_limit or limit), np.clip(up, -limit, limit)
     return gate / (1 + np.exp(-glu.alpha * gate)) * (up + glu.shift)
 
 

@@ -115,7 +115,7 @@ def linear() -> None:
 
 def experts() -> None:
     """Both ways equal the torch row; what is not here is skipped, whatever its gate."""
-    biased = Extras(Glu(1.702, 0.9, 1.0), torch.randn(6, 64), torch.randn(6, 72))
+    biased = Extras(Glu(1.702, 0.9, 1.0, 1.1), torch.randn(6, 64), torch.randn(6, 72))
     for first, second, extras in (("int4", "int4", biased), ("int8", "bf16", NO_EXTRAS)):
         gate_up, _ = _stack(FORMATS[first], 4, 64, 72)
         down, _ = _stack(FORMATS[second], 4, 72, 24)
@@ -218,7 +218,7 @@ def small() -> None:
     for first, interleaved in product((0, 16), (False, True)):
         of = (x, rows, table, 80, first, interleaved)
         torch.testing.assert_close(triton_small.rope(*of), functions.rope(*of))
-    for glu in (SILU, Glu(1.702, 0.9, 1.0)):
+    for glu in (SILU, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
         torch.testing.assert_close(
             triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)
         )

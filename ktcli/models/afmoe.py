@@ -1,0 +1,78 @@
+"""Trinity (Nano, Mini, Large): norms before and after attention and MLP, gates on each column of the heads.
+
+Layers with a window rotate, those that see everything do not; a sigmoid router with a correction; embedded rows may be
+multiplied by the root of their width. Source: transformers 5.23 (afmoe).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.layers.attention import Attention, OwnGates, QkNorm
+from ktcli.layers.backend import Score
+from ktcli.layers.decoder import Multipliers
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_layers,
+    read_dense,
+    read_gqa,
+    read_softmax_routing,
+    read_sparse,
+    read_windows,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("afmoe",)
+
+_DENSE = "num_dense_layers"
+_NAMES = SparseNames(router="router.gate.weight", correction="expert_bias")
+_PREFIXES = Prefixes(
+    norms=("input_layernorm", "pre_mlp_layernorm"),
+    after=("post_attention_layernorm", "post_mlp_layernorm"),
+)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    for name, usual in (("attention_bias", False), ("route_norm", True)):
+        f.require(name, f.flag(name, usual), usual)
+    f.require("score_func", f.text("score_func", "sigmoid"), "sigmoid")
+    for name in ("n_group", "topk_group"):
+        f.require(name, f.whole(name, low=0, default=1), 0, 1)
+    attention = read_gqa(f, qk_norm=QkNorm.HEADS)
+    attention = replace(attention, own_gates=OwnGates("gate_proj", per_column=True))
+    scale = f.number("route_scale", high=1e4, default=1.0)
+    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    sparse = read_sparse(f, routing, correction=True, names=_NAMES)
+    step = f.whole("global_attn_every_n_layers", high=MAX_LAYERS, default=4)
+    window, dense = read_windows(f, default=lambda i: bool((i + 1) % step)), _dense(f)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        own = replace(attention.within(window(i)), rotates=bool(window(i)))
+        return own, read_dense(f) if i < dense else sparse
+
+    wide = f.whole("hidden_size") ** 0.5 if f.flag("mup_enabled", False) else 1.0
+    return assemble(f, "afmoe", parts, _PREFIXES, multipliers=Multipliers(embedding=wide))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return {**cut_layers(config, layers), _DENSE: min(_dense(Fields(config)), layers - 1)}
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config with what it may leave out."""
+    f = Fields(config)
+    usual = {"sliding_window": 1024, "num_shared_experts": 2}
+    return Fields({**f.values, **{k: v for k, v in usual.items() if not f.has(k)}}, f.where)
+
+
+def _dense(f: Fields) -> int:
+    """Layers before the first with experts."""
+    return f.whole(_DENSE, low=0, high=MAX_LAYERS, default=1)

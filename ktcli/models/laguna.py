@@ -1,0 +1,88 @@
+"""Laguna (XS.2): a gate by softplus for each head, heads of a number that layers list, windows; one shared expert.
+
+The router scores by sigmoid with a correction. Layers with a window have a rotation of their own. Source: transformers
+5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.backend import Gate, Score
+from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_typed_dense,
+    of_kind,
+    read_dense,
+    read_gqa,
+    read_softmax_routing,
+    read_typed_dense,
+    read_windows,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("laguna",)
+
+_FULL, _NEAR = "full_attention", "sliding_attention"
+_HEADS = "num_attention_heads_per_layer"
+_DENSE = 1  # layers before the first with experts, unless the config says
+_ROPE = {
+    _FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+    _NEAR: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+}
+_NAMES = SparseNames(correction="experts.e_score_correction_bias", shared="shared_expert")
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    if not f.has("rope_parameters"):
+        f = Fields({**config, "rope_parameters": _ROPE})
+    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.require("gating", f.values.get("gating", True), True, "per-head")
+    for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):
+        f.require(name, f.values.get(name) or False, False)
+    spelled = f if f.has("sliding_window") else Fields({**f.values, "sliding_window": 512}, f.where)
+    window, is_dense = read_windows(spelled, default=lambda _: False), read_typed_dense(f, _DENSE)
+    sparse, heads = _sparse(f), _heads(f)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        own = _attention(f, _NEAR if window(i) else _FULL, heads[i])
+        return own.within(window(i)), read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "laguna", parts)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return cut_typed_dense(config, layers, _DENSE)
+
+
+def _heads(f: Fields) -> list[int]:
+    """Query heads of each layer."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    listed = f.values.get(_HEADS)
+    if listed is None:
+        return [f.whole("num_attention_heads", high=MAX_HEADS)] * n_layers
+    if not isinstance(listed, list) or len(listed) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {_HEADS} is not a list of {n_layers} layers")
+    return [Fields({_HEADS: one}, f.where).whole(_HEADS, high=MAX_HEADS) for one in listed]
+
+
+def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
+    own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
+    return replace(read_gqa(own, qk_norm=QkNorm.HEADS), own_gates=OwnGates("g_proj", Gate.SOFTPLUS))
+
+
+def _sparse(f: Fields) -> SparseMlp:
+    scale = f.number("moe_routed_scaling_factor", high=1e4, default=1.0)
+    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    shared = f.whole("shared_expert_intermediate_size", default=512)
+    width = f.whole("moe_intermediate_size")
+    return SparseMlp(f.whole("hidden_size"), width, routing, True, shared, names=_NAMES)

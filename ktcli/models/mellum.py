@@ -1,0 +1,52 @@
+"""Mellum2 (12B-A2.5B): Qwen3-MoE's layers with windows, whose rotation is another. Source: transformers 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktcli.layers.attention import Attention, QkNorm
+from ktcli.layers.mlp import Mlp
+from ktcli.models.config import Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    assemble,
+    cut_typed_dense,
+    of_kind,
+    read_dense,
+    read_gqa,
+    read_softmax_routing,
+    read_sparse,
+    read_typed_dense,
+    read_windows,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("mellum",)
+
+_FULL, _NEAR = "full_attention", "sliding_attention"
+_ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = Fields(config)
+    if not f.has("rope_parameters"):
+        f = Fields({**config, "rope_parameters": _ROPE})
+    if not f.has("sliding_window"):
+        f = Fields({**f.values, "sliding_window": 1024}, f.where)
+    bias = f.flag("attention_bias", False)
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", True))
+    sparse, is_dense = read_sparse(f, routing), read_typed_dense(f, 0)
+    window = read_windows(f, default=lambda _: False)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        own = of_kind(f, _NEAR if window(i) else _FULL)
+        attention = read_gqa(own, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
+        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "mellum", parts)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return cut_typed_dense(config, layers, 0)

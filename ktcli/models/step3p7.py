@@ -1,0 +1,214 @@
+"""Step-3.5-Flash and the text part of Step-3.7-Flash (196B-A11B): gated heads, windows with more of them.
+
+Each head of the attention has a gate of its own; layers with a window have a number of heads and a rotation of their
+own. Norms multiply by 1 + weight; a sigmoid router with a correction; one shared expert. The last layers limit what the
+activation gives, and what is multiplied with it. Vision and multi-token prediction are not read. Source:
+transformers 5.23 (step3p7).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.backend import Score
+from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    TEXT,
+    Prefixes,
+    assemble,
+    cut_typed_dense,
+    of_kind,
+    read_gqa,
+    read_softmax_routing,
+    read_typed_dense,
+    read_types,
+    read_windows,
+    text_part,
+)
+from ktcli.native import SILU, Glu
+
+MODEL_TYPES: tuple[str, ...] = ("step3p5", "step3p7")
+
+_FULL, _NEAR = "full_attention", "sliding_attention"
+_DENSE = 3  # layers before the first with experts, unless the config says
+_PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
+_NAMES = SparseNames(
+    gate="gate_proj.weight",
+    up="up_proj.weight",
+    down="down_proj.weight",
+    correction="router_bias",
+    shared="share_expert",
+    shared_beside=True,
+)
+_FLAGS = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "gating": True,
+    "use_head_wise_attn_gate": True,
+    "norm_expert_weight": True,
+    "use_moe_router_bias": True,
+}
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    for name, usual in _FLAGS.items():
+        f.require(name, f.flag(name, usual), usual)
+    f.require("moe_router_activation", f.text("moe_router_activation", "sigmoid"), "sigmoid")
+    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
+    window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f, _DENSE)
+    limits, shared_limits = _limits(f, "swiglu_limits"), _limits(f, "swiglu_limits_shared")
+    sparse = _sparse(f)
+    dense = DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"))
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        own, beside = _limited(limits[i]), _limited(shared_limits[i])
+        mlp = (
+            replace(dense, glu=beside)
+            if is_dense(i)
+            else replace(sparse, glu=own, shared_glu=beside)
+        )
+        return attentions[kinds[i]].within(window(i)), mlp
+
+    return assemble(f, "step3p7", parts, _PREFIXES)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    text = cut_typed_dense(_own(config).values, layers, _DENSE)
+    return {**config, TEXT: text} if _is_part(config) else text
+
+
+def _is_part(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "step3p7"
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config of the model of text in transformers' spelling, with a list of layer types."""
+    f = text_part(config, "step3p5") if _is_part(config) else Fields(config)
+    values = {**f.values, "hidden_act": "silu"}  # "swigluoai" means the limits
+    f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
+    for own, old in (
+        ("num_key_value_heads", "num_attention_groups"),
+        ("share_expert_dim", "share_expert_dims"),
+    ):
+        if not f.has(own) and f.has(old):
+            values[own] = values[old]
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if values.get("layer_types") is None:
+        values["layer_types"] = [_FULL] * n_layers
+    if values.get("mlp_layer_types") is None and f.has("moe_layers_enum"):
+        sparse = _numbers(f, "moe_layers_enum")
+        values["mlp_layer_types"] = ["sparse" if i in sparse else "dense" for i in range(n_layers)]
+    if values.get("num_sliding_attention_heads") is None:
+        values["num_sliding_attention_heads"] = _heads_of_windows(f)
+    if values.get("rope_parameters") is None:
+        values["rope_parameters"] = _rotations(f, values["layer_types"])
+    return Fields(values, f.where)
+
+
+def _numbers(f: Fields, name: str) -> set[int]:
+    """Layers: a list, or a text with commas between."""
+    given = f.values[name]
+    each = given.split(",") if isinstance(given, str) else given
+    if not isinstance(each, list | tuple) or len(each) > MAX_LAYERS:
+        raise BadCheckpoint(f"{f.where}: {name} is not a short list of layers")
+    try:
+        return {int(one) for one in each if str(one).strip()}
+    except (TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{f.where}: {name} has other than numbers of layers") from error
+
+
+def _heads_of_windows(f: Fields) -> int:
+    """Heads of layers with a window; what else they could have otherwise is refused."""
+    other = Fields(
+        f.values.get("attention_other_setting") or {}, f"{f.where}: attention_other_setting"
+    )
+    for name in ("num_attention_groups", "head_dim"):
+        if other.has(name):
+            other.require(name, other.values[name], f.values.get(name))
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    return other.whole("num_attention_heads", high=MAX_HEADS, default=heads)
+
+
+def _rotations(f: Fields, types: Any) -> dict[str, Any]:
+    """Of each kind of layer, that of the first of its kind; only layers that see everything are stretched."""
+    found: dict[str, Any] = {}
+    for i, kind in enumerate(types if isinstance(types, list) else []):
+        if not isinstance(kind, str) or kind in found:
+            continue
+        theta = _of_layer(f, "rope_theta", i, 10_000.0)
+        found[kind] = {
+            "rope_theta": theta,
+            "partial_rotary_factor": _of_layer(f, "partial_rotary_factors", i, 1.0),
+        }
+    if f.has("rope_scaling") and _FULL in found:
+        f.require("yarn_only_types", f.values.get("yarn_only_types"), [_FULL])
+        found[_FULL] |= Fields(f.values["rope_scaling"], f"{f.where}: rope_scaling").values
+    return found
+
+
+def _of_layer(f: Fields, name: str, layer: int, default: float) -> Any:
+    """One number for all, or a list; the reader of rotations checks it."""
+    given = f.values.get(name)
+    if isinstance(given, list):
+        given = given[layer] if layer < len(given) else None
+    return default if given is None else given
+
+
+def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
+    """That of the layers of one kind."""
+    own = of_kind(f, kind)
+    if kind == _NEAR:
+        heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
+        own = Fields({**own.values, "num_attention_heads": heads}, f.where)
+    made = read_gqa(own, qk_norm=QkNorm.HEADS)
+    scalar = f.number("query_pre_attn_scalar", low=1e-6, default=float(made.shape.head_dim))
+    shape = replace(made.shape, scale=scalar**-0.5)
+    return replace(made, shape=shape, norm_plus=1.0, own_gates=OwnGates("g_proj"))
+
+
+def _sparse(f: Fields) -> SparseMlp:
+    scale = f.number("moe_router_scaling_factor", high=1e4, default=1.0)
+    routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
+    return SparseMlp(
+        f.whole("hidden_size"),
+        f.whole("moe_intermediate_size"),
+        routing,
+        correction=True,
+        shared_width=f.whole("share_expert_dim", default=1280),
+        names=_NAMES,
+        source="moe",
+    )
+
+
+def _limits(f: Fields, name: str) -> list[float]:
+    """Of each layer; 0: none."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    listed = f.values.get(name) or [None] * n_layers
+    if not isinstance(listed, list) or len(listed) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    return [
+        Fields({name: one}, f.where).number(name, high=1e6, default=0.0)
+        for one in listed[:n_layers]
+    ]
+
+
+def _limited(limit: float) -> Glu:
+    """silu(gate), at most the limit, times up within it: of the gate, at most what silu makes the limit of."""
+    if not limit:
+        return SILU
+    gate = limit
+    for _ in range(60):  # Newton's steps: silu grows and its slope is above a half from 0 on
+        below = 1.0 / (1.0 + math.exp(-gate))
+        gate -= (gate * below - limit) / (below * (1.0 + gate * (1.0 - below)))
+    return Glu(1.0, limit, 0.0, gate)
