@@ -95,7 +95,6 @@ def outliers(folder: Path) -> Path:
 # bits there, int8 would cost 0.0012, because of one large column.
 CASES = [
     ("plain", "int8", "int8", 0.0010),  # +0.0004
-    ("plain", "int4", "int8", 0.0015),  # +0.0006
     ("outliers", "int4", "int8", 0.0060),  # +0.0034 +- 0.0005
 ]
 
