@@ -12,13 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape, MixShape, Rope, Routing, Score
+from ktcli.layers.backend import ChooseShape, Rope, Routing, Score
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
 from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, Fields, read_rope
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import Prefixes, assemble, cut_layers, read_eps, read_experts, read_sparse
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_layers,
+    read_eps,
+    read_experts,
+    read_sparse,
+    read_streams,
+)
 from ktcli.native import PAGE_TOKENS, Glu
 
 MODEL_TYPES: tuple[str, ...] = ("deepseek_v4",)
@@ -32,7 +40,6 @@ _RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
 _OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
 _MAX_CHOSEN = 1 << 16  # of kt_program_choose
-_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
 
 _MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
 _NAMES = SparseNames(
@@ -63,17 +70,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     routed = _read_mlp(f)
     vocab = f.whole("vocab_size", high=MAX_VOCAB)
     fixed = replace(routed, correction=False, by_id=vocab)
-    streams = MixShape(
-        f.whole("hc_mult", high=_MAX_STREAMS, default=4),
-        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS, default=20),
-        f.number("hc_eps", high=1.0, default=1e-6),
-    )
     return assemble(
         f,
         "deepseek_v4",
         lambda i: (attentions[kinds[i]], fixed if by_id[i] else routed),
         _PREFIXES,
-        streams,
+        read_streams(f),
     )
 
 

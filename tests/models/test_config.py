@@ -180,12 +180,6 @@ def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: 
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("kind", ["glm5_next"])
-def test_what_is_not_computed_yet_is_said(kind: str) -> None:
-    with pytest.raises(BadCheckpoint, match="known, but not supported yet"):
-        build({"model_type": kind})
-
-
 def test_step_3_5_is_the_text_of_3_7() -> None:
     text = STEP.hub_spelling()["text_config"]
     assert text["model_type"] == "step3p5"

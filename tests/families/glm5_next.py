@@ -1,0 +1,60 @@
+"""The text part of GLM-5.3: decays of each channel, windows of positions that are chosen, several streams."""
+
+from pathlib import Path
+from typing import Any
+
+from families.case import COMMON, Case
+from safetensors.torch import load_file, save_file
+
+_LINEAR, _INDEXED = "linear_attention", "indexed_attention"
+
+_TEXT = {
+    **COMMON,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 44,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "swiglu_limit": 1.0,
+    "linear_head_dim": 20,
+    "linear_num_heads": 3,
+    "linear_conv_kernel_dim": 3,
+    "hc_mult": 3,
+    "hc_sinkhorn_iters": 5,
+    "index_n_heads": 9,  # so many that no two scores are zero, whose order nothing defines
+    "index_head_dim": 14,
+    "index_kpool": 8,
+    "index_topk": 72,  # 9 of 18 windows: into the second page of what is gathered
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "layer_types": [_LINEAR, _INDEXED, _INDEXED, _LINEAR],
+    "indexer_types": ["full", "full", "shared", "full"],
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+}
+
+
+def _with_vision(**text: Any) -> dict[str, Any]:
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    vision |= {"out_hidden_size": 80, "projection_intermediate_size": 16}
+    return {"text_config": {**_TEXT, **text}, "vision_config": vision}
+
+
+def _publish(folder: Path) -> None:
+    """The output of attention is smaller, as in trained models."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if name.endswith("o_proj.weight"):
+            tensors[name] /= 2
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+_USUAL: dict[str, Any] = {"publish": _publish, "task": "ForConditionalGeneration"}
+
+CASES = (
+    Case("glm-5.3", "glm5_next", "Glm5Next", _with_vision(), thorough=True, **_USUAL),
+)
