@@ -360,7 +360,9 @@ class LatentAttention:
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
+Attention = (
+    GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
+)
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:

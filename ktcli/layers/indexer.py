@@ -1,9 +1,9 @@
 """Lightning indexers: small heads that score every cached position, so that a token attends to few of them.
 
-In GLM-5.3 they score windows of positions, whose keys become one by a learned weight of each.
-Sources: DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines turn its queries and keys by a Hadamard matrix and
-round them to FP8; the turn changes no product and the rounding is only for speed, so neither is done here, as
-in transformers 5.23.
+In GLM-5.3 they score windows of positions, whose keys become one by a learned weight of each. Sources:
+DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines turn queries and keys by a
+Hadamard matrix and round them to FP8; the turn changes no product and the rounding is only for speed, so neither
+is done here, as in transformers 5.23.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     full = replace(shared, shape=beside, indexer=indexer)
     is_shared = read_shared(f)
     if is_shared[0]:
-        raise BadCheckpoint(f"{f.where}: the first layer shares what no layer chose")
+        raise BadCheckpoint(
+            f"{f.where}: indexer_types begins with one that shares what no layer chose"
+        )
     sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True)
     is_dense = read_typed_dense(f, _FIRST_DENSE)
     return assemble(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.attention import Attention, LatentAttention
-from ktcli.layers.backend import ChooseShape, DeltaShape, MixShape, MlaShape
+from ktcli.layers.backend import ChooseShape, DeltaShape, MlaShape
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.mlp import Mlp
@@ -40,10 +40,12 @@ from ktcli.models.parts import (
 from ktcli.native import PAGE_TOKENS, Glu
 
 _TEXT_TYPE = "glm5_next_text"
-MODEL_TYPES: tuple[str, ...] = ("glm5_next", _TEXT_TYPE)
+MODEL_TYPES: tuple[str, ...] = ("glm5_next",)
 
-_LINEAR, _INDEXED, _FULL = "linear_attention", "indexed_attention", "full_attention"
+_LINEAR = "linear_attention"
+_INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
 _FIRST_DENSE = 3
+_PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
 # What the hub's config may call the sizes of linear attention, in a part of its own.
 _LINEAR_PART = "linear_attn_config"
 _OLD_NAMES = {
@@ -71,10 +73,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         mlp = replace(read_dense(f), glu=glu) if is_dense(i) else sparse
         return linear if is_linear[i] else indexed, mlp
 
-    body = "model.language_model" if _sees(config) else "model"
     streams = read_streams(f)
-    prefixes = Prefixes(body=body, ignored=("model.visual.*", "*.shared_head.*"))
-    model = assemble(f, "glm5_next", parts, prefixes, streams)
+    model = assemble(f, "glm5_next", parts, _PREFIXES, streams)
     mean = StreamMean(f.whole("hidden_size"), streams.streams)
     return replace(model, decoder=replace(model.decoder, mixer=mean))
 
@@ -89,13 +89,8 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**cut_typed_dense(config, layers, _FIRST_DENSE), **short}
 
 
-def _sees(config: Mapping[str, Any]) -> bool:
-    """There is a part for pictures, and the text is another."""
-    return config.get("model_type") != _TEXT_TYPE
-
-
 def _text(config: Mapping[str, Any]) -> Fields:
-    """The config of the model of text, in transformers' spelling; it may lie flat."""
+    """The config of the model of text, in transformers' spelling; without another for pictures it may lie flat."""
     nested = config.get(TEXT) is not None
     f = text_part(config, _TEXT_TYPE) if nested else Fields(config)
     if not f.has(_LINEAR_PART):
@@ -111,7 +106,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
 def _linear_layers(f: Fields) -> list[bool]:
     """Of each layer, whether its attention is linear."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    kinds = read_types(f, "layer_types", _LINEAR, _INDEXED, _FULL)
+    kinds = read_types(f, "layer_types", _LINEAR, *_INDEXED)
     return [kind == _LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(n_layers)]
 
 
@@ -173,7 +168,9 @@ def _indexer(f: Fields, hidden: int, behind: int) -> Indexer:
     f.require_width("index_n_heads x index_head_dim", heads * dim)
     every = f.whole("index_kpool", default=16)
     if PAGE_TOKENS % every:
-        raise BadCheckpoint(f"{f.where}: index_kpool is {every}, which does not divide {PAGE_TOKENS}")
+        raise BadCheckpoint(
+            f"{f.where}: index_kpool is {every}, which does not divide {PAGE_TOKENS}"
+        )
     chosen = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
     f.require_multiple("index_topk", chosen, every)
     scale = (heads * dim) ** -0.5

@@ -218,7 +218,9 @@ class Recording:
         sizes = shape[0], gates[0].width
         require(tuple(a.size for a in learned) == sizes, "rates of another number of heads")
         rates = (self._borrow("float[]", array) for array in learned)
-        struct = self._ffi.new("kt_delta *", (*shape[:4], *rates, _F32_BYTES * state_first, shape[4]))
+        struct = self._ffi.new(
+            "kt_delta *", (*shape[:4], *rates, _F32_BYTES * state_first, shape[4])
+        )
         views = self._ffi.new("kt_view[3]", [self._view(view) for view in qkv])
         others = map(self._view, gates)
         self._record("delta", self._lib.kt_program_delta, self._view(out), views, *others, struct)

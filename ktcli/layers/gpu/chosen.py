@@ -92,9 +92,7 @@ def choose(
         scores = torch.einsum("shd,sld->shl", query, keys)
         places = torch.arange(keys.shape[1], device=q.device)
         seen = places < (rows.positions[:, None] + 1) // shape.every
-        return Chosen(
-            _best(scores, weight, seen, rows.positions, shape), shape.block, shape.every
-        )
+        return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block, shape.every)
     out = []
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
@@ -146,7 +144,9 @@ def mla(
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
         at, seen = chosen.positions(rows.positions)
-        within = (at // PAGE_TOKENS).clamp(max=rows.pages.shape[1] - 1)  # what is not seen may lie behind
+        within = (at // PAGE_TOKENS).clamp(
+            max=rows.pages.shape[1] - 1
+        )  # what is not seen may lie behind
         page = rows.pages.gather(1, within).long()
         held = cache[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
         return absorb(query, held, seen, weights, shape, exact)

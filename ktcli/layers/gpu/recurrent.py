@@ -15,7 +15,9 @@ from torch.nn.functional import pad, silu, softplus
 from ktcli.layers.backend import DeltaShape
 
 _BLOCK = 64  # tokens of a triangular system
-_CHANNEL_BLOCK = 16  # of one where each channel decays by itself: a row of it costs as much as all keys
+_CHANNEL_BLOCK = (
+    16  # of one where each channel decays by itself: a row of it costs as much as all keys
+)
 _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 
