@@ -241,9 +241,8 @@ class LatentAttention:
     @cached_property
     def _indexer(self) -> Indexer | None:
         """The indexer in its place."""
-        if self.indexer is None:
-            return None
-        return replace(self.indexer, layer=self.layer, source=f"{self.source}.indexer")
+        source = f"{self.source}.indexer"
+        return self.indexer and replace(self.indexer, layer=self.layer, source=source)
 
     @property
     def _a_pieces(self) -> tuple[tuple[str, int], ...]:

@@ -88,6 +88,7 @@ def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) 
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
     top_k = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
+    assert attention.rope is not None  # `read_mla` reads one
     rope = replace(
         attention.rope, interleaved=f.flag("indexer_rope_interleave", published.interleaved)
     )

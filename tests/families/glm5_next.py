@@ -81,7 +81,24 @@ CASES = (
         _with_vision(),
         seed=15,
         fast_error=0.05,  # 0.015 at the median position: a choice of experts or windows moves what comes later
-        thorough=True,
+        **_USUAL,
+    ),
+    # Windows as published; a decay without a bound; layers and rates by rule.
+    Case(
+        "glm-5.3-unbounded",
+        "glm5_next",
+        "Glm5Next",
+        _with_vision(
+            index_kpool=4,
+            linear_lower_bound=None,
+            layer_types=None,
+            indexer_types=None,
+            mlp_layer_types=None,
+            num_hidden_layers=4,
+            linear_head_dim=24,
+            linear_conv_kernel_dim=4,
+            hc_mult=2,
+        ),
         **_USUAL,
     ),
 )
