@@ -63,7 +63,8 @@ class _Nested(Case):
             "head_dim": config.pop("linear_head_dim"),
             "num_heads": config.pop("linear_num_heads"),
             "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
-            "gate_lower_bound": config.pop("linear_lower_bound"),
+            "gate_lower_bound": config["linear_lower_bound"],
+            "safe_gate": config.pop("linear_lower_bound") is not None,
         }
         letters = "".join(kind[0].upper() for kind in config.pop("indexer_types"))
         kinds = [kind.replace("indexed", "deepseek_sparse") for kind in config["layer_types"]]
@@ -84,7 +85,7 @@ CASES = (
         **_USUAL,
     ),
     # Windows as published; a decay without a bound; layers and rates by rule.
-    Case(
+    _Nested(
         "glm-5.3-unbounded",
         "glm5_next",
         "Glm5Next",
