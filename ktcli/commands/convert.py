@@ -194,8 +194,10 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
         "files": len(report.manifest.files),
         "kept_files": report.kept_files,
         "already_complete": report.already_complete,
-        "error": {
-            kind: error for kind, error in report.error.items() if kind != TensorKind.KEPT.value
+        "error": {  # in one order, whatever the model begins with
+            kind.value: report.error[kind.value]
+            for kind in TensorKind
+            if kind is not TensorKind.KEPT and kind.value in report.error
         },
         "speed": report.stages and _speed(report.stages),
     }
@@ -221,9 +223,11 @@ def render(words: dict[str, Any]) -> str:
         return f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
+    names = {kind: words["formats"][kind] for kind in words["error"]}
+    wide = max(map(len, names.values()), default=0)
     for kind, error in words["error"].items():
-        name = words["formats"][kind]
-        lines.append(f"  {kind:<8}{name:<13}error {error:.2%} of the weights' own size (rms)")
+        what = f"{kind:<8}{names[kind]:<{wide}}"
+        lines.append(f"  {what}  error {error:.2%} of the weights' own size (rms)")
     speed = words["speed"]
     if speed["seconds"] >= TELLING:
         alone, threads = speed["ceilings_mb_per_s"], speed["threads"]

@@ -7,7 +7,7 @@ the error, with its value and the limit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -89,7 +89,7 @@ class Fields:
     def require(self, name: str, value: Any, *allowed: Any) -> None:
         """Refuse a value that this version does not compute."""
         if value not in allowed:
-            known = ", ".join(str(each) for each in allowed)
+            known = ", ".join(_show(each, str) for each in allowed)
             raise BadCheckpoint(
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
@@ -119,8 +119,8 @@ class Fields:
         return names[0], default
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
+    text = how(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 

@@ -16,7 +16,15 @@ from ktcli.layers.backend import ChooseShape, Rope, Routing, Score
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
 from ktcli.layers.windows import MqaShape, PoolShape
-from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, Fields, read_rope
+from ktcli.models.config import (
+    MAX_CHOSEN,
+    MAX_CONTEXT,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    Fields,
+    read_rope,
+)
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
     Prefixes,
@@ -26,6 +34,7 @@ from ktcli.models.parts import (
     read_experts,
     read_sparse,
     read_streams,
+    read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
 
@@ -39,7 +48,8 @@ _WINDOW, _CHOSEN, _ALL = (
 _RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
 _OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
-_MAX_CHOSEN = 1 << 16  # of kt_program_choose
+_MAX_ROWS = 1 << 24  # pooled, of kt_program_mqa
+_MAX_GROUPS = 256  # of heads; each is a matrix of its own
 
 _MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
 _NAMES = SparseNames(
@@ -88,32 +98,24 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 def _kinds(f: Fields) -> list[str]:
     """What attention each layer has: a list, the hub's list of rates, or the rule of the published models."""
-    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if f.has("layer_types"):
-        return _listed(f, "layer_types", n_layers, _WINDOW, _CHOSEN, _ALL)
-    if f.has("compress_ratios"):
-        rates = _listed(f, "compress_ratios", n_layers, *_OF_RATE)
+    listed = read_types(f, "layer_types", _WINDOW, _CHOSEN, _ALL)
+    if listed is not None:
+        return listed
+    rates = read_types(f, "compress_ratios", *_OF_RATE)
+    if rates is not None:
         return [_OF_RATE[rate] for rate in rates]
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     return [_CHOSEN if i > 1 and i % 2 else _ALL for i in range(n_layers)]
 
 
 def _by_id(f: Fields) -> list[bool]:
     """Of each layer, whether a token's id says which experts it has."""
+    listed = read_types(f, "mlp_layer_types", _BY_ID, _ROUTED)
+    if listed is not None:
+        return [kind == _BY_ID for kind in listed]
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    if f.has("mlp_layer_types"):
-        return [kind == _BY_ID for kind in _listed(f, "mlp_layer_types", n_layers, _BY_ID, _ROUTED)]
     first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS, default=3)
     return [i < first for i in range(n_layers)]
-
-
-def _listed(f: Fields, name: str, n_layers: int, *allowed: Any) -> list[Any]:
-    """What a list says of each layer; it may go on behind them, where layers predict ahead."""
-    found = f.values[name]
-    if not isinstance(found, list) or len(found) < n_layers:
-        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
-    for each in found[:n_layers]:
-        f.require(name, each, *allowed)
-    return found[:n_layers]
 
 
 def _rate(f: Fields, kind: str) -> int:
@@ -158,10 +160,8 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
         own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=usual)}
     own = {k: v for k, v in own.items() if v is not None}
     own.setdefault("attention_factor", 1.0)
-    part = Fields(own, f"{f.where}: rope").number(
-        "partial_rotary_factor", high=1.0, default=rotated / dim
-    )
-    if int(dim * part) != rotated:
+    part = Fields(own, f"{f.where}: rope").number("partial_rotary_factor", high=1.0, default=0.0)
+    if part and int(dim * part) != rotated:
         raise BadCheckpoint(
             f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
         )
@@ -175,9 +175,8 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     f.require_multiple("head_dim", dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * dim)
     rope = _read_rope(f, dim, compressed=kind != _WINDOW)
-    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     window = f.whole("sliding_window", high=1 << 20)
-    groups = f.whole("o_groups", high=heads)
+    groups = f.whole("o_groups", high=min(heads, _MAX_GROUPS))
     f.require_multiple("num_attention_heads x head_dim", heads * dim, groups)
     o_lora = f.whole("o_lora_rank")
     f.require_width("o_groups x o_lora_rank", groups * o_lora)
@@ -187,6 +186,8 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     if kind == _WINDOW:
         return plain
     every = _rate(f, kind)
+    most = min(MAX_CONTEXT, _MAX_ROWS * every)
+    context = f.whole("max_position_embeddings", high=most)
     shape = replace(shape, every=every, context=context)
     pool = Compressor(hidden, PoolShape(dim, every, kind == _CHOSEN), rope, eps)
     if kind == _ALL:
@@ -201,7 +202,7 @@ def _read_indexer(f: Fields, shape: MqaShape, pool: Compressor, q_lora: int) -> 
     dim = f.whole("index_head_dim", low=pool.rope.dim, high=4096)
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
-    top_k = f.whole("index_topk", high=_MAX_CHOSEN)
+    top_k = f.whole("index_topk", high=MAX_CHOSEN)
     scale = (heads * dim) ** -0.5
     choice = ChooseShape(heads, dim, top_k, scale, behind=shape.paged, every=shape.every)
     keys = replace(pool, shape=replace(pool.shape, dim=dim))

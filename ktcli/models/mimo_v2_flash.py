@@ -78,7 +78,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
         values.pop(name, None)
         if listed is None:
             continue
-        given = [kinds[each] for each in listed]
+        given = [kinds[int(each)] for each in listed]  # 1.0 is 1 too
         if values.get(own) not in (None, given):
             raise BadCheckpoint(f"{f.where}: {name} and {own} contradict each other")
         values[own] = given

@@ -229,7 +229,8 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
-    """Which of `kinds` each layer is, as the field `name` lists; None: it is not there."""
+    """Which of `kinds` each layer is, as the field `name` lists; None: it is not there. A list may go on behind the
+    last layer, of what predicts several tokens at once."""
     types = f.values.get(name)
     if types is None:
         return None

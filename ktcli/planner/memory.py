@@ -53,8 +53,9 @@ def scratch_bytes(model: Model) -> int:
 
     The residual stream and what each half of a layer makes of it; the widest dense projection and what
     follows it; gate, up and activation of the chosen experts; queries and results of latent attention
-    in every head. Counts up to a fifth more than the engine reserves with a few threads, never less; each
-    thread has a megabyte or two of its own, and each of several nodes its sums: the margin holds those.
+    in every head; a residual of streams, before and after a block and normed. Counts up to a fifth more
+    than the engine reserves with a few threads, never less; each thread has a megabyte or two of its own,
+    and each of several nodes its sums: the margin holds those.
     """
     spec = model.spec
     dense = max(
@@ -68,7 +69,9 @@ def scratch_bytes(model: Model) -> int:
         ),
         default=0,
     )
-    columns = 8 * spec.hidden + 2 * dense + 2 * spec.top_k * spec.expert_width + latent
+    streams = max((t.k for t in model.tensors if t.name.endswith("_mix.fn")), default=0)
+    columns = 8 * spec.hidden + 3 * streams + 2 * dense
+    columns += 2 * spec.top_k * spec.expert_width + latent
     return 4 * (PREFILL_CHUNK * columns + spec.vocab)
 
 

@@ -34,6 +34,6 @@ def factors_of(matrix: Matrix, gain: Matrix) -> Matrix:
     factors = np.ones(len(largest), np.float32)
     used = (largest > 0) & (typical > 0)
     if used.any():
-        balanced = np.sqrt(largest[used]) / np.sqrt(typical[used])
+        balanced = np.sqrt(largest[used], dtype=np.float64) / np.sqrt(typical[used])
         factors[used] = np.clip(balanced / np.median(balanced), 1 / MOST, MOST)
     return factors

@@ -180,7 +180,8 @@ class Encoder:
             (piece,) = cut(gain, self._checkpoint)
             parts = [_take(self._now(piece.spans[part.span]), part) for part in piece.rows]
             self._factors[gain.name] = factors_of(rows, _stacked(parts).reshape(-1))
-        return matrix / self._factors[gain.name]
+        with np.errstate(over="ignore"):  # packing refuses what is too large
+            return matrix / self._factors[gain.name]
 
     def _now(self, span: Span) -> Matrix:
         """What a span holds, ahead of its turn."""
@@ -208,7 +209,10 @@ class Encoder:
         if tensor.role is Role.VECTOR:
             vector = np.ascontiguousarray(matrix).reshape(-1)
             if tensor.name in self._factors:
-                vector = vector * self._factors[tensor.name]
+                with np.errstate(over="ignore"):  # refused in the next line
+                    vector = vector * self._factors[tensor.name]
+                if not np.isfinite(vector).all():
+                    raise _too_large(tensor)
             return vector.view(np.uint8)
         rounded = self._part.take(2 * matrix.size).view(np.uint16)
         flat = matrix.reshape(-1)

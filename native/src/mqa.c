@@ -193,9 +193,12 @@ static int check_pooled(kt_program *p, kt_view pooled, const kt_mqa *s)
     if (failed)
         return failed;
     int fits = s->every <= KT_PAGE_TOKENS ? KT_PAGE_TOKENS % s->every == 0 : s->every % KT_PAGE_TOKENS == 0;
-    if (pooled.width != s->dim || !fits || s->most < 1 || s->most > MAX_ROWS)
-        return program_fail(p, KT_ERR_SHAPE, "mqa: windows of %d positions in %d columns, up to %lld; a divisor or a "
-                            "multiple of %d is possible", s->every, pooled.width, (long long)s->most, KT_PAGE_TOKENS);
+    if (pooled.width != s->dim || !fits)
+        return program_fail(p, KT_ERR_SHAPE, "mqa: windows of %d positions in %d of %d columns; a divisor or a multiple "
+                            "of %d is possible", s->every, pooled.width, s->dim, KT_PAGE_TOKENS);
+    if (s->most < 1 || s->most > MAX_ROWS)
+        return program_fail(p, KT_ERR_SHAPE, "mqa: up to %lld pooled rows; 1..%lld are possible", (long long)s->most,
+                            (long long)MAX_ROWS);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "mqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
     const selection *c = s->choice > 0 && s->choice <= p->selections.n ? &p->selections.at[s->choice - 1] : NULL;

@@ -53,34 +53,52 @@ static void free_problem(problem *p)
         free(all[i]);
 }
 
-static float expect_int8(const problem *p, int64_t t, int64_t r)
+enum kind { INT8, BF16, F32 };
+enum { MAX_K = 257 };
+
+/* One row of weights as the oracle reads it: codes and a scale for each group, or values. */
+typedef struct weights {
+    int32_t codes[MAX_K];
+    float scales[MAX_K], values[MAX_K];
+} weights;
+
+static void read_row(const problem *p, enum kind kind, int64_t r, weights *w)
+{
+    for (int64_t c = 0; c < p->k && kind != INT8; c++)
+        w->values[c] = oracle_value(p->format, p->w, p->k, r, c);
+    for (int64_t c = 0; c < p->k && kind == INT8; c++)
+        w->codes[c] = oracle_code(p->format, p->w, p->k, r, c);
+    for (int64_t g = 0; g < p->l.groups && kind == INT8; g++)
+        w->scales[g] = oracle_scale(p->format, p->w, p->k, r, g * p->l.group);
+}
+
+static float expect_int8(const problem *p, int64_t t, const weights *w)
 {
     float acc = 0.0f;
     for (int64_t g = 0; g < p->l.groups; g++) {
         int32_t sum = 0;
         for (int64_t c = g * p->l.group; c < (g + 1) * p->l.group; c++)
             if (c < p->k)
-                sum += oracle_code(p->format, p->w, p->k, r, c) * p->x8.q[t * p->x8.stride + c];
-        acc = fmaf((float)sum, oracle_scale(p->format, p->w, p->k, r, g * p->l.group), acc);
+                sum += w->codes[c] * p->x8.q[t * p->x8.stride + c];
+        acc = fmaf((float)sum, w->scales[g], acc);
     }
     return acc * p->x8.scale[t];
 }
 
-static float expect_f32(const problem *p, int64_t t, int64_t r)
+static float expect_f32(const problem *p, int64_t t, const weights *w)
 {
     float acc = 0.0f;
     for (int64_t c = 0; c < p->k; c++)
-        acc = fmaf(oracle_value(p->format, p->w, p->k, r, c), p->x[t * p->k + c], acc);
+        acc = fmaf(w->values[c], p->x[t * p->k + c], acc);
     return acc;
 }
 
 /* Exact up to rounding of doubles; the bound of product_float.inc.c. */
-static float expect_bf16(const problem *p, int64_t t, int64_t r, float *tolerance)
+static float expect_bf16(const problem *p, int64_t t, int64_t r, const weights *w, float *tolerance)
 {
     double sum = 0.0, size = 0.0;
     for (int64_t c = 0; c < p->k; c++) {
-        double term = (double)oracle_value(p->format, p->w, p->k, r, c) *
-                      (double)float_of_bf16(p->xh[t * p->x8.stride + c]);
+        double term = (double)w->values[c] * (double)float_of_bf16(p->xh[t * p->x8.stride + c]);
         sum += term;
         size += fabs(term);
     }
@@ -88,18 +106,19 @@ static float expect_bf16(const problem *p, int64_t t, int64_t r, float *toleranc
     return (float)sum;
 }
 
-enum kind { INT8, BF16, F32 };
-
 static void expect(problem *p, enum kind kind)
 {
-    for (int64_t t = 0; t < MAX_TOKENS; t++)
-        for (int64_t r = 0; r < p->n; r++) {
+    weights w;
+    for (int64_t r = 0; r < p->n; r++) {
+        read_row(p, kind, r, &w);
+        for (int64_t t = 0; t < MAX_TOKENS; t++) {
             float *tolerance = &p->tolerance[t * p->n + r];
             *tolerance = 0.0f;
-            p->expected[t * p->n + r] = kind == INT8   ? expect_int8(p, t, r)
-                                        : kind == F32 ? expect_f32(p, t, r)
-                                                      : expect_bf16(p, t, r, tolerance);
+            p->expected[t * p->n + r] = kind == INT8   ? expect_int8(p, t, &w)
+                                        : kind == F32 ? expect_f32(p, t, &w)
+                                                      : expect_bf16(p, t, r, &w, tolerance);
         }
+    }
 }
 
 /* How rows lie: as they come; x reversed and y spread by two; the same, added to what y holds. */

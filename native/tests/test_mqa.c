@@ -173,6 +173,8 @@ static void check_refusals(kt_pool *pool)
     a = good;
     a.most = 0;
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "up to 0");
+    a.most = (1 << 24) + 1;
+    REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "1..16777216 are possible");
     a = good;
     a.choice = 1;
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_RANGE, kt_program_error(p), "choice 1 of 0");

@@ -66,6 +66,19 @@ def test_output_for_people(source: Path, tmp_path: Path, capsys, monkeypatch: py
     assert captured.err == ""  # no progress where there is no terminal
 
 
+def test_errors_stand_in_columns_of_one_order(source: Path, tmp_path: Path, capsys):
+    """As wide as the longest name needs; dense parts last, whatever the first layer is made of."""
+    out = str(tmp_path / "pack")
+    assert main(["convert", str(source), "--out", out, "--experts", "int4-g128-f32"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if " error " in line]
+    assert [line.split()[:2] for line in lines] == [
+        ["experts", "int4-g128-f32"],
+        ["down", "int4-g128-f32"],
+        ["dense", "int8"],
+    ]
+    assert len({line.index(" error ") for line in lines}) == 1
+
+
 def test_a_model_of_the_library(home: Path, capsys):
     folder = random_checkpoint(home / "checkpoints" / "mine", QWEN3)
     files = tuple(

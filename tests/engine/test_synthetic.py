@@ -54,7 +54,7 @@ def test_random_weights_choose_every_expert_about_equally_often(experts: str):
     assert spread.busiest < 3.0  # 32 +- 5.3 tokens per expert: six standard deviations
 
 
-@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v4-flash"])
 def test_the_plan_reserves_at_least_the_buffers_of_the_program(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -106,12 +106,14 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (MIMO, {"swa_num_key_value_heads": 4}, "not a multiple of 4"),
     (MIMO, {"n_shared_experts": 1}, "n_shared_experts is 1"),
     (MIMO, {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias True"),
-    (MIMO, {"hybrid_layer_pattern": [0, 0, 0, 0]}, "contradict"),
-    (MIMO, {"hybrid_layer_pattern": [0, 7, 0, 0]}, "hybrid_layer_pattern 7"),
+    (MIMO, {"hybrid_layer_pattern": [0, 0, 0]}, "contradict"),
+    (MIMO, {"hybrid_layer_pattern": [0, 7, 0]}, "hybrid_layer_pattern 7"),
+    (MIMO, {"hybrid_layer_pattern": [0.0, 1.0, 0.0]}, "contradict"),
+    (MIMO, {"head_dim": 10**400, "swa_head_dim": 26}, r"swa_head_dim 26 is not .*\.\.\.\)"),
     (MIMO, {"sliding_window_size": 0}, "sliding_window_size is 0"),
     (MIMO, {"attention_value_scale": "x"}, "not a number"),
     (MIMO, {"rope_parameters": {"full_attention": {}}}, "rope of sliding_attention"),
-    (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope of full_attention"),
+    (MIMO, {"rope_parameters": {"rope_type": "yarn"}}, "rope of sliding_attention"),
     (HUNYUAN, {"moe_topk": [3, 3, 2]}, "moe_topk is not the same"),
     (HUNYUAN, {"num_experts": []}, "num_experts is not the same"),
     (HUNYUAN, {"num_shared_expert": 2}, "num_shared_expert 2"),
@@ -164,6 +166,12 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (V4, {"sliding_window": 0}, "sliding_window is 0"),
     (V4, {"sliding_window": None}, "sliding_window is missing"),
     (V4, {"o_groups": 5}, "o_groups is 5"),
+    (V4, {"o_groups": 512, "num_attention_heads": 512}, r"o_groups is 512, outside 1\.\.256"),
+    (
+        V4,
+        {"max_position_embeddings": 1 << 27},
+        r"max_position_embeddings is .*outside 1\.\.67108864",
+    ),
     (V4, {"num_key_value_heads": 2}, "num_key_value_heads 2"),
     (V4, {"head_dim": 25}, "head_dim is 25"),
     (V4, {"qk_rope_head_dim": 12}, "turns 8 columns of a head, qk_rope_head_dim says 12"),
@@ -221,6 +229,13 @@ def test_glm_with_a_part_for_linear_attention(part: dict[str, Any], same: dict[s
 def test_glm_without_vision_lies_flat() -> None:
     own = NEXT.own_spelling()
     assert build({**own["text_config"], "model_type": "glm5_next"}) == build(own)
+
+
+def test_v4_says_once_how_many_columns_turn() -> None:
+    """Two of 98: 98 * (2 / 98) is a little less in floating point."""
+    own = {"head_dim": 98, "qk_rope_head_dim": 2, "rope_parameters": None}
+    model = build({**V4.own_spelling(), **own, "rope_theta": 1e4})
+    assert model.spec.layers == 4
 
 
 def test_step_3_5_is_the_text_of_3_7() -> None:

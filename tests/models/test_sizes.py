@@ -23,6 +23,7 @@ PUBLISHED = [name for name in catalog.names() if not catalog.get(name).builtin]
 SHAPES = {str((p.parameters, p.expert_parameters)): n for n in PUBLISHED if (p := catalog.get(n))}
 MATRICES = (Role.DENSE, Role.KEPT)
 BF16 = Recipe.named("bf16", "bf16")
+CAUSAL = transformers.AutoModelForCausalLM
 
 
 def reference(name: str) -> dict[Role, int]:
@@ -97,3 +98,27 @@ def _check(true: dict[Role, int], model: Model) -> None:
     assert stored(Role.TABLE) == 2 * true[Role.TABLE]
     assert stored(Role.DENSE) == 2 * sum(declared(model, (Role.DENSE,)).values())
     assert stored(Role.VECTOR) == 4 * true[Role.VECTOR]
+
+
+# Families that the catalogue has no model of: what transformers makes of no config but this.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "afmoe": {},
+    "granitemoe": {},
+    "granitemoe_swa": {"shared_intermediate_size": 1024},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
+    "laguna": {},
+    "mellum": {},
+    "step3p7": {"text_config": {}, "vision_config": {}},
+}
+SEES = ("vision", "multi_modal")
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_elements_of_a_default_config_are_those_of_transformers(kind: str) -> None:
+    config = transformers.AutoConfig.for_model(kind, **DEFAULTS[kind])
+    with torch.device("meta"):
+        auto = transformers.AutoModelForImageTextToText if kind == "step3p7" else CAUSAL
+        model = auto.from_config(config)
+    kept = {k: v for k, v in model.state_dict().items() if not any(part in k for part in SEES)}
+    built = build({**config.to_dict(), "model_type": kind})
+    assert sum(declared(built).values()) == sum(prod(value.shape) for value in kept.values())

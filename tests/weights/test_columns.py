@@ -64,6 +64,14 @@ def test_factors_are_bounded():
     assert np.isfinite(by).all() and by[0] == MOST and by[1] == np.float32(1 / MOST)
 
 
+def test_factors_of_the_extremes():
+    """The root of the largest f32 over that of the smallest is no f32; warnings are errors here."""
+    matrix, gain = head()
+    matrix[:, 0], gain[0] = 3e38, 1e-45
+    by = factors_of(matrix, gain)
+    assert by.dtype == np.float32 and by[0] == MOST and np.isfinite(by).all()
+
+
 def test_who_suffers():
     assert [name for name, fmt in FORMATS.items() if not suffers(fmt)] == [
         "int4-row-had",

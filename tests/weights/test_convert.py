@@ -342,6 +342,18 @@ def test_too_large_for_bf16(tmp_path: Path):
         convert(folder, tmp_path / "p", FAST, POOL)
 
 
+def test_a_gain_too_large_for_its_factors(tmp_path: Path):
+    """The columns of the head on one scale would make the last norm's gain infinite."""
+    stored = sources(QWEN3, "F32")
+    gain = np.full(80, 3e38, np.float32)
+    stored["model.norm.weight"] = ("F32", (80,), gain.tobytes())
+    folder = write_checkpoint(tmp_path / "s", QWEN3, stored)
+    with pytest.raises(
+        BadCheckpoint, match="holds values that are too large for its number format"
+    ):
+        convert(folder, tmp_path / "p", Recipe.named("int8", "int8"), POOL)
+
+
 def test_unknown_architecture_names_the_known(tmp_path: Path):
     folder = random_checkpoint(tmp_path / "s", QWEN3)
     (folder / "config.json").write_text(json.dumps({**QWEN3, "model_type": "gpt2"}))
