@@ -13,7 +13,7 @@ from functools import cached_property
 from ktcli.layers.backend import Backend, Gate, GqaShape, MlaShape, Rope, Value
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.indexer import BlockIndexer, Indexer
-from ktcli.layers.recurrent import GatedDeltaNet
+from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Cut, Role, Stored, Tensor, whole
 
@@ -212,6 +212,8 @@ class LatentAttention:
 
     Attributes:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
+        rope: of the last columns of each head and of the latent; None: there are none.
+        inner_eps: of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
         chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
         indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
         layer, source: as above.
@@ -220,15 +222,13 @@ class LatentAttention:
     hidden: int
     q_lora: int
     shape: MlaShape
-    rope: Rope
+    rope: Rope | None
     bias: bool
     chosen: int = 0
     indexer: Indexer | None = None
+    inner_eps: float = 1e-6
     layer: int = 0
     source: str = ""
-
-    # The two inner norms take this epsilon whatever the config says, as the reference does.
-    INNER_EPS = 1e-6
 
     @property
     def _q_width(self) -> int:
@@ -241,20 +241,14 @@ class LatentAttention:
     @cached_property
     def _indexer(self) -> Indexer | None:
         """The indexer in its place."""
-        if self.indexer is None:
-            return None
-        return replace(self.indexer, layer=self.layer, source=f"{self.source}.indexer")
-
-    @property
-    def _key_width(self) -> int:
-        """Columns of the index key."""
-        return self.indexer.shape.dim if self.indexer else 0
+        source = f"{self.source}.indexer"
+        return self.indexer and replace(self.indexer, layer=self.layer, source=source)
 
     @property
     def _a_pieces(self) -> tuple[tuple[str, int], ...]:
         """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
-        key = (("indexer.wk", self._key_width),) if self.indexer else ()
+        key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
         return q, *key, ("kv_a_proj_with_mqa", self._latent_width)
 
     @cached_property
@@ -334,13 +328,17 @@ class LatentAttention:
 
     @property
     def state(self) -> LayerState:
-        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed."""
+        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed. Of a
+        window of keys that is open, what they come to so far."""
+        index = self.indexer.shape if self.indexer else None
+        pool = self.indexer.pool if self.indexer else None
         return LayerState(
-            position_elements=self._latent_width + self._key_width,
+            position_elements=self._latent_width + self.shape.beside,
+            sequence_elements=pool.state_elements if pool else 0,
             ops_per_position=2 * self.shape.heads * (self._latent_width + self.shape.lora),
             chosen=self.chosen,
-            index_elements=self._key_width,
-            index_ops=2 * self.indexer.width if self.indexer else 0,
+            index_elements=self.shape.beside,
+            index_ops=2 * index.heads * index.dim // index.every if index else 0,
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
@@ -349,18 +347,21 @@ class LatentAttention:
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
         q, *key, latent = b.split(a, *(width for _, width in self._a_pieces))
         if self.q_lora:
-            q = b.linear(b.norm(q, self.q_a_norm, self.INNER_EPS), self.q_b)
+            q = b.linear(b.norm(q, self.q_a_norm, self.inner_eps), self.q_b)
         if self._indexer:
             q, index_q = b.split(q, self._q_width, self._indexer.width)
             self._indexer.forward(b, x, index_q, key[0])
-        q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
-        latent = b.norm(latent, self.kv_a_norm, self.INNER_EPS, columns=s.lora)
-        latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
+        latent = b.norm(latent, self.kv_a_norm, self.inner_eps, columns=s.lora)
+        if self.rope:
+            q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
+            latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
         mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
 
 
-Attention = GroupedQueryAttention | LatentAttention | GatedDeltaNet | CompressedAttention
+Attention = (
+    GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
+)
 
 
 def _matrix(part: Attention, name: str, pieces: tuple[tuple[str, int], ...], k: int) -> Tensor:

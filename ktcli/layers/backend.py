@@ -187,12 +187,24 @@ class MixShape:
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
     """The gated delta rule of one layer: a state [dk, dv] for each of `heads`, of which so many in a row share
-    one of `key_heads`."""
+    one of `key_heads`.
+
+    Attributes:
+        by_channel: each of a head's dk rows decays by itself, else all of a head alike.
+        lowest: the logarithm of what a token leaves of a state is above this, negative; 0: nothing bounds it.
+    """
 
     heads: int
     key_heads: int
     dk: int
     dv: int
+    by_channel: bool = False
+    lowest: float = 0.0
+
+    @property
+    def decays(self) -> int:
+        """Columns of the decay."""
+        return self.heads * (self.dk if self.by_channel else 1)
 
     @property
     def state_elements(self) -> int:
@@ -292,10 +304,11 @@ class Backend(Protocol):
         With `chosen`, to those of the pooled rows that the last `choose` chose.
         first: where its state begins in the layer's, f32 elements; whole lines of 16."""
 
-    def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
+    def conv(self, x: Value, weight: Tensor, *, layer: int, first: int = 0) -> Value:
         """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]:
-        rows of N columns for the last W rows of x, the oldest first. State: W - 1 rows, at the beginning of the
-        layer's."""
+        rows of N columns for the last W rows of x, the oldest first. State: W - 1 rows.
+
+        first: where it begins in the layer's, f32 elements; whole lines of 16."""
 
     def pool(
         self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int
@@ -320,8 +333,8 @@ class Backend(Protocol):
         """Gated delta rule, see kt_program_delta -> [T, heads * dv]. Consumes q, k and the gates.
 
         Args:
-            gates: decay and beta, [T, heads] each.
-            learned: log of each head's rate, and what is added to its decay.
+            gates: decay [T, decays] and beta [T, heads].
+            learned: log of each head's rate, and what is added to the decay.
             first: where its state begins in the layer's, f32 elements; whole lines of 16.
         """
 

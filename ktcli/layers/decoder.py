@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
-from ktcli.layers.hyper import HyperConnection
+from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
 
@@ -119,7 +119,7 @@ class Decoder:
     head_source: str = "lm_head"
     norm_plus: float = 0.0
     embedding_name: str = "embed_tokens"
-    mixer: HyperConnection | None = None
+    mixer: HyperConnection | StreamMean | None = None
     multipliers: Multipliers = NO_MULTIPLIERS
 
     @cached_property
@@ -150,7 +150,7 @@ class Decoder:
         """ids of the step in, logits [outputs, vocab] out."""
         x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
         if self.mixer:
-            x = b.spread(x, self.mixer.shape.streams)
+            x = b.spread(x, self.mixer.streams)
         for layer in self.layers:
             x = layer.forward(b, x)
         x = b.select(x)

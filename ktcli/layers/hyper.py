@@ -34,6 +34,10 @@ class HyperConnection:
     source: str = ""
 
     @property
+    def streams(self) -> int:
+        return self.shape.streams
+
+    @property
     def _weights(self) -> int:
         return self.shape.streams if self.at_end else self.shape.weights
 
@@ -61,12 +65,31 @@ class HyperConnection:
     def tensors(self) -> tuple[Tensor, ...]:
         return self.projection, self.scale, self.base
 
-    def enter(self, b: Backend, streams: Value) -> tuple[Value, Value | None]:
-        """streams [T, streams * hidden] -> what the block reads, [T, hidden], and what `expand` takes."""
-        wanted = b.linear(b.norm(streams, None, self.eps), self.projection, reads=Reads.F32)
+    def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
+        """Streams [T, streams * hidden] -> what the block reads, [T, hidden], and what `expand` takes."""
+        wanted = b.linear(b.norm(x, None, self.eps), self.projection, reads=Reads.F32)
         weights = b.mix(wanted, self.scale, self.base, self.shape)
         if self.at_end:
-            return b.collapse(streams, weights), None
+            return b.collapse(x, weights), None
         n = self.shape.streams
         entry, leaving = b.split(weights, n, self.shape.weights - n)
-        return b.collapse(streams, entry), leaving
+        return b.collapse(x, entry), leaving
+
+
+@dataclass(frozen=True)
+class StreamMean:
+    """Makes one stream of all at the end of the stack, without weights (GLM-5.3)."""
+
+    hidden: int
+    streams: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def enter(self, b: Backend, x: Value) -> tuple[Value, None]:
+        """Streams [T, streams * hidden] -> their mean, [T, hidden]."""
+        first, *others = b.split(x, *(self.streams * (self.hidden,)))
+        for other in others:
+            first = b.add(first, other)
+        return b.scale(first, 1 / self.streams), None

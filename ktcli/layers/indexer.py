@@ -1,8 +1,9 @@
 """Lightning indexers: small heads that score every cached position, so that a token attends to few of them.
 
-Source: DeepSeek-V3.2 report, section 2.1. Published engines turn its queries and keys by a Hadamard matrix and
-round them to FP8; the turn changes no product and the rounding is only for speed, so neither is done here, as
-in transformers 5.23.
+In GLM-5.3 they score windows of positions, whose keys become one by a learned weight of each. Sources:
+DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines turn queries and keys by a
+Hadamard matrix and round them to FP8; the turn changes no product and the rounding is only for speed, so neither
+is done here, as in transformers 5.23.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 
 from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
 from ktcli.layers.tensors import Role, Stored, Tensor, whole
+from ktcli.layers.windows import PoolShape
 
 
 @dataclass(frozen=True)
@@ -19,14 +21,16 @@ class Indexer:
     """The parts that an attention does not share with it; the projections of keys and queries lie in its own.
 
     Attributes:
-        rope: of the first columns of each head.
+        rope: of the first columns of each head; None: nothing is rotated.
+        pool: makes one key of a window of them; None: each position has its own.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn.indexer".
     """
 
     hidden: int
     shape: ChooseShape
-    rope: Rope
+    rope: Rope | None
+    pool: PoolShape | None = None
     layer: int = 0
     source: str = ""
 
@@ -50,15 +54,29 @@ class Indexer:
 
     @cached_property
     def weights(self) -> Tensor:
-        """[heads, hidden]: decides like a router, and is kept like one."""
-        shape = (self.shape.heads, self.hidden)
-        source = whole((f"{self.source}.weights_proj.weight", shape))
-        where = f"layers.{self.layer}.attn.index_weights"
-        return Tensor(where, *shape, Role.KEPT, source, layer=self.layer)
+        """[heads, hidden], and behind them the scores of a window's keys, [dim, hidden]: decides like a router,
+        and is kept like one."""
+        sizes = {"weights_proj.weight": self.shape.heads}
+        if self.pool:
+            sizes["index_kpool_compress_gate"] = self.shape.dim
+        named = ((f"{self.source}.{name}", (n, self.hidden)) for name, n in sizes.items())
+        where, n = f"layers.{self.layer}.attn.index_weights", sum(sizes.values())
+        return Tensor(where, n, self.hidden, Role.KEPT, whole(*named), layer=self.layer)
+
+    @cached_property
+    def pool_bias(self) -> Tensor | None:
+        """[every, dim], of the scores."""
+        if self.pool is None:
+            return None
+        shape = self.pool.every, self.pool.dim
+        source = whole((f"{self.source}.index_kpool_compress_ape", shape))
+        where = f"layers.{self.layer}.attn.index_pool_bias"
+        return Tensor(where, 1, shape[0] * shape[1], Role.VECTOR, source, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weights, *self.key_norm)
+        bias = (self.pool_bias,) if self.pool_bias else ()
+        return (self.weights, *self.key_norm, *bias)
 
     def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
         """Choose, for the attentions up to the next indexer.
@@ -66,10 +84,14 @@ class Indexer:
         Args:
             x: [T, hidden], what the attention reads; q: [T, heads * dim] and key: [T, dim], projected.
         """
-        dim = self.shape.dim
         weight = b.linear(x, self.weights, reads=Reads.F32)
-        key = b.rope(b.layer_norm(key, *self.key_norm, self.EPS), self.rope, head_width=dim)
-        b.choose(b.rope(q, self.rope, head_width=dim), key, weight, self.shape, layer=self.layer)
+        key = b.layer_norm(key, *self.key_norm, self.EPS)
+        if self.rope:
+            q, key = (b.rope(each, self.rope, head_width=self.shape.dim) for each in (q, key))
+        if self.pool and self.pool_bias:
+            weight, score = b.split(weight, self.shape.heads, self.shape.dim)
+            key = b.pool(key, score, self.pool_bias, self.pool, layer=self.layer, first=0)
+        b.choose(q, key, weight, self.shape, layer=self.layer)
 
 
 @dataclass(frozen=True)

@@ -223,10 +223,10 @@ class NativeBackend(Trace, Backend):
         self._note(emit, out, q, kv, *(() if pooled is None else (pooled,)))
         return out
 
-    def conv(self, x: View, weight: Tensor, *, layer: int) -> Value:
+    def conv(self, x: View, weight: Tensor, *, layer: int, first: int = 0) -> Value:
         rows = self._array(weight).reshape(-1, x.width)
-        out, first = self._buffer(x.width, like=x), self._states[layer]
-        self._note(lambda p, v: p.conv(v[0], v[1], rows, first), out, x)
+        out, start = self._buffer(x.width, like=x), self._states[layer] + first
+        self._note(lambda p, v: p.conv(v[0], v[1], rows, start), out, x)
         return out
 
     def pool(
@@ -250,7 +250,7 @@ class NativeBackend(Trace, Backend):
         first: int,
     ) -> Value:
         s = shape
-        facts = (s.heads, s.key_heads, s.dk, s.dv)
+        facts = (s.heads, s.key_heads, s.dk, s.dv, s.lowest)
         arrays = self._array(learned[0]), self._array(learned[1])
         start = self._states[layer] + first
         out = self._buffer(s.heads * s.dv, like=qkv[2])

@@ -1,4 +1,5 @@
-"""Linear attention: layers that keep a state of fixed size instead of every position (Qwen3-Next, Qwen3.5)."""
+"""Linear attention: layers that keep a state of fixed size instead of every position (Qwen3-Next, Qwen3.5; with a
+decay of each channel Kimi Linear, GLM-5.3)."""
 
 from __future__ import annotations
 
@@ -137,4 +138,117 @@ class GatedDeltaNet:
     def _vector(self, name: str, piece: Stored) -> Tensor:
         n = piece.rows * piece.columns
         where = f"layers.{self.layer}.delta.{name}"
+        return Tensor(where, 1, n, Role.VECTOR, ((piece,),), layer=self.layer)
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """q, k and v through a short causal convolution each; the gated delta rule, whose decay is each channel's own;
+    a norm gated by the sigmoid of a projection through few columns, as the decay is one.
+
+    Sources: Kimi Linear, arXiv 2510.26692; transformers 5.23 (glm5_next).
+
+    Attributes:
+        conv_width: rows that the convolutions see.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.language_model.layers.2.self_attn".
+    """
+
+    hidden: int
+    shape: DeltaShape
+    conv_width: int
+    eps: float
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        """Columns of q, k and v."""
+        s = self.shape
+        return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
+
+    @cached_property
+    def qkvg(self) -> Tensor:
+        """q, k, v, and what the gate of the norm is made of."""
+        named = dict(zip(("q_proj", "k_proj", "v_proj"), self._widths, strict=True))
+        return self._matrix("qkvg", Role.DENSE, {**named, "g_a_proj": self.shape.dk}, self.hidden)
+
+    @cached_property
+    def gates(self) -> Tensor:
+        """How much is learned of a token, and what the decay is made of: kept in bf16, as what they lose adds up
+        over the tokens."""
+        sizes = {"b_proj": self.shape.heads, "f_a_proj": self.shape.dk}
+        return self._matrix("gates", Role.KEPT, sizes, self.hidden)
+
+    @cached_property
+    def decay(self) -> Tensor:
+        return self._matrix("decay", Role.KEPT, {"f_b_proj": self.shape.decays}, self.shape.dk)
+
+    @cached_property
+    def gate(self) -> Tensor:
+        return self._matrix("gate", Role.DENSE, {"g_b_proj": self._widths[2]}, self.shape.dk)
+
+    @cached_property
+    def o(self) -> Tensor:
+        return self._matrix("o", Role.DENSE, {"o_proj": self.hidden}, self._widths[2])
+
+    @cached_property
+    def convs(self) -> tuple[Tensor, ...]:
+        """Of q, k and v."""
+        return tuple(
+            self._vector(f"{of}_conv", f"{of}_conv1d.weight", (width, 1, self.conv_width))
+            for of, width in zip("qkv", self._widths, strict=True)
+        )
+
+    @cached_property
+    def learned(self) -> tuple[Tensor, Tensor]:
+        """Log of each head's rate of forgetting, and what is added before to each channel."""
+        rate = self._vector("log_rate", "A_log", (self.shape.heads,))
+        return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,))
+
+    @cached_property
+    def norm(self) -> Tensor:
+        return self._vector("norm", "o_norm.weight", (self.shape.dv,))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        matrices = self.qkvg, self.gates, self.decay, self.gate, self.o
+        return (*matrices, *self.convs, *self.learned, self.norm)
+
+    @property
+    def _conv_elements(self) -> tuple[int, ...]:
+        """Of the states of the convolutions."""
+        return tuple(ceil_to((self.conv_width - 1) * width, _LINE) for width in self._widths)
+
+    @property
+    def state(self) -> LayerState:
+        """The convolutions' last rows, then S of every head, of which an element takes 7 operations."""
+        s = self.shape
+        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
+        elements = sum(self._conv_elements) + s.state_elements
+        return LayerState(sequence_elements=elements, ops_per_token=ops)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        s, first, mixed = self.shape, 0, []
+        *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, s.dk)
+        beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.dk)
+        decay = b.linear(decay, self.decay, reads=Reads.F32)
+        for each, weight, elements in zip(qkv, self.convs, self._conv_elements, strict=True):
+            mixed.append(b.conv(each, weight, layer=self.layer, first=first))
+            first += elements
+        q, k, v = mixed
+        out = b.delta((q, k, v), (decay, beta), self.learned, s, layer=self.layer, first=first)
+        out = b.norm(out, self.norm, self.eps, head_width=s.dv)
+        return b.linear(b.gate(out, b.linear(gate, self.gate), Gate.SIGMOID), self.o)
+
+    def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
+        """Of projections that lie one below the other, {name: rows}."""
+        named = ((f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
+        where, n = f"layers.{self.layer}.delta.{name}", sum(sizes.values())
+        return Tensor(where, n, k, role, whole(*named), layer=self.layer, cut=Cut.ROWS)
+
+    def _vector(self, name: str, source: str, shape: tuple[int, ...]) -> Tensor:
+        piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) > 1)
+        where, n = f"layers.{self.layer}.delta.{name}", piece.rows * piece.columns
         return Tensor(where, 1, n, Role.VECTOR, ((piece,),), layer=self.layer)

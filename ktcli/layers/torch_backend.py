@@ -232,9 +232,9 @@ class TorchBackend(Backend):
         kept, choice = (self._states(layer), first), self._chosen if chosen else None
         return self._kernels.mqa(q, kv, pooled, pages, self._step.rows, shape, kept, scores, choice)
 
-    def conv(self, x: Value, weight: Tensor, *, layer: int) -> Value:
+    def conv(self, x: Value, weight: Tensor, *, layer: int, first: int = 0) -> Value:
         rows = self._weights.vectors[weight.name].view(-1, x.shape[1])
-        return recurrent.conv(x, rows, self._states(layer), self._step.rows.run)
+        return recurrent.conv(x, rows, self._states(layer), self._step.rows.run, first)
 
     def pool(
         self, x: Value, score: Value, bias: Tensor, shape: PoolShape, *, layer: int, first: int

@@ -16,6 +16,7 @@ from ktcli.models import (
     ernie4_5_moe,
     exaone_moe,
     glm4_moe,
+    glm5_next,
     gpt_oss,
     granitemoe,
     hunyuan_v1_moe,
@@ -56,6 +57,7 @@ _FAMILIES: tuple[Family, ...] = (
     ernie4_5_moe,
     exaone_moe,
     glm4_moe,
+    glm5_next,
     gpt_oss,
     granitemoe,
     hunyuan_v1_moe,
@@ -71,11 +73,6 @@ _FAMILIES: tuple[Family, ...] = (
     step3p7,
 )
 _OF_TYPE: dict[str, Family] = {name: family for family in _FAMILIES for name in family.MODEL_TYPES}
-
-# Known, and what of them is not computed yet.
-_NOT_YET = {
-    "glm5_next": "hyper-connections, linear attention with a gate for each channel",
-}
 
 __all__ = ["Model", "Spec", "build", "cut", "model_types"]
 
@@ -109,12 +106,6 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
 def _family(config: Config) -> Family:
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(kind, str) or kind not in _OF_TYPE:
-        known = ", ".join(model_types())
-        if isinstance(kind, str) and kind in _NOT_YET:
-            raise BadCheckpoint(
-                f"{kind} is known, but not supported yet: {_NOT_YET[kind]} are missing here",
-                hint=f"this version computes {known}",
-            )
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
         nearest = f"; the nearest name is {near[0]}" if kind else ""
         raise BadCheckpoint(

@@ -60,7 +60,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     shared = replace(attention, chosen=indexer.shape.top_k)
     beside = replace(attention.shape, beside=indexer.shape.dim)
     full = replace(shared, shape=beside, indexer=indexer)
-    is_shared = _read_shared(f)
+    is_shared = read_shared(f)
+    if is_shared[0]:
+        raise BadCheckpoint(
+            f"{f.where}: indexer_types begins with one that shares what no layer chose"
+        )
     sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True)
     is_dense = read_typed_dense(f, _FIRST_DENSE)
     return assemble(
@@ -84,6 +88,7 @@ def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) 
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
     top_k = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
+    assert attention.rope is not None  # `read_mla` reads one
     rope = replace(
         attention.rope, interleaved=f.flag("indexer_rope_interleave", published.interleaved)
     )
@@ -91,7 +96,7 @@ def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) 
     return Indexer(attention.hidden, shape, rope)
 
 
-def _read_shared(f: Fields) -> list[bool]:
+def read_shared(f: Fields) -> list[bool]:
     """Of each layer, whether it attends to what an earlier layer's indexer chose.
 
     A list of types, or a pattern of letters, or every so many-th layer after some is full.
@@ -107,9 +112,6 @@ def _read_shared(f: Fields) -> list[bool]:
         return [max(i - first + 1, 0) % every > 0 for i in range(n_layers)]
     if not isinstance(types, list) or any(each not in (_FULL, _SHARED) for each in types):
         raise BadCheckpoint(f"{f.where}: indexer_types is not a list of {_FULL} and {_SHARED}")
-    if len(types) < n_layers or types[0] != _FULL:
-        raise BadCheckpoint(
-            f"{f.where}: indexer_types has {len(types)} of {n_layers} layers, or begins with one that"
-            " shares what no layer chose"
-        )
+    if len(types) < n_layers:
+        raise BadCheckpoint(f"{f.where}: indexer_types has {len(types)} of {n_layers} layers")
     return [each == _SHARED for each in types[:n_layers]]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape, MixShape, Rope, Routing, Score
+from ktcli.layers.backend import ChooseShape, Rope, Routing, Score
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
 from ktcli.layers.windows import MqaShape, PoolShape
@@ -33,6 +33,7 @@ from ktcli.models.parts import (
     read_eps,
     read_experts,
     read_sparse,
+    read_streams,
     read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
@@ -47,7 +48,6 @@ _WINDOW, _CHOSEN, _ALL = (
 _RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
 _OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
-_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
 _MAX_ROWS = 1 << 24  # pooled, of kt_program_mqa
 _MAX_GROUPS = 256  # of heads; each is a matrix of its own
 
@@ -80,17 +80,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     routed = _read_mlp(f)
     vocab = f.whole("vocab_size", high=MAX_VOCAB)
     fixed = replace(routed, correction=False, by_id=vocab)
-    streams = MixShape(
-        f.whole("hc_mult", high=_MAX_STREAMS, default=4),
-        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS, default=20),
-        f.number("hc_eps", high=1.0, default=1e-6),
-    )
     return assemble(
         f,
         "deepseek_v4",
         lambda i: (attentions[kinds[i]], fixed if by_id[i] else routed),
         _PREFIXES,
-        streams,
+        read_streams(f),
     )
 
 

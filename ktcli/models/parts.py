@@ -76,6 +76,7 @@ TEXT = "text_config"
 # Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
 _MTP_LAYERS = 8
 _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
+_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
 
 
 # What publishers call the number of experts, and of shared ones.
@@ -160,6 +161,15 @@ def assemble(
 def read_eps(f: Fields) -> float:
     """What every RMSNorm adds to the mean square."""
     return f.number("rms_norm_eps", high=1.0)
+
+
+def read_streams(f: Fields) -> MixShape:
+    """Hyper-connections of the residual."""
+    return MixShape(
+        f.whole("hc_mult", high=_MAX_STREAMS, default=4),
+        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS, default=20),
+        f.number("hc_eps", high=1.0, default=1e-6),
+    )
 
 
 def read_gqa(

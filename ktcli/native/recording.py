@@ -203,7 +203,7 @@ class Recording:
         out: View,
         qkv: tuple[View, View, View],
         gates: tuple[View, View],
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, int, int, int, float],
         learned: tuple[F32Array, F32Array],
         state_first: int,
     ) -> None:
@@ -211,14 +211,16 @@ class Recording:
 
         Args:
             gates: decay, beta.
-            shape: heads, key heads, columns of a key, columns of a value.
+            shape: heads, key heads, columns of a key, columns of a value, lowest logarithm of decay.
             learned: log_rate, bias.
             state_first: f32 element with which its state begins.
         """
         sizes = shape[0], gates[0].width
         require(tuple(a.size for a in learned) == sizes, "rates of another number of heads")
         rates = (self._borrow("float[]", array) for array in learned)
-        struct = self._ffi.new("kt_delta *", (*shape, *rates, _F32_BYTES * state_first))
+        struct = self._ffi.new(
+            "kt_delta *", (*shape[:4], *rates, _F32_BYTES * state_first, shape[4])
+        )
         views = self._ffi.new("kt_view[3]", [self._view(view) for view in qkv])
         others = map(self._view, gates)
         self._record("delta", self._lib.kt_program_delta, self._view(out), views, *others, struct)

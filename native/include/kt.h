@@ -358,7 +358,8 @@ KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, con
  * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
  * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
  * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single
- * positions): absorbed over the chosen positions alone, unless all are. */
+ * positions, or of windows): absorbed over the chosen positions alone, unless all are. Of windows a token also attends
+ * to the positions behind the last that is complete with it. */
 typedef struct kt_mla {
     int32_t heads, nope, rope, v, lora;
     float scale;
@@ -414,7 +415,8 @@ KT_API int kt_program_pool(kt_program *program, kt_view out, kt_view in, kt_view
 /* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
  *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
  * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and
- * g = exp(-e^log_rate softplus(decay + bias)). Source: Gated Delta Networks, arXiv 2412.06464, section 3.1.
+ * g = exp(-e^log_rate softplus(decay + bias)), or with a lowest logarithm g = exp(lowest sigmoid(e^log_rate (decay +
+ * bias))). Sources: Gated Delta Networks, arXiv 2412.06464, section 3.1; Kimi Linear, arXiv 2510.26692.
  * Views: q and k [key_heads * dk], each head of them for heads / key_heads heads in a row; v and out [heads * dv];
  * beta [heads]; decay [heads], or [heads * dk]: one for each key. q, k, decay and beta are overwritten.
  * State: heads * dk * ceil16(dv) f32, S of each head in panels of 64 columns (the last perhaps fewer, rounded up
@@ -424,6 +426,7 @@ typedef struct kt_delta {
     const float *log_rate;  /* [heads], copied */
     const float *bias;      /* as many as decay has columns */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
+    float lowest;           /* log g is above, negative; 0: nothing bounds it */
 } kt_delta;
 KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
                             const kt_delta *shape);

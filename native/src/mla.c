@@ -224,8 +224,8 @@ static int check(kt_program *p, kt_view out, kt_view q, kt_view latent, const kt
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "mla: layer_offset %zu is not a multiple of 64", s->layer_offset);
     const selection *c = s->choice > 0 && s->choice <= p->selections.n ? &p->selections.at[s->choice - 1] : NULL;
-    if (s->choice && (!c || selection_reach(c) != c->top_k))
-        return program_fail(p, KT_ERR_RANGE, "mla: choice %d of %d, or not of single positions", s->choice,
+    if (s->choice && (!c || c->block != 1))
+        return program_fail(p, KT_ERR_RANGE, "mla: choice %d of %d, or of blocks", s->choice,
                             p->selections.n);
     return check_scale(p, "mla", s->scale);
 }

@@ -2,7 +2,8 @@
  * their own, where each token is what a kv head is elsewhere, and the absorbed form attends over those.
  *
  * All heads of a token share its rows, so what is gathered is read by many. Tokens that see fewer positions than
- * are chosen go one by one: those of a batch have the same number of rows.
+ * are chosen go one by one: those of a batch have the same number of rows. So do tokens whose windows are chosen,
+ * as each has another number of positions behind its last window.
  */
 #include "mla.h"
 
@@ -15,9 +16,32 @@ static size_t row_bytes(const mla *o)
     return (size_t)o->a.dk * (o->a.kv_f32 ? sizeof(float) : sizeof(uint16_t));
 }
 
+/* Pages of a token's rows: of the places chosen, and those behind its last window. */
 static int64_t chosen_pages(const selection *s)
 {
-    return (s->top_k + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    return (selection_reach(s) + s->every - 1 + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+}
+
+/* Where a token attends: the positions of its places, then those behind its last window. */
+typedef struct attended {
+    const int32_t *places;
+    int64_t every, in_places, behind, count;    /* behind: the first of those */
+} attended;
+
+static attended attended_by(const selection *s, const kt_step *step, int64_t token)
+{
+    int32_t count;
+    int64_t seen = step->start + token + 1;
+    attended a = {.places = selection_row(s, token, 0, &count), .every = s->every};
+    a.in_places = count * a.every;
+    a.behind = seen - seen % a.every;
+    a.count = a.in_places + seen % a.every;
+    return a;
+}
+
+static int64_t position_at(const attended *a, int64_t i)
+{
+    return i < a->in_places ? a->places[i / a->every] * a->every + i % a->every : a->behind + i - a->in_places;
 }
 
 /* Tokens of a batch, at most. */
@@ -43,24 +67,25 @@ int32_t *mla_chosen_pages(kt_program *p, const selection *s)
 }
 
 /* Chosen rows of tokens [first, first + n), `count` of each, to pages [n][64][dk]. */
-static void gather(const mla *o, const worker *w, int64_t first, int64_t n, int32_t count)
+static void gather(const mla *o, const worker *w, int64_t first, int64_t n, int64_t count)
 {
     const selection *s = &w->program->selections.at[o->selection];
     uint8_t *pages = shared_scratch(w) + o->chosen_offset;
     int64_t n_pages = (count + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
     for (int64_t i; (i = worker_take(w, 1)) < n * n_pages;) {
         int64_t page = i / n, token = i % n;
-        const int32_t *at = s->at + (first + token) * s->top_k + page * KT_PAGE_TOKENS;
+        attended a = attended_by(s, w->step, first + token);
         uint8_t *to = pages + (size_t)(i * KT_PAGE_TOKENS) * row_bytes(o);
         for (int64_t j = 0; j < min64(KT_PAGE_TOKENS, count - page * KT_PAGE_TOKENS); j++, to += row_bytes(o)) {
-            const uint8_t *from = cache_page(w, at[j] / KT_PAGE_TOKENS) + o->a.k_offset;
-            memcpy(to, from + (size_t)(at[j] % KT_PAGE_TOKENS) * row_bytes(o), row_bytes(o));
+            int64_t at = position_at(&a, page * KT_PAGE_TOKENS + j);
+            const uint8_t *from = cache_page(w, at / KT_PAGE_TOKENS) + o->a.k_offset;
+            memcpy(to, from + (size_t)(at % KT_PAGE_TOKENS) * row_bytes(o), row_bytes(o));
         }
     }
 }
 
 /* Attention of n tokens from `first` of r on, over their gathered rows. */
-static void attend_gathered(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t n, int32_t count)
+static void attend_gathered(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t n, int64_t count)
 {
     attention a = o->a;
     a.kv_heads = (int32_t)n;
@@ -86,8 +111,8 @@ static void attend_rows(const mla *o, const worker *w, mla_rows r)
     const selection *s = &w->program->selections.at[o->selection];
     int64_t most = batch_tokens(o, w->program->options.max_tokens, s), last = r.first + r.n;
     for (int64_t t = r.first, n; t < last; t += n) {
-        int32_t count = s->count[t];
-        for (n = 1; n < most && t + n < last && s->count[t + n] == count;)
+        int64_t count = attended_by(s, w->step, t).count;
+        for (n = 1; n < most && t + n < last && attended_by(s, w->step, t + n).count == count;)
             n++;
         gather(o, w, t, n, count);
         worker_barrier(w);

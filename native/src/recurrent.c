@@ -6,6 +6,7 @@
  */
 #include "program.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -91,7 +92,7 @@ typedef struct delta {
     kt_view out, q, k, v, decay, beta;
     int64_t heads, key_heads, dk, dv;
     int64_t panels;                     /* of each head's columns */
-    float *rate;
+    float *rate, lowest;
     const float *bias;
     const float *q_gain, *k_gain;       /* [dk], all the same: RMSNorm with it is division by the length */
     size_t offset;
@@ -108,6 +109,17 @@ static float softplus(float x)
     return x > 20.0f ? x : log1pf(expf(x));
 }
 
+static float sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* What is left of a state, by what the token says of it. */
+static float decay_of(const delta *o, float rate, float x)
+{
+    return expf(o->lowest != 0 ? o->lowest * sigmoid(rate * x) : -rate * softplus(x));
+}
+
 static void prepare_run(const void *arg, worker *w)
 {
     const delta *o = arg;
@@ -121,9 +133,9 @@ static void prepare_run(const void *arg, worker *w)
             w->kernels->norm(k + h * o->dk, o->k_gain, o->dk, eps, k + h * o->dk);
         }
         for (int64_t c = 0; c < o->decay.width; c++)
-            decay[c] = expf(-o->rate[c / each] * softplus(decay[c] + o->bias[c]));
+            decay[c] = decay_of(o, o->rate[c / each], decay[c] + o->bias[c]);
         for (int64_t h = 0; h < o->heads; h++)
-            beta[h] = 1.0f / (1.0f + expf(-beta[h]));
+            beta[h] = sigmoid(beta[h]);
     }
 }
 
@@ -174,6 +186,9 @@ static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
         return program_fail(p, KT_ERR_SHAPE, "delta: %d heads of %d columns and %d key heads of %d (at most %d), but "
                             "q has %d, k %d, v %d, decay %d, beta %d, out %d", s->heads, s->dv, s->key_heads, s->dk,
                             MOST_KEYS, v[1].width, v[2].width, v[3].width, v[4].width, v[5].width, v[0].width);
+    if (!(s->lowest <= 0 && s->lowest >= -FLT_MAX))
+        return program_fail(p, KT_ERR_RANGE, "delta: the lowest logarithm of what is left is %g, not negative or 0",
+                            (double)s->lowest);
     return KT_OK;
 }
 
@@ -195,7 +210,7 @@ int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view d
                  .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
                  .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = program_constant(p, s->heads, 0),
                  .bias = s->bias, .q_gain = program_constant(p, s->dk, 1 / dk), .k_gain = program_constant(p, s->dk, 1 / sqrt(dk)),
-                 .offset = s->state_offset};
+                 .offset = s->state_offset, .lowest = s->lowest};
     if (!o->rate || !o->q_gain || !o->k_gain)
         return KT_ERR_MEMORY;
     for (int32_t h = 0; h < s->heads; h++)

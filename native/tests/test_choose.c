@@ -1,11 +1,11 @@
 /* test_choose.c - chosen positions against plain loops: the best k of a stream; scores and choices of both kinds;
- * latent attention over what was chosen; and the laws that threads, rows and how a prompt is cut change no choice,
+ * latent attention over what was chosen, positions or windows; and the laws that threads, rows and how a prompt is cut change no choice,
  * that of equals the lower place is chosen, and that a short context is plain latent attention, bit by bit. */
 #include "check.h"
 #include "choose.h"
 
 enum { HEADS = 3, NOPE = 24, ROPE = 8, V = 20, LORA = 40, LATENT = LORA + ROPE, INDEX_HEADS = 11, DIM = 22, TOP = 70 };
-enum { LATENT_AT = 192, TOKENS = 330 };
+enum { LATENT_AT = 192, TOKENS = 330, EVERY = 8, BEST = 8, PLACES = BEST * EVERY + EVERY - 1 };
 
 /* ---- the best k --------------------------------------------------------------------------------- */
 
@@ -50,6 +50,7 @@ static void check_top(int64_t n, int64_t k, int values)
 typedef struct model {
     int32_t exact, top_k;       /* top_k 0: no choice */
     int32_t equal;              /* all keys are the same */
+    int32_t every;              /* positions of a window that is chosen */
     size_t index_at, page_bytes;
     test_weight uk_in, uk_out, uv;
 } model;
@@ -63,7 +64,7 @@ typedef struct run {
 static model make_model(kt_pool *pool, int32_t exact, int32_t top_k)
 {
     const kt_format *f = &test_formats[BF16].format;
-    model m = {.exact = exact, .top_k = top_k, .index_at = LATENT_AT + LATENT * 64 * (exact ? 4u : 2u)};
+    model m = {.exact = exact, .top_k = top_k, .every = 1, .index_at = LATENT_AT + LATENT * 64 * (exact ? 4u : 2u)};
     m.page_bytes = m.index_at + DIM * 64 * (exact ? 4u : 2u);
     m.uk_in = make_weight(pool, f, LORA, NOPE, HEADS, 11);
     m.uk_out = make_transposed(pool, &m.uk_in);
@@ -89,7 +90,7 @@ static run record(kt_pool *pool, const model *m, int64_t tokens)
     r.key = make_view(p, DIM, KT_ROWS_TOKENS);
     r.weight = make_view(p, INDEX_HEADS, KT_ROWS_TOKENS);
     if (m->top_k) {
-        kt_choose c = {INDEX_HEADS, DIM, m->top_k, 1, 0, 0.3f, m->index_at};
+        kt_choose c = {INDEX_HEADS, DIM, m->top_k, 1, 0, 0.3f, m->index_at, m->every};
         r.choice = kt_program_choose(p, r.index_q, r.key, r.weight, &c);
         OK(r.choice, kt_program_error(p));
     }
@@ -128,8 +129,19 @@ static cache make_cache(const model *m)
 /* Everything a run gave, by token. */
 typedef struct result {
     float out[TOKENS][HEADS * V];
-    int32_t count[TOKENS], places[TOKENS][TOP];
+    int32_t count[TOKENS], places[TOKENS][PLACES];
 } result;
+
+/* Positions of the places chosen, and those behind the last window that is complete with the token. */
+static void take_places(result *to, const model *m, int64_t t, const int32_t *places, int32_t count)
+{
+    int32_t n = 0;
+    for (; n < count * m->every; n++)
+        to->places[t][n] = places[n / m->every] * m->every + n % m->every;
+    for (int64_t p = (t + 1) / m->every * m->every; p <= t; p++)
+        to->places[t][n++] = (int32_t)p;
+    to->count[t] = n;
+}
 
 static void step(run *r, const model *m, cache *c, int64_t start, int64_t n, result *to)
 {
@@ -142,12 +154,10 @@ static void step(run *r, const model *m, cache *c, int64_t start, int64_t n, res
     for (int64_t t = 0; t < n; t++) {
         memcpy(to->out[start + t], row_of(r->program, r->out, t), sizeof to->out[0]);
         to->count[start + t] = (int32_t)(start + t + 1);
-        for (int32_t i = 0; i < TOP; i++)
+        for (int32_t i = 0; i < PLACES; i++)
             to->places[start + t][i] = i;
-        if (m->top_k && start + n > m->top_k) {
-            to->count[start + t] = count[t];
-            memcpy(to->places[start + t], places + t * m->top_k, sizeof(int32_t) * (size_t)count[t]);
-        }
+        if (m->top_k && start + n > m->top_k * m->every)
+            take_places(to, m, start + t, places + t * m->top_k, count[t]);
     }
 }
 
@@ -286,6 +296,41 @@ static void check_model(const char *isa, int32_t exact)
     free_model(&m);
     free_model(&plain);
     kt_pool_free(pool);
+}
+
+/* Of windows of 8 positions 8 are chosen, and up to 7 positions stand behind them: more than a page of rows. In
+ * pieces of any size the same bits, for every number of threads. */
+static void check_latents_over_windows(int32_t exact)
+{
+    const int64_t pieces[] = {TOKENS, 37, 1, TOKENS};
+    result *first = NULL;
+    for (int i = 0; i < 4; i++) {
+        kt_pool_options o = {.n_threads = i + 1, .tile_min[KT_TILE_BF16] = INT32_MAX};
+        kt_pool *pool = make_pool_of(&o);
+        model m = make_model(pool, exact, BEST);
+        m.every = EVERY;
+        inputs *x = make_inputs(pool, &m);
+        result *r = run_all(pool, &m, pieces[i]);
+        for (int64_t t = TOKENS - 1; t >= EVERY * BEST; t -= i ? 29 : 7) {
+            double want[HEADS * V];
+            expect(&m, x, r, t, want);
+            double off = distance(r->out[t], want, HEADS * V);
+            CHECK(r->count[t] == EVERY * BEST + (t + 1) % EVERY && off <= (exact ? 1e-5 : 0.03),
+                  "token %lld, over %d positions, is off by %g", (long long)t, r->count[t], off);
+            CHECK(!first || (memcmp(first->places[t], r->places[t], sizeof r->places[t]) == 0 &&
+                             memcmp(first->out[t], r->out[t], sizeof r->out[t]) == 0),
+                  "windows, pieces of %lld, %d threads: other places or bits of token %lld", (long long)pieces[i], i + 1,
+                  (long long)t);
+        }
+        if (first)
+            free(r);
+        else
+            first = r;
+        free(x);
+        free_model(&m);
+        kt_pool_free(pool);
+    }
+    free(first);
 }
 
 /* The same bits for every row and number of threads. */
@@ -480,7 +525,7 @@ static double window_score(const float *q, const float *weight, int64_t window)
 
 static void check_windows(kt_pool *pool, int64_t most)
 {
-    enum { BEST = 5, PAGE = DIM * 16 * 4 };
+    enum { SOME = 5, PAGE = DIM * 16 * 4 };
     model m = {.exact = 1};
     run r = {.program = make_program(pool, TOKENS, 1, 1)};
     kt_program *p = r.program;
@@ -488,7 +533,7 @@ static void check_windows(kt_pool *pool, int64_t most)
     r.key = make_view(p, DIM, KT_ROWS_TOKENS);
     r.weight = make_view(p, INDEX_HEADS, KT_ROWS_TOKENS);
     r.q = r.latent = r.weight;
-    kt_choose shape = {INDEX_HEADS, DIM, BEST, 1, 0, 0.3f, 0, 4};
+    kt_choose shape = {INDEX_HEADS, DIM, SOME, 1, 0, 0.3f, 0, 4};
     r.choice = kt_program_choose(p, r.index_q, r.key, r.weight, &shape);
     OK(r.choice, kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
@@ -502,16 +547,16 @@ static void check_windows(kt_pool *pool, int64_t most)
                      .cache = c.data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = PAGE};
         OK(kt_program_run(p, &s), kt_program_error(p));
         const int32_t *count, *places = kt_program_choice(p, r.choice, &count);
-        for (int64_t t = 0; t < n && start + n > 4 * BEST; t++) {
-            int64_t seen = (start + t + 1) / 4, want = seen < BEST ? seen : BEST;
+        for (int64_t t = 0; t < n && start + n > 4 * SOME; t++) {
+            int64_t seen = (start + t + 1) / 4, want = seen < SOME ? seen : SOME;
             CHECK(count[t] == want, "token %lld: %d windows, not %lld", (long long)(start + t), count[t], (long long)want);
             double worst = INFINITY;
             for (int64_t k = 0; k < want; k++)
-                worst = fmin(worst, window_score(row_of(p, r.index_q, t), row_of(p, r.weight, t), places[t * BEST + k]));
+                worst = fmin(worst, window_score(row_of(p, r.index_q, t), row_of(p, r.weight, t), places[t * SOME + k]));
             int64_t better = 0;
             for (int64_t w = 0; w < seen; w++)
                 better += window_score(row_of(p, r.index_q, t), row_of(p, r.weight, t), w) > worst + 1e-4;
-            CHECK(better < BEST, "token %lld: %lld windows are better", (long long)(start + t), (long long)better);
+            CHECK(better < SOME, "token %lld: %lld windows are better", (long long)(start + t), (long long)better);
         }
     }
     free(c.data);
@@ -529,6 +574,8 @@ int main(void)
     check_model(own_row(), 0);
     check_model(own_row(), 1);
     check_model("portable", 1);
+    check_latents_over_windows(0);
+    check_latents_over_windows(1);
     check_same(rows, n, TOKENS);
     check_same(rows, n, 3);
     check_ties(own_row());

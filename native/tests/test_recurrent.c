@@ -7,9 +7,11 @@ enum { TOKENS = 21, MOST_FLOATS = 40000 };
 
 typedef struct shape {
     int heads, key_heads, dk, dv, width, per_key;
+    float lowest;
 } shape;
 
-static const shape shapes[] = {{4, 2, 24, 40, 4, 0}, {3, 3, 20, 72, 3, 0}, {2, 1, 33, 16, 2, 1}, {1, 1, 64, 144, 4, 1}};
+static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f}, {2, 1, 33, 16, 2, 1, 0},
+                               {1, 1, 64, 144, 4, 1, -5}};
 
 typedef struct fixture {
     shape s;
@@ -55,7 +57,7 @@ static void record(fixture *f, kt_pool *pool)
     f->rule_at = ((size_t)(f->columns * (s->width - 1)) * sizeof(float) + 63) / 64 * 64;
     f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
     kt_conv conv = {s->width, f->weight, 0};
-    kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at};
+    kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at, s->lowest};
     kt_view qkv[3] = {part(f->mixed, 0, f->keys), part(f->mixed, f->keys, f->keys),
                       part(f->mixed, 2 * f->keys, f->values)};
     OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
@@ -96,7 +98,8 @@ static void expect_head(const fixture *f, int t, int h, const double *mixed, dou
     unit(mixed + f->keys + from, s->dk, k);
     for (int j = 0; j < s->dk; j++) {
         int at = s->per_key ? h * s->dk + j : h;
-        double g = exp(-exp((double)f->log_rate[h]) * log1p(exp((double)f->g[t][at] + (double)f->bias[at])));
+        double rate = exp((double)f->log_rate[h]), x = (double)f->g[t][at] + (double)f->bias[at];
+        double g = exp(s->lowest != 0 ? (double)s->lowest / (1 + exp(-rate * x)) : -rate * log1p(exp(x)));
         for (int c = 0; c < s->dv; c++)
             state[j * s->dv + c] *= g;
     }
@@ -210,12 +213,18 @@ static void check_refused(void)
     conv = (kt_conv){4, f.weight, 32};
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
     REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
-    kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0};
+    kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0, 0};
     const kt_view qkv[3] = {part(a, 0, 8), part(a, 8, 8), part(a, 16, 32)};
     REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 3), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "decay 3");
     REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 47, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "overlap");
+    const float lowest[] = {0.5f, NAN, -INFINITY};
+    for (int i = 0; i < 3; i++) {
+        rule.lowest = lowest[i];
+        REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_RANGE,
+                kt_program_error(p), "the lowest logarithm");
+    }
     rule.key_heads = 0;
     REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "0 key heads");

@@ -29,7 +29,7 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
 BY_NAME = {case.name: case for case in CASES}
 QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
 CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
-V4 = BY_NAME["deepseek-v4"]
+V4, NEXT = BY_NAME["deepseek-v4"], BY_NAME["glm-5.3"]
 MIMO, HUNYUAN, GRANITE = (
     BY_NAME[name] for name in ("mimo-v2-flash", "hunyuan-a13b", "granitemoe-swa")
 )
@@ -45,6 +45,10 @@ def step(**changes: Any) -> dict[str, Any]:
 def minimax(**changes: Any) -> dict[str, Any]:
     """A change in the part of a config that is about text."""
     return {"text_config": {**MINIMAX.own_spelling()["text_config"], **changes}}
+
+
+def glm(**changes: Any) -> dict[str, Any]:
+    return {"text_config": {**NEXT.own_spelling()["text_config"], **changes}}
 
 
 HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
@@ -178,6 +182,25 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (V4, {"scoring_func": "tanh"}, "scoring_func 'tanh'"),
     (V4, {"swiglu_limit": 0}, "swiglu_limit"),
     (V4, {"vocab_size": 0}, "vocab_size is 0"),
+    (NEXT, glm(qk_rope_head_dim=8), "qk_rope_head_dim 8 is not supported"),
+    (NEXT, glm(index_kpool=12), "index_kpool is 12, which does not divide 64"),
+    (NEXT, glm(index_kpool=0), "index_kpool is 0"),
+    (NEXT, glm(index_topk=70), "index_topk is 70, not a multiple of 8"),
+    (NEXT, glm(index_kpool_always_select_tail=False), "always_select_tail False is not supported"),
+    (NEXT, glm(index_head_dim=7), "index_head_dim is 7, not a multiple of 2"),
+    (NEXT, glm(kv_lora_rank=43), "kv_lora_rank is 43, not a multiple of 2"),
+    (NEXT, glm(num_key_value_heads=2), "num_key_value_heads 2 is not supported"),
+    (NEXT, glm(q_lora_rank=None), "q_lora_rank is missing"),
+    (NEXT, glm(linear_lower_bound=0.5), "linear_lower_bound is 0.5, outside"),
+    (NEXT, glm(linear_lower_bound="low"), "linear_lower_bound is 'low', not a number"),
+    (NEXT, glm(linear_conv_kernel_dim=17), "linear_conv_kernel_dim is 17"),
+    (NEXT, glm(linear_attn_config=[3]), "linear_attn_config is not a JSON object"),
+    (NEXT, glm(layer_types=["linear_attention", "mamba"] * 2), "layer_types 'mamba'"),
+    (NEXT, glm(indexer_types=["full", "shared", "full", "full"]), "layer 1 shares .* has none"),
+    (NEXT, glm(indexer_types=["full"]), "indexer_types has 1 of 4 layers"),
+    (NEXT, glm(hc_mult=17), "hc_mult is 17"),
+    (NEXT, glm(attention_bias=True), "attention_bias True"),
+    (NEXT, glm(model_type="llama"), "model_type 'llama'"),
 ]
 
 
@@ -188,17 +211,31 @@ def test_a_bad_config_is_one_sentence(case: Case, change: dict[str, Any], said: 
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
+@pytest.mark.parametrize(
+    ("part", "same"),
+    [
+        ({"gate_lower_bound": -3.0}, {"linear_lower_bound": -3.0}),
+        ({"gate_lower_bound": None}, {"linear_lower_bound": -5.0}),
+        ({"gate_lower_bound": None, "safe_gate": False}, {"linear_lower_bound": None}),
+        ({"head_dim": 24}, {"linear_head_dim": 24}),
+    ],
+)
+def test_glm_with_a_part_for_linear_attention(part: dict[str, Any], same: dict[str, Any]) -> None:
+    own = NEXT.own_spelling()
+    ours, theirs = glm(linear_attn_config=part), glm(**same)
+    assert build({**own, **ours}) == build({**own, **theirs})
+
+
+def test_glm_without_vision_lies_flat() -> None:
+    own = NEXT.own_spelling()
+    assert build({**own["text_config"], "model_type": "glm5_next"}) == build(own)
+
+
 def test_v4_says_once_how_many_columns_turn() -> None:
     """Two of 98: 98 * (2 / 98) is a little less in floating point."""
     own = {"head_dim": 98, "qk_rope_head_dim": 2, "rope_parameters": None}
     model = build({**V4.own_spelling(), **own, "rope_theta": 1e4})
     assert model.spec.layers == 4
-
-
-@pytest.mark.parametrize("kind", ["glm5_next"])
-def test_what_is_not_computed_yet_is_said(kind: str) -> None:
-    with pytest.raises(BadCheckpoint, match="known, but not supported yet"):
-        build({"model_type": kind})
 
 
 def test_step_3_5_is_the_text_of_3_7() -> None:

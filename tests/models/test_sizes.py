@@ -14,7 +14,7 @@ import transformers
 from declared import declared
 
 from ktcli.layers.tensors import Role
-from ktcli.models import build
+from ktcli.models import Model, build
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -35,11 +35,15 @@ def reference(name: str) -> dict[Role, int]:
         text["model_type"] = "deepseek_v3"
     built = transformers.AutoConfig.for_model(**text)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(built)
+        return _counted(transformers.AutoModelForCausalLM.from_config(built))
+
+
+def _counted(model: Any) -> dict[Role, int]:
+    """Elements of a model of transformers, without those for pictures."""
     kept = model.state_dict().keys()
     counted = dict.fromkeys((Role.EXPERTS, Role.TABLE, Role.VECTOR, Role.DENSE), 0)
     for key, value in (*model.named_parameters(), *model.named_buffers()):
-        if key in kept:
+        if key in kept and ".visual." not in key:
             counted[_role(key, value.ndim)] += prod(value.shape)
     return counted
 
@@ -51,14 +55,34 @@ def _role(key: str, ndim: int) -> Role:
         return Role.EXPERTS if ndim == 3 else Role.VECTOR
     # ERNIE's correction lies as one row; the weights of a convolution, biases of positions and tables of experts are
     # kept in f32, as vectors are.
-    rows = ("correction_bias", "conv1d", "position_bias", "tid2eid")
+    rows = ("correction_bias", "conv1d", "position_bias", "tid2eid", "compress_ape")
     vector = ndim == 1 or any(name in key for name in rows)
     return Role.VECTOR if vector else Role.DENSE
 
 
 @pytest.mark.parametrize("name", SHAPES.values())
 def test_elements_and_bytes_are_those_of_transformers(name: str) -> None:
-    true, model = reference(name), build(catalog.get(name).config)
+    _check(reference(name), build(catalog.get(name).config))
+
+
+def test_glm_with_the_defaults_of_its_configuration() -> None:
+    """Not in the catalogue: published are windows of 4 positions, and of the rest not every value is known."""
+    config = transformers.Glm5NextConfig()
+    with torch.device("meta"):
+        true = _counted(transformers.Glm5NextForConditionalGeneration(config))
+    model = build(config.to_dict())
+    _check(true, model)
+    states = [state for state in model.spec.states if state.sequence_elements]
+    assert len(states) == 45 and sum(state.position_elements > 0 for state in states) == 11
+    linear, indexed = states[0], states[3]
+    # Three rows of q, k and v, and 64 heads' [128, 128]; a window's keys so far, and the latent beside 16 keys of a
+    # page, of which 4 are used.
+    assert linear.sequence_elements == 3 * 3 * 64 * 128 + 64 * 128 * 128
+    assert indexed.sequence_elements == 3 * 128
+    assert indexed.position_elements == 512 + 16 * 128 // 64 and indexed.chosen == 2048
+
+
+def _check(true: dict[Role, int], model: Model) -> None:
     assert sum(declared(model, (Role.EXPERTS,)).values()) == true[Role.EXPERTS]
     assert sum(declared(model, (Role.VECTOR,)).values()) == true[Role.VECTOR]
     matrices = declared(model, MATRICES)

@@ -30,18 +30,39 @@ class Chosen:
     Attributes:
         places: int64 [T, lists, K]; one behind the row's own position is no choice.
         block: positions of a place.
+        every: positions of a window that is a place, where it is one; a window that is not complete with the row
+            is no choice.
     """
 
     places: Tensor
     block: int
+    every: int = 1
 
     def mask(self, rows: slice, length: int) -> Tensor:
         """bool [lists, T, length]: the positions that some rows chose."""
         places = self.places[rows]
-        shape = (*places.shape[:2], -(-length // self.block))
+        shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
         taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
         wide = taken.repeat_interleave(self.block, 2) if self.block > 1 else taken
         return wide[..., :length].transpose(0, 1)
+
+    def with_open_window(self, positions: Tensor) -> Chosen:
+        """Windows as blocks of positions: the chosen, and the one that is not complete with a row's position; of
+        that and of what is no choice the row sees no more than it may. positions [T]."""
+        own = (positions + 1) // self.every
+        places = torch.cat((self.places, own[:, None, None]), 2)
+        return Chosen(places, self.every)
+
+    def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the one list of each row: positions int64 [T, K'], and bool [T, K'], whether it attends there."""
+        places, own = self.places[:, 0], (positions + 1) // self.every
+        if self.every == 1:
+            return places, places <= positions[:, None]
+        each = torch.arange(self.every, device=places.device)
+        inside = (places[..., None] * self.every + each).flatten(1)
+        behind = own[:, None] * self.every + each[:-1]
+        seen = (places < own[:, None]).repeat_interleave(self.every, 1)
+        return torch.cat((inside, behind), 1), torch.cat((seen, behind <= positions[:, None]), 1)
 
 
 def choose(
@@ -71,7 +92,7 @@ def choose(
         scores = torch.einsum("shd,sld->shl", query, keys)
         places = torch.arange(keys.shape[1], device=q.device)
         seen = places < (rows.positions[:, None] + 1) // shape.every
-        return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block)
+        return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block, shape.every)
     out = []
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
@@ -83,7 +104,7 @@ def choose(
             scores = torch.einsum("thd,ld->thl", query[some], keys)
             at, weights = rows.positions[some], None if weight is None else weight[some]
             out.append(_best(scores, weights, places < (at[:, None] + 1) // shape.every, at, shape))
-    return Chosen(torch.cat(out), shape.block)
+    return Chosen(torch.cat(out), shape.block, shape.every)
 
 
 def _best(
@@ -122,12 +143,16 @@ def mla(
     append(cache, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
-        at = chosen.places[:, 0]
-        page = rows.pages.gather(1, at // PAGE_TOKENS).long()
+        at, seen = chosen.positions(rows.positions)
+        within = (at // PAGE_TOKENS).clamp(
+            max=rows.pages.shape[1] - 1
+        )  # what is not seen may lie behind
+        page = rows.pages.gather(1, within).long()
         held = cache[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
-        seen = at <= rows.positions[:, None]
         return absorb(query, held, seen, weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
+    if chosen.every > 1:
+        chosen = chosen.with_open_window(rows.positions)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]

@@ -15,6 +15,9 @@ from torch.nn.functional import pad, silu, softplus
 from ktcli.layers.backend import DeltaShape
 
 _BLOCK = 64  # tokens of a triangular system
+_CHANNEL_BLOCK = (
+    16  # of one where each channel decays by itself: a row of it costs as much as all keys
+)
 _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 
@@ -45,12 +48,14 @@ class States:
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
-def conv(x: Tensor, weight: Tensor, states: States, run: int) -> Tensor:
-    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W, N] -> [T, N]."""
+def conv(x: Tensor, weight: Tensor, states: States, run: int, first: int = 0) -> Tensor:
+    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W, N] -> [T, N].
+
+    first: element of the state with which its part begins."""
     width, columns = weight.shape
-    before = states.read(0, (width - 1, columns))
+    before = states.read(first, (width - 1, columns))
     rows = torch.cat((before, x.reshape(-1, run, columns)), 1)
-    states.write(0, rows[:, run:])
+    states.write(first, rows[:, run:])
     mixed = sum(rows[:, i : i + run] * weight[i] for i in range(width))
     assert isinstance(mixed, Tensor)
     return silu(mixed).reshape(x.shape)
@@ -69,16 +74,18 @@ def delta(
     """Gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
 
     Args:
-        qkv: [T, key_heads * dk] twice, [T, heads * dv]; gates: decay and beta, [T, heads].
-        learned: log of the rates and what is added to decay, [heads].
+        qkv: [T, key_heads * dk] twice, [T, heads * dv]; gates: decay [T, decays] and beta [T, heads].
+        learned: log of the rates [heads], and what is added to decay [decays].
         first: element of the state with which its part begins.
     """
     s = shape
     q, k = (_spread(x.reshape(-1, run, s.key_heads, s.dk), s.heads) for x in qkv[:2])
     v = qkv[2].reshape(-1, run, s.heads, s.dv).transpose(1, 2)
-    decay, beta = (x.reshape(-1, run, s.heads).transpose(1, 2) for x in gates)
-    rate, bias = (x[:, None] for x in learned)
-    log_g = -rate.exp() * softplus(decay + bias)  # [S, heads, run]
+    # [S, heads, run, 1], or one for each of dk
+    decay = (gates[0] + learned[1]).reshape(-1, run, s.heads, s.decays // s.heads).transpose(1, 2)
+    rate = learned[0].exp()[:, None, None]
+    log_g = s.lowest * (rate * decay).sigmoid() if s.lowest else -rate * softplus(decay)
+    beta = gates[1].reshape(-1, run, s.heads).transpose(1, 2)
     state = states.read(first, (s.heads, s.dk, s.dv))
     rule = _one if run == 1 else _many
     out, state = rule((q * s.dk**-0.5, k, v), log_g, beta.sigmoid(), state)
@@ -97,7 +104,7 @@ def _one(
 ) -> tuple[Tensor, Tensor]:
     """One token: (out [S, heads, 1, dv], state [S, heads, dk, dv])."""
     q, k, v = qkv
-    state = state * log_g.exp()[..., None]
+    state = state * log_g.exp().mT
     correction = beta[..., None] * (v - k @ state)
     state = state + k.mT @ correction
     return q @ state, state
@@ -109,32 +116,44 @@ def _many(
     """Any number of tokens, in blocks.
 
     With G_ij the decay from token j to token i of a block, S the state before it and c the corrections,
-        c_i + sum over j < i of b_i (k_i . k_j) G_ij c_j = b_i (v_i - G_i S^T k_i).
-    Source: arXiv 2412.06464, section 3.3. All blocks' systems are solved at once, for b v and for b G k; then
-    the state walks through the blocks.
+        c_i + sum over j < i of b_i (k_i . G_ij k_j) c_j = b_i (v_i - S^T G_i k_i).
+    Sources: arXiv 2412.06464, section 3.3; of a decay for each channel arXiv 2510.26692. All blocks' systems are
+    solved at once, for b v and for b G k; then the state walks through the blocks.
     """
-    run = log_g.shape[-1]
-    short = -run % _BLOCK  # tokens that teach and forget nothing
-    q, k, v = (_blocks(pad(x, (0, 0, 0, short))) for x in qkv)
-    b, total = (_blocks(pad(x, (0, short))) for x in (beta, log_g))
-    total = total.cumsum(-1)  # [S, heads, blocks, B]
-    lower = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool, device=q.device).tril()
-    between = (total[..., :, None] - total[..., None, :]).masked_fill(~lower, -torch.inf).exp()
-    from_start, b = total.exp()[..., None], b[..., None]
-    system = (b * (k @ k.mT) * between).tril(-1)
+    run = log_g.shape[2]
+    block = _BLOCK if log_g.shape[3] == 1 else _CHANNEL_BLOCK
+    short = -run % block  # tokens that teach and forget nothing
+    every = (*qkv, beta[..., None], log_g)
+    q, k, v, b, total = (
+        torch.unflatten(pad(x, (0, 0, 0, short)), 2, (-1, block)) for x in every
+    )  # [S, heads, blocks, B, …]
+    total = total.cumsum(-2)
+    from_start = total.exp()
+    system = (b * _pairs(k, k, total)).tril(-1)
     known = torch.cat((b * v, b * from_start * k), -1)
     solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
     corrections, of_state = solved.split((v.shape[-1], k.shape[-1]), -1)
-    mixing = (q @ k.mT) * between
-    to_end = (total[..., -1:] - total).exp()[..., None] * k
+    mixing, asked = _pairs(q, k, total), from_start * q
+    to_end = (total[..., -1:, :] - total).exp() * k
     out = torch.empty_like(v)
     for i in range(v.shape[2]):
         c = corrections[:, :, i] - of_state[:, :, i] @ state
-        out[:, :, i] = from_start[:, :, i] * (q[:, :, i] @ state) + mixing[:, :, i] @ c
-        state = from_start[:, :, i, -1:] * state + to_end[:, :, i].mT @ c
+        out[:, :, i] = asked[:, :, i] @ state + mixing[:, :, i] @ c
+        state = from_start[:, :, i, -1:].mT * state + to_end[:, :, i].mT @ c
     return out.flatten(2, 3)[:, :, :run], state
 
 
-def _blocks(x: Tensor) -> Tensor:
-    """[S, heads, T, …] -> [S, heads, T / B, B, …]"""
-    return torch.unflatten(x, 2, (-1, _BLOCK))
+def _pairs(a: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """a_i . G_ij k_j of the tokens j up to i of each block, else 0; all [S, heads, blocks, B, …] -> [.., B, B].
+
+    total: logarithms of the decay from before the block, one of each token or one of each channel. Their
+    differences are taken before the power, whose parts might be out of range.
+    """
+    if total.shape[-1] > 1:
+        rows = []
+        for i in range(k.shape[-2]):  # one after the other: [B, B, dk] of all blocks would be large
+            decay = (total[..., i : i + 1, :] - total).clamp(max=0).exp()
+            rows.append((decay * k * a[..., i : i + 1, :]).sum(-1))
+        return torch.stack(rows, -2).tril()
+    lower = torch.ones(a.shape[-2], a.shape[-2], dtype=torch.bool, device=a.device).tril()
+    return (a @ k.mT) * (total - total.mT).masked_fill(~lower, -torch.inf).exp()

@@ -190,7 +190,7 @@ def gqa() -> None:
 
 
 def mla() -> None:
-    for heads, nope, rope, v, lora in ((2, 16, 16, 16, 32), (1, 8, 64, 8, 96)):
+    for heads, nope, rope, v, lora in ((2, 16, 16, 16, 32), (1, 8, 64, 8, 96), (2, 24, 0, 16, 40)):
         shape = MlaShape(heads, nope, rope, v, lora, (nope + rope) ** -0.5)
         weights = tuple(
             _stack(FORMATS["int8"], heads, n, k)[0]

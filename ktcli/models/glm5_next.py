@@ -1,0 +1,178 @@
+"""The text part of GLM-5.3: most layers have linear attention whose decay is each channel's own (Kimi Delta
+Attention), the others latent attention over windows of positions that an indexer chooses; a residual of several
+streams, of which the last norm reads the mean.
+
+Nothing is rotated: positions enter through the linear layers alone. Experts are DeepSeek-V3's, with clamped
+activations. Vision and multi-token prediction are not read. Source: transformers 5.23 (glm5_next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.attention import Attention, LatentAttention
+from ktcli.layers.backend import ChooseShape, DeltaShape, MlaShape
+from ktcli.layers.hyper import StreamMean
+from ktcli.layers.indexer import Indexer
+from ktcli.layers.mlp import Mlp
+from ktcli.layers.recurrent import KimiDelta
+from ktcli.layers.windows import PoolShape
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.deepseek_v32 import read_shared
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    TEXT,
+    Prefixes,
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_eps,
+    read_sparse,
+    read_streams,
+    read_typed_dense,
+    read_types,
+    text_part,
+)
+from ktcli.native import PAGE_TOKENS, Glu
+
+_TEXT_TYPE = "glm5_next_text"
+MODEL_TYPES: tuple[str, ...] = ("glm5_next",)
+
+_LINEAR = "linear_attention"
+_INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
+_FIRST_DENSE = 3
+_PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
+# What the hub's config may call the sizes of linear attention, in a part of its own.
+_LINEAR_PART = "linear_attn_config"
+_OLD_NAMES = {
+    "linear_head_dim": "head_dim",
+    "linear_num_heads": "num_heads",
+    "linear_conv_kernel_dim": "short_conv_kernel_size",
+}
+_LOWEST = -5.0  # published
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _text(config)
+    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    shared, full = _attentions(f)
+    linear, is_linear, is_shared = _delta(f), _linear_layers(f), _shared_layers(f)
+    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6, default=10.0), 0.0)
+    sparse = replace(read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True), glu=glu)
+    is_dense = read_typed_dense(f, _FIRST_DENSE)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        indexed = shared if is_shared[i] else full
+        mlp = replace(read_dense(f), glu=glu) if is_dense(i) else sparse
+        return linear if is_linear[i] else indexed, mlp
+
+    streams = read_streams(f)
+    model = assemble(f, "glm5_next", parts, _PREFIXES, streams)
+    mean = StreamMean(f.whole("hidden_size"), streams.streams)
+    return replace(model, decoder=replace(model.decoder, mixer=mean))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    nested = config.get(TEXT)
+    if isinstance(nested, Mapping):
+        return {**config, TEXT: cut(nested, layers)}
+    types = config.get("indexer_types")
+    short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
+    return {**cut_typed_dense(config, layers, _FIRST_DENSE), **short}
+
+
+def _text(config: Mapping[str, Any]) -> Fields:
+    """The config of the model of text, in transformers' spelling; without another for pictures it may lie flat."""
+    nested = config.get(TEXT) is not None
+    f = text_part(config, _TEXT_TYPE) if nested else Fields(config)
+    if not f.has(_LINEAR_PART):
+        return f
+    part = Fields(f.values[_LINEAR_PART], f"{f.where}: {_LINEAR_PART}")
+    found = {name: part.values[old] for name, old in _OLD_NAMES.items() if part.has(old)}
+    lowest = part.values.get("gate_lower_bound", f.values.get("linear_lower_bound", _LOWEST))
+    if lowest is None and part.flag("safe_gate", True):
+        lowest = _LOWEST
+    return Fields({**f.values, **found, "linear_lower_bound": lowest}, f.where)
+
+
+def _linear_layers(f: Fields) -> list[bool]:
+    """Of each layer, whether its attention is linear."""
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    kinds = read_types(f, "layer_types", _LINEAR, *_INDEXED)
+    return [kind == _LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(n_layers)]
+
+
+def _shared_layers(f: Fields) -> list[bool]:
+    """Of each layer, whether it attends to what the indexer of the layer right before it chose."""
+    linear, shared = _linear_layers(f), read_shared(f)
+    for i, one in enumerate(shared):
+        if one and not linear[i] and (i == 0 or linear[i - 1] or shared[i - 1]):
+            raise BadCheckpoint(
+                f"{f.where}: layer {i} shares what an indexer chose, but the layer before it has none"
+            )
+    return shared
+
+
+def _delta(f: Fields) -> KimiDelta:
+    """Linear attention; sizes that the config leaves out are those of the published model."""
+    heads = f.whole("linear_num_heads", high=MAX_HEADS, default=64)
+    dim = f.whole("linear_head_dim", high=4096, default=128)
+    f.require_width("width of linear attention", 3 * heads * dim)
+    width = f.whole("linear_conv_kernel_dim", low=2, high=16, default=4)
+    # A config that says null has no bound; one that says nothing has the published one.
+    bounded = f.values.get("linear_lower_bound", _LOWEST) is not None
+    lowest = f.number("linear_lower_bound", low=-1e3, high=-1e-3, default=_LOWEST) if bounded else 0
+    shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest)
+    return KimiDelta(f.whole("hidden_size"), shape, width, read_eps(f))
+
+
+def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
+    """Latent attention over what an indexer chose: an earlier layer's, and its own."""
+    f.require("qk_rope_head_dim", f.whole("qk_rope_head_dim", low=0, default=0), 0)
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    nope, v, lora = f.whole("qk_nope_head_dim"), f.whole("v_head_dim"), f.whole("kv_lora_rank")
+    f.require_multiple("kv_lora_rank", lora, 2)
+    f.require_width("num_attention_heads x head width", heads * max(nope, v))
+    hidden = f.whole("hidden_size")
+    indexer = _indexer(f, hidden, lora)
+    shape = MlaShape(heads, nope, 0, v, lora, nope**-0.5)
+    shared = LatentAttention(
+        hidden,
+        f.whole("q_lora_rank"),  # the indexer reads the query latent
+        shape,
+        None,
+        False,
+        chosen=indexer.shape.positions,
+        inner_eps=read_eps(f),
+    )
+    beside = replace(shape, beside=indexer.shape.elements)
+    return shared, replace(shared, shape=beside, indexer=indexer)
+
+
+def _indexer(f: Fields, hidden: int, behind: int) -> Indexer:
+    """behind: elements of a position that come before the index key."""
+    always = f.flag("index_kpool_always_select_tail", True)
+    f.require("index_kpool_always_select_tail", always, True)
+    heads = f.whole("index_n_heads", high=MAX_HEADS, default=32)
+    dim = f.whole("index_head_dim", high=4096, default=128)
+    f.require_multiple("index_head_dim", dim, 2)
+    f.require_width("index_n_heads x index_head_dim", heads * dim)
+    every = f.whole("index_kpool", default=16)
+    if PAGE_TOKENS % every:
+        raise BadCheckpoint(
+            f"{f.where}: index_kpool is {every}, which does not divide {PAGE_TOKENS}"
+        )
+    chosen = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
+    f.require_multiple("index_topk", chosen, every)
+    scale = (heads * dim) ** -0.5
+    shape = ChooseShape(heads, dim, chosen // every, scale, behind=behind, every=every)
+    return Indexer(hidden, shape, None, PoolShape(dim, every, overlap=False))
