@@ -10,7 +10,7 @@ from functools import cached_property
 
 from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
 from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
 from ktcli.layers.windows import MqaShape, PoolShape
 
 
@@ -36,10 +36,9 @@ class Compressor:
     def projection(self) -> Tensor:
         """Rows, then their scores; published in bf16 where all else is in 8 bits, and kept so."""
         shape = (self.shape.columns, self.hidden)
-        source = whole(*((f"{self.source}.{name}.weight", shape) for name in ("wkv", "wgate")))
-        return Tensor(
-            f"{self.name}.projection", 2 * shape[0], shape[1], Role.KEPT, source, layer=self.layer
-        )
+        pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
+        name = f"{self.name}.projection"
+        return matrix(name, *pieces, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
 
     @cached_property
     def bias(self) -> Tensor:
@@ -51,8 +50,7 @@ class Compressor:
         return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
 
     def _vector(self, name: str, piece: Stored) -> Tensor:
-        length = piece.rows * piece.columns
-        return Tensor(f"{self.name}.{name}", 1, length, Role.VECTOR, ((piece,),), layer=self.layer)
+        return vector(f"{self.name}.{name}", piece, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -95,17 +93,15 @@ class WindowIndexer:
     @cached_property
     def queries(self) -> Tensor:
         shape = (self.shape.heads * self.shape.dim, self.q_lora)
-        source = whole((f"{self.source}.wq_b.weight", shape))
-        name = f"layers.{self.layer}.attn.index_q"
-        return Tensor(name, *shape, Role.DENSE, source, layer=self.layer, cut=Cut.ROWS)
+        stored = Stored(f"{self.source}.wq_b.weight", shape)
+        return matrix(f"layers.{self.layer}.attn.index_q", stored, layer=self.layer)
 
     @cached_property
     def weights(self) -> Tensor:
         """[heads, hidden]: decides like a router, and is kept like one."""
-        shape = (self.shape.heads, self.hidden)
-        source = whole((f"{self.source}.weights_proj.weight", shape))
+        stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = f"layers.{self.layer}.attn.index_weights"
-        return Tensor(name, *shape, Role.KEPT, source, layer=self.layer)
+        return matrix(name, stored, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -198,15 +194,12 @@ class CompressedAttention:
         return self._vector("sinks", "attn_sink", self.shape.heads)
 
     def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
-        n = sum(rows for _, rows in pieces)
-        source = whole(*((f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces))
-        where = f"layers.{self.layer}.attn.{name}"
-        return Tensor(where, n, k, Role.DENSE, source, layer=self.layer, cut=Cut.ROWS)
+        stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
+        return matrix(f"layers.{self.layer}.attn.{name}", *stored, layer=self.layer)
 
     def _vector(self, name: str, source: str, length: int) -> Tensor:
-        where = f"layers.{self.layer}.attn.{name}"
-        stored = whole((f"{self.source}.{source}", (length,)))
-        return Tensor(where, 1, length, Role.VECTOR, stored, layer=self.layer)
+        stored = Stored(f"{self.source}.{source}", (length,))
+        return vector(f"layers.{self.layer}.attn.{name}", stored, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

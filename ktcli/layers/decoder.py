@@ -9,7 +9,7 @@ from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Backend, Reads, Value
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.mlp import Mlp
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, whole
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 
@@ -67,14 +67,8 @@ class DecoderLayer:
         return tuple(self._norm(name, source) for name, source in names)
 
     def _norm(self, name: str, source: str) -> Tensor:
-        return Tensor(
-            f"layers.{self.layer}.{name}",
-            1,
-            self.hidden,
-            Role.VECTOR,
-            _norm_source(self.source, source, self.hidden, self.norm_plus),
-            layer=self.layer,
-        )
+        stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
+        return vector(f"layers.{self.layer}.{name}", stored, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -133,12 +127,12 @@ class Decoder:
 
     @cached_property
     def norm(self) -> Tensor:
-        source = _norm_source(self.body, "norm", self.hidden, self.norm_plus)
-        return Tensor("norm", 1, self.hidden, Role.VECTOR, source)
+        stored = _stored_norm(self.body, "norm", self.hidden, self.norm_plus)
+        return vector("norm", stored, layer=None)
 
     def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
-        shape = (self.vocab, self.hidden)
-        return Tensor(name, *shape, role, whole((f"{source}.weight", shape)), cut=cut)
+        stored = Stored(f"{source}.weight", (self.vocab, self.hidden))
+        return matrix(name, stored, role=role, cut=cut, layer=None)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -167,5 +161,5 @@ def scaled(b: Backend, x: Value, by: float) -> Value:
     return x if by == 1.0 else b.scale(x, by)
 
 
-def _norm_source(prefix: str, name: str, width: int, plus: float) -> tuple[tuple[Stored, ...], ...]:
-    return ((Stored(below(prefix, f"{name}.weight"), (width,), plus=plus),),)
+def _stored_norm(prefix: str, name: str, width: int, plus: float) -> Stored:
+    return Stored(below(prefix, f"{name}.weight"), (width,), plus=plus)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, MixShape, Reads, Value
-from ktcli.layers.tensors import Role, Tensor, whole
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class HyperConnection:
         """[weights, streams * hidden]: decides like a router, and is kept like one. Published in f32, of which
         bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in bf16 by 0.013."""
         shape = (self._weights, self.shape.streams * self.hidden)
-        source = whole((f"{self.source}_fn", shape))
-        return Tensor(f"{self.name}.fn", *shape, Role.KEPT, source, layer=self.layer)
+        stored = Stored(f"{self.source}_fn", shape)
+        name = f"{self.name}.fn"
+        return matrix(name, stored, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
 
     @cached_property
     def scale(self) -> Tensor:
@@ -58,8 +59,8 @@ class HyperConnection:
         return self._vector("base", self._weights)
 
     def _vector(self, name: str, length: int) -> Tensor:
-        source = whole((f"{self.source}_{name}", (length,)))
-        return Tensor(f"{self.name}.{name}", 1, length, Role.VECTOR, source, layer=self.layer)
+        stored = Stored(f"{self.source}_{name}", (length,))
+        return vector(f"{self.name}.{name}", stored, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
-from ktcli.layers.tensors import Role, Stored, Tensor, whole
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
 from ktcli.layers.windows import PoolShape
 
 
@@ -48,9 +48,8 @@ class Indexer:
         return self._vector("weight"), self._vector("bias")
 
     def _vector(self, name: str) -> Tensor:
-        source = whole((f"{self.source}.k_norm.{name}", (self.shape.dim,)))
-        where = f"layers.{self.layer}.attn.index_norm_{name}"
-        return Tensor(where, 1, self.shape.dim, Role.VECTOR, source, layer=self.layer)
+        stored = Stored(f"{self.source}.k_norm.{name}", (self.shape.dim,))
+        return vector(f"layers.{self.layer}.attn.index_norm_{name}", stored, layer=self.layer)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -59,9 +58,9 @@ class Indexer:
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
-        named = ((f"{self.source}.{name}", (n, self.hidden)) for name, n in sizes.items())
-        where, n = f"layers.{self.layer}.attn.index_weights", sum(sizes.values())
-        return Tensor(where, n, self.hidden, Role.KEPT, whole(*named), layer=self.layer)
+        pieces = (Stored(f"{self.source}.{of}", (n, self.hidden)) for of, n in sizes.items())
+        name = f"layers.{self.layer}.attn.index_weights"
+        return matrix(name, *pieces, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
@@ -69,9 +68,8 @@ class Indexer:
         if self.pool is None:
             return None
         shape = self.pool.every, self.pool.dim
-        source = whole((f"{self.source}.index_kpool_compress_ape", shape))
-        where = f"layers.{self.layer}.attn.index_pool_bias"
-        return Tensor(where, 1, shape[0] * shape[1], Role.VECTOR, source, layer=self.layer)
+        stored = Stored(f"{self.source}.index_kpool_compress_ape", shape)
+        return vector(f"layers.{self.layer}.attn.index_pool_bias", stored, layer=self.layer)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -124,10 +122,9 @@ class BlockIndexer:
         return self._norm("q"), self._norm("k")
 
     def _norm(self, of: str) -> Tensor:
-        dim, name = self.shape.dim, f"{self.source}.index_{of}_norm.weight"
-        source = ((Stored(name, (dim,), plus=self.norm_plus),),)
-        where = f"layers.{self.layer}.attn.index_{of}_norm"
-        return Tensor(where, 1, dim, Role.VECTOR, source, layer=self.layer)
+        source = f"{self.source}.index_{of}_norm.weight"
+        stored = Stored(source, (self.shape.dim,), plus=self.norm_plus)
+        return vector(f"layers.{self.layer}.attn.index_{of}_norm", stored, layer=self.layer)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
         """Choose, for the attention of this layer; q [T, heads * dim] and key [T, dim], projected."""

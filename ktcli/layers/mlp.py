@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, Reads, Routing, Value
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
+from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 from ktcli.native import PANEL_ROWS, SILU, Glu
 
 
@@ -143,15 +143,8 @@ class SparseMlp:
         pieces = [(self.names.router, (self.routing.experts, self.hidden))]
         if self.shared_gate:
             pieces.append((self.names.shared_gate, (1, self.hidden)))
-        return Tensor(
-            f"{self.name}.router",
-            self.routing.experts + self.shared_gate,
-            self.hidden,
-            Role.KEPT,
-            whole(*((f"{self.source}.{name}", shape) for name, shape in pieces)),
-            layer=self.layer,
-            cut=Cut.ROWS,
-        )
+        stored = (Stored(f"{self.source}.{name}", shape) for name, shape in pieces)
+        return matrix(f"{self.name}.router", *stored, role=Role.KEPT, layer=self.layer)
 
     @cached_property
     def router_correction(self) -> Tensor | None:
@@ -172,23 +165,16 @@ class SparseMlp:
     @cached_property
     def table(self) -> Tensor | None:
         """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
-        shape = (self.by_id, self.routing.top_k)
-        stored = ((Stored(f"{self.source}.{self.names.table}", shape),),)
-        made = Tensor(
-            f"{self.name}.router_table",
-            1,
-            shape[0] * shape[1],
-            Role.VECTOR,
-            stored,
-            layer=self.layer,
-            below=self.routing.experts,
-        )
-        return made if self.by_id else None
+        if not self.by_id:
+            return None
+        stored = Stored(f"{self.source}.{self.names.table}", (self.by_id, self.routing.top_k))
+        name, below = f"{self.name}.router_table", self.routing.experts
+        return vector(name, stored, layer=self.layer, below=below)
 
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
-        stored = whole((f"{self.source}.{source}", (1, n) if is_row else (n,)))
-        return Tensor(f"{self.name}.{name}", 1, n, Role.VECTOR, stored, layer=self.layer)
+        stored = Stored(f"{self.source}.{source}", (1, n) if is_row else (n,))
+        return vector(f"{self.name}.{name}", stored, layer=self.layer)
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:

@@ -148,18 +148,12 @@ class NativeBackend(Trace, Backend):
         chosen: bool = False,
     ) -> Value:
         out = self._buffer(shape.heads * shape.value_dim, like=q)
-        facts = (
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.scale,
-            self._offsets[layer],
-            shape.window,
-        )
+        s, offset = shape, self._offsets[layer]
+        facts = (s.heads, s.kv_heads, s.head_dim, s.scale, offset, s.window)
         values = None if sinks is None else self._array(sinks)
 
         def emit(p: Program, w: tuple[View, ...]) -> None:
-            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0, shape.v)
+            p.gqa(w[0], w[1], w[2], w[3], facts, values, self._choice if chosen else 0, s.v)
 
         self._note(emit, out, q, k, v)
         return out
@@ -270,14 +264,8 @@ class NativeBackend(Trace, Backend):
         table: Tensor | None = None,
     ) -> Value:
         r = routing
-        groups = (
-            r.n_group,
-            r.topk_group,
-            int(r.score),
-            int(r.group_score),
-            int(r.normalize),
-            r.scale,
-        )
+        kinds = int(r.score), int(r.group_score), int(r.normalize)
+        groups = (r.n_group, r.topk_group, *kinds, r.scale)
         offsets = None if bias is None else self._array(bias)
         given = None if table is None else self._array(table).reshape(-1, r.top_k).astype(np.int32)
         routed = _Routed()

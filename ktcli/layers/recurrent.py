@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ktcli.layers.backend import Backend, DeltaShape, Gate, Reads, Value
 from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, whole
+from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
 
 _LINE = 16  # f32 elements: where a part of the state begins
 
@@ -48,7 +48,7 @@ class GatedDeltaNet:
         each = s.heads // s.key_heads * s.dv
         sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
         pieces = self._by_head("in_proj_qkvz", (s.dk, s.dk, each, each))
-        return self._matrix("qkvz", Role.DENSE, pieces if self.by_head else self._whole(sizes))
+        return self._matrix("qkvz", pieces if self.by_head else self._whole(sizes))
 
     @cached_property
     def gates(self) -> Tensor:
@@ -58,7 +58,8 @@ class GatedDeltaNet:
         each = s.heads // s.key_heads
         sizes = {"in_proj_b": s.heads, "in_proj_a": s.heads}
         pieces = self._by_head("in_proj_ba", (each, each))
-        return self._matrix("gates", Role.KEPT, pieces if self.by_head else self._whole(sizes))
+        pieces = pieces if self.by_head else self._whole(sizes)
+        return self._matrix("gates", pieces, Role.KEPT)
 
     @cached_property
     def conv(self) -> Tensor:
@@ -80,9 +81,8 @@ class GatedDeltaNet:
 
     @cached_property
     def o(self) -> Tensor:
-        shape = (self.hidden, self._widths[2])
-        pieces = whole((f"{self.source}.out_proj.weight", shape))
-        return self._matrix("o", Role.DENSE, pieces[0], k=shape[1])
+        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._widths[2]))
+        return self._matrix("o", (stored,))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -125,20 +125,15 @@ class GatedDeltaNet:
         return tuple(rows())
 
     def _whole(self, sizes: dict[str, int]) -> tuple[Stored, ...]:
-        named = ((f"{self.source}.{name}.weight", n) for name, n in sizes.items())
-        return whole(*((name, (n, self.hidden)) for name, n in named))[0]
+        return tuple(
+            Stored(f"{self.source}.{name}.weight", (n, self.hidden)) for name, n in sizes.items()
+        )
 
-    def _matrix(
-        self, name: str, role: Role, pieces: tuple[Stored, ...], k: int | None = None
-    ) -> Tensor:
-        n = sum(piece.rows for piece in pieces)
-        where = f"layers.{self.layer}.delta.{name}"
-        return Tensor(where, n, k or self.hidden, role, (pieces,), layer=self.layer, cut=Cut.ROWS)
+    def _matrix(self, name: str, pieces: tuple[Stored, ...], role: Role = Role.DENSE) -> Tensor:
+        return matrix(f"layers.{self.layer}.delta.{name}", *pieces, role=role, layer=self.layer)
 
     def _vector(self, name: str, piece: Stored) -> Tensor:
-        n = piece.rows * piece.columns
-        where = f"layers.{self.layer}.delta.{name}"
-        return Tensor(where, 1, n, Role.VECTOR, ((piece,),), layer=self.layer)
+        return vector(f"layers.{self.layer}.delta.{name}", piece, layer=self.layer)
 
 
 @dataclass(frozen=True)
@@ -244,11 +239,9 @@ class KimiDelta:
 
     def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
         """Of projections that lie one below the other, {name: rows}."""
-        named = ((f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
-        where, n = f"layers.{self.layer}.delta.{name}", sum(sizes.values())
-        return Tensor(where, n, k, role, whole(*named), layer=self.layer, cut=Cut.ROWS)
+        pieces = (Stored(f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
+        return matrix(f"layers.{self.layer}.delta.{name}", *pieces, role=role, layer=self.layer)
 
     def _vector(self, name: str, source: str, shape: tuple[int, ...]) -> Tensor:
         piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) > 1)
-        where, n = f"layers.{self.layer}.delta.{name}", piece.rows * piece.columns
-        return Tensor(where, 1, n, Role.VECTOR, ((piece,),), layer=self.layer)
+        return vector(f"layers.{self.layer}.delta.{name}", piece, layer=self.layer)

@@ -92,11 +92,6 @@ class Stored:
         return prod(self.one[:-1]) if self.transposed else self.one[-1]
 
 
-def whole(*pieces: tuple[str, tuple[int, ...]]) -> tuple[tuple[Stored, ...]]:
-    """The common case of `Tensor.sources`: these whole tensors (name, shape), one below the other."""
-    return (tuple(Stored(name, shape) for name, shape in pieces),)
-
-
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One stored tensor: `count` matrices [n, k] of one shape (vectors: n = 1, k = length).
@@ -139,6 +134,24 @@ class Tensor:
     def is_expert_bias(self) -> bool:
         """A vector for each routed expert."""
         return self.role is Role.VECTOR and self.count > 1
+
+
+def matrix(
+    name: str,
+    *pieces: Stored,
+    layer: int | None,
+    role: Role = Role.DENSE,
+    cut: Cut = Cut.ROWS,
+) -> Tensor:
+    """One matrix of the rows of pieces, one below the other."""
+    n, k = sum(piece.rows for piece in pieces), pieces[0].columns
+    return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut)
+
+
+def vector(name: str, *pieces: Stored, layer: int | None, below: int = 0) -> Tensor:
+    """One vector of all that pieces hold, one behind the other."""
+    length = sum(piece.rows * piece.columns for piece in pieces)
+    return Tensor(name, 1, length, Role.VECTOR, (pieces,), layer=layer, below=below)
 
 
 def ceil_to(value: int, multiple: int) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import LatentAttention
 from ktcli.layers.backend import ChooseShape
 from ktcli.layers.indexer import Indexer
+from ktcli.layers.latent import LatentAttention
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (

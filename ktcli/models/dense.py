@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktcli.layers.attention import QkNorm
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_dense, read_gqa, read_windows

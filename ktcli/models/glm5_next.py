@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention, LatentAttention
+from ktcli.layers.attention import Attention
 from ktcli.layers.backend import ChooseShape, DeltaShape, MlaShape
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
+from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import KimiDelta
 from ktcli.layers.windows import PoolShape

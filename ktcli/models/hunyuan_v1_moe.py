@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import QkNorm
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import SparseMlp, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import Attention, GroupedQueryAttention, QkNorm
+from ktcli.layers.attention import Attention
 from ktcli.layers.backend import ChooseShape, Score
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import QkNorm
 from ktcli.layers.backend import Score
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import SparseMlp, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel

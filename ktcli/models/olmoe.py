@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.attention import QkNorm
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import SparseMlp
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention, GroupedQueryAttention, LatentAttention, QkNorm
+from ktcli.layers.attention import Attention
 from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
@@ -21,7 +21,9 @@ from ktcli.layers.decoder import (
     Multipliers,
     below,
 )
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.hyper import HyperConnection
+from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import (
     USUAL_MLP,
     USUAL_SPARSE,

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import Attention, QkNorm
+from ktcli.layers.attention import Attention
 from ktcli.layers.backend import DeltaShape
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import Mlp, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention, GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Score
+from ktcli.layers.grouped_query import GroupedQueryAttention, OwnGates, QkNorm
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel

@@ -1,0 +1,225 @@
+"""Attention whose query heads share key/value heads (Qwen, Llama, gpt-oss …).
+
+Projections that read the same input are stored as one matrix: one quantisation of the input and one
+barrier instead of three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from ktcli.layers.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.layers.indexer import BlockIndexer
+from ktcli.layers.state import LayerState
+from ktcli.layers.tensors import Stored, Tensor, matrix, vector
+
+
+class QkNorm(Enum):
+    """Where q and k are normalised (RMSNorm)."""
+
+    NONE = "none"
+    HEADS = "heads"  # each head, before the rotation (Qwen3)
+    TURNED = "turned"  # each head, after the rotation (Hunyuan)
+    ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGates:
+    """Gates by a projection of their own, on what the heads attend to.
+
+    Attributes:
+        source: checkpoint name of the projection, below the attention.
+        kind: what of them multiplies.
+        per_column: each column of a head has one; else each head.
+    """
+
+    source: str
+    kind: Gate = Gate.SIGMOID
+    per_column: bool = False
+
+
+@dataclass(frozen=True)
+class GroupedQueryAttention:
+    """Attention whose query heads share key/value heads.
+
+    Attributes:
+        rope: may rotate only the first columns of each head.
+        rotates: it is used; K-EXAONE's layers without a window have no positions.
+        qkv_bias, o_bias: on q, k and v; on o.
+        sinks_name: of what the checkpoint gives each head's softmax as one more score (gpt-oss); "": nothing.
+        value_scale: what its values are multiplied with (MiMo-V2).
+        norms: checkpoint names of the norms of q and k.
+        norm_plus: added to their weights.
+        gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
+            which what the head attends to is multiplied (Qwen3-Next).
+        own_gates: gates by another projection (Step-3.5); None: there are none.
+        indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
+            all. Its projections lie behind those of q, k and v.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.3.self_attn".
+    """
+
+    hidden: int
+    shape: GqaShape
+    rope: Rope
+    eps: float
+    qk_norm: QkNorm = QkNorm.NONE
+    qkv_bias: bool = False
+    o_bias: bool = False
+    sinks_name: str = ""
+    value_scale: float = 1.0
+    norms: tuple[str, str] = ("q_norm", "k_norm")
+    norm_plus: float = 0.0
+    gated: bool = False
+    own_gates: OwnGates | None = None
+    indexer: BlockIndexer | None = None
+    rotates: bool = True
+    layer: int = 0
+    source: str = ""
+
+    def within(self, window: int) -> GroupedQueryAttention:
+        """The same, whose tokens see so many positions; 0: all."""
+        return replace(self, shape=replace(self.shape, window=window))
+
+    @property
+    def _name(self) -> str:
+        """Prefix of the stored names."""
+        return f"layers.{self.layer}.attn"
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        s = self.shape
+        return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.gated or self.own_gates is not None
+
+    @property
+    def _own_width(self) -> int:
+        """Columns of gates by a projection of their own."""
+        each = self.shape.value_dim if self.own_gates and self.own_gates.per_column else 1
+        return self.shape.heads * each
+
+    @cached_property
+    def qkv(self) -> Tensor:
+        """The rows of q, k and v, then of the gates."""
+        pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
+        index = self.indexer.projections if self.indexer else ()
+        own = self.own_gates
+        gates_of = ((f"{own.source}.weight", self._own_width),) if own else ()
+        queries, *others = (
+            Stored(f"{self.source}.{name}", (rows, self.hidden))
+            for name, rows in (*pieces, *index, *gates_of)
+        )
+        stored = (queries, *others)
+        if self.gated:
+            both = replace(queries, shape=(2 * self._widths[0], self.hidden))
+            halves = _head_halves(both, self.shape)
+            stored = (*halves[0], *others, *halves[1])
+        return matrix(f"{self._name}.qkv", *stored, layer=self.layer)
+
+    @cached_property
+    def _indexer(self) -> BlockIndexer | None:
+        """The indexer in its place."""
+        return self.indexer and replace(self.indexer, layer=self.layer, source=self.source)
+
+    @cached_property
+    def o(self) -> Tensor:
+        width = self.shape.heads * self.shape.value_dim
+        stored = Stored(f"{self.source}.o_proj.weight", (self.hidden, width))
+        return matrix(f"{self._name}.o", stored, layer=self.layer)
+
+    @cached_property
+    def biases(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of q, k, v, and of o."""
+        assert not (self.qkv_bias and self._is_gated), "no family has biases on gated attention"
+        pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
+        qkv = self._vector("qkv_bias", *pieces) if self.qkv_bias else None
+        o = self._vector("o_bias", ("o_proj.bias", self.hidden)) if self.o_bias else None
+        return qkv, o
+
+    @cached_property
+    def qk_norms(self) -> tuple[Tensor, ...]:
+        if self.qk_norm is QkNorm.NONE:
+            return ()
+        d = self.shape.head_dim
+        widths = self._widths[:2] if self.qk_norm is QkNorm.ROWS else (d, d)
+        names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
+        return tuple(
+            self._vector(name, (f"{of}.weight", width), plus=self.norm_plus)
+            for name, of, width in names
+        )
+
+    @cached_property
+    def sinks(self) -> Tensor | None:
+        name = self.sinks_name
+        return self._vector("sinks", (name, self.shape.heads)) if name else None
+
+    def _vector(self, name: str, *pieces: tuple[str, int], plus: float = 0.0) -> Tensor:
+        stored = (Stored(f"{self.source}.{of}", (length,), plus=plus) for of, length in pieces)
+        return vector(f"{self._name}.{name}", *stored, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
+        index = self._indexer.norms if self._indexer else ()
+        return (self.qkv, self.o, *self.qk_norms, *optional, *index)
+
+    @property
+    def state(self) -> LayerState:
+        """Keys and values, and the index key behind them; scores and weighted values of every head."""
+        s, index = self.shape, self.indexer.shape if self.indexer else None
+        return LayerState(
+            position_elements=s.kept + s.beside,
+            ops_per_position=2 * s.heads * (s.head_dim + s.value_dim),
+            window=s.window,
+            chosen=index.positions if index else 0,
+            index_elements=s.beside,
+            index_ops=2 * index.heads * index.dim if index else 0,
+        )
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        d = self.shape.head_dim
+        qkv_bias, o_bias = self.biases
+        index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
+        gates = [self._own_width] if self.own_gates else self._widths[: self.gated]
+        widths = (*self._widths, *index_widths, *gates)
+        q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
+        if self.qk_norm is not QkNorm.TURNED:
+            q, k = self._normed(b, q, k)
+        if self.rotates:
+            q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
+        if self.qk_norm is QkNorm.TURNED:
+            q, k = self._normed(b, q, k)
+        if self.value_scale != 1.0:
+            v = b.scale(v, self.value_scale)
+        if self._indexer:
+            self._indexer.forward(b, *others[: len(index_widths)])
+        chosen = self._indexer is not None
+        # [T, heads * value_dim]
+        mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
+        if self._is_gated:
+            kind = self.own_gates.kind if self.own_gates else Gate.SIGMOID
+            mixed = b.gate(mixed, others[-1], kind)
+        return b.linear(mixed, self.o, bias=o_bias)
+
+    def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:
+        if not self.qk_norms:
+            return q, k
+        run = None if self.qk_norm is QkNorm.ROWS else self.shape.head_dim
+        q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
+        return q, b.norm(k, self.qk_norms[1], self.eps, head_width=run)
+
+
+def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+    """Of a projection with 2 * head_dim rows for each head, every head's first half, and every second."""
+    d = shape.head_dim
+    first, second = (
+        tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))
+        for half in (0, 1)
+    )
+    return first, second

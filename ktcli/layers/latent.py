@@ -1,0 +1,176 @@
+"""Multi-head latent attention (DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ktcli.layers.backend import Backend, MlaShape, Rope, Value
+from ktcli.layers.indexer import Indexer
+from ktcli.layers.state import LayerState
+from ktcli.layers.tensors import Band, Role, Stored, Tensor, matrix, vector
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Attention over a cached latent (MLA). Source: DeepSeek-V2 report, section 2.1.
+
+    kv_b is split per head into W_UK and W_UV. Decode multiplies q by W_UK ("absorbed"), so that scores
+    and values are taken on the latent itself; prefill expands keys and values from it.
+
+    Attributes:
+        q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
+        rope: of the last columns of each head and of the latent; None: there are none.
+        inner_eps: of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
+        chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
+        indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.3.self_attn".
+    """
+
+    hidden: int
+    q_lora: int
+    shape: MlaShape
+    rope: Rope | None
+    bias: bool
+    chosen: int = 0
+    indexer: Indexer | None = None
+    inner_eps: float = 1e-6
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _name(self) -> str:
+        """Prefix of the stored names."""
+        return f"layers.{self.layer}.attn"
+
+    @property
+    def _q_width(self) -> int:
+        return self.shape.heads * (self.shape.nope + self.shape.rope)
+
+    @property
+    def _latent_width(self) -> int:
+        return self.shape.lora + self.shape.rope
+
+    @cached_property
+    def _indexer(self) -> Indexer | None:
+        """The indexer in its place."""
+        source = f"{self.source}.indexer"
+        return self.indexer and replace(self.indexer, layer=self.layer, source=source)
+
+    @property
+    def _a_pieces(self) -> tuple[tuple[str, int], ...]:
+        """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole."""
+        q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
+        key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
+        return q, *key, ("kv_a_proj_with_mqa", self._latent_width)
+
+    @cached_property
+    def qkv_a(self) -> Tensor:
+        return self._matrix("qkv_a", self.hidden, *self._a_pieces)
+
+    @cached_property
+    def qkv_a_bias(self) -> Tensor | None:
+        """Only with a query latent: the reference gives a direct q projection no bias."""
+        if not (self.bias and self.q_lora):
+            return None
+        pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
+        return self._vector("qkv_a_bias", *pieces)
+
+    @cached_property
+    def q_a_norm(self) -> Tensor:
+        return self._vector("q_a_norm", ("q_a_layernorm.weight", self.q_lora))
+
+    @cached_property
+    def q_b(self) -> Tensor:
+        index = (("indexer.wq_b", self.indexer.width),) if self.indexer else ()
+        return self._matrix("q_b", self.q_lora, ("q_b_proj", self._q_width), *index)
+
+    @cached_property
+    def kv_a_norm(self) -> Tensor:
+        return self._vector("kv_a_norm", ("kv_a_layernorm.weight", self.shape.lora))
+
+    @cached_property
+    def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head.
+
+        GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
+        """
+        s, each = self.shape, self.shape.nope + self.shape.v
+        shape = (s.heads * each, s.lora)
+
+        def part(name: str, n: int, k: int, band: Band, turned: bool, split: Stored) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, turned)
+            where, sources = f"{self._name}.{name}", ((piece,), (split,))
+            return Tensor(where, n, k, Role.KEPT, sources, count=s.heads, layer=self.layer)
+
+        keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
+        k_b = Stored(f"{self.source}.k_b_proj.weight", (s.heads, s.lora, s.nope), matrix=True)
+        v_b = Stored(f"{self.source}.v_b_proj.weight", (s.heads, s.v, s.lora), matrix=True)
+        return (
+            part("uk_in", s.lora, s.nope, keys, True, k_b),
+            part("uk_out", s.nope, s.lora, keys, False, replace(k_b, transposed=True)),
+            part("uv", s.v, s.lora, values, False, v_b),
+        )
+
+    @cached_property
+    def o(self) -> Tensor:
+        return self._matrix("o", self.shape.heads * self.shape.v, ("o_proj", self.hidden))
+
+    @cached_property
+    def o_bias(self) -> Tensor | None:
+        return self._vector("o_bias", ("o_proj.bias", self.hidden)) if self.bias else None
+
+    def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
+        stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
+        return matrix(f"{self._name}.{name}", *stored, layer=self.layer)
+
+    def _vector(self, name: str, *pieces: tuple[str, int]) -> Tensor:
+        stored = (Stored(f"{self.source}.{of}", (length,)) for of, length in pieces)
+        return vector(f"{self._name}.{name}", *stored, layer=self.layer)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        query = (self.q_a_norm, self.q_b) if self.q_lora else ()
+        optional = (self.qkv_a_bias, self.o_bias)
+        return (
+            self.qkv_a,
+            *query,
+            self.kv_a_norm,
+            *self.kv_b,
+            self.o,
+            *(t for t in optional if t is not None),
+            *(self._indexer.tensors if self._indexer else ()),
+        )
+
+    @property
+    def state(self) -> LayerState:
+        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed. Of a
+        window of keys that is open, what they come to so far."""
+        index = self.indexer.shape if self.indexer else None
+        pool = self.indexer.pool if self.indexer else None
+        return LayerState(
+            position_elements=self._latent_width + self.shape.beside,
+            sequence_elements=pool.state_elements if pool else 0,
+            ops_per_position=2 * self.shape.heads * (self._latent_width + self.shape.lora),
+            chosen=self.chosen,
+            index_elements=self.shape.beside,
+            index_ops=2 * index.heads * index.dim // index.every if index else 0,
+        )
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        s = self.shape
+        a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
+        q, *key, latent = b.split(a, *(width for _, width in self._a_pieces))
+        if self.q_lora:
+            q = b.linear(b.norm(q, self.q_a_norm, self.inner_eps), self.q_b)
+        if self._indexer:
+            q, index_q = b.split(q, self._q_width, self._indexer.width)
+            self._indexer.forward(b, x, index_q, key[0])
+        latent = b.norm(latent, self.kv_a_norm, self.inner_eps, columns=s.lora)
+        if self.rope:
+            q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
+            latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
+        mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
+        return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]
