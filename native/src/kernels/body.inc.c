@@ -17,6 +17,7 @@
 #include "attend_bf16.inc.c"
 #include "recurrent.inc.c"
 #include "index.inc.c"
+#include "search.inc.c"
 #include "encode.inc.c"
 #include "rotate.inc.c"
 #include "ceiling.inc.c"
