@@ -243,6 +243,7 @@ def _encode_codebook(
     """Groups x [G, g] to indices [G, g] and scales [G]; given scales [G], importance [G, g]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
+    is_linear = book[0] == np.rint(book[0]) and bool(np.all(np.diff(book) == 1))
     hi, lo = x.max(axis=1), x.min(axis=1)
     m = np.where(hi >= -lo, hi, lo)
 
@@ -251,6 +252,12 @@ def _encode_codebook(
 
     def errors(s: F32) -> F32:
         return x - book[nearest(x * (np.float32(1) / s)[:, None])] * s[:, None]
+
+    def searched_errors(s: F32) -> F32:
+        if not is_linear:
+            return errors(s)
+        v: F32 = np.clip(np.rint(x * (np.float32(1) / s)[:, None]), book[0], book[15])
+        return x - v * s[:, None]
 
     with np.errstate(all="ignore"):  # candidates that divide by zero are skipped below
         chosen = np.zeros_like(m)
@@ -261,7 +268,7 @@ def _encode_codebook(
                 chosen = np.where(exact, s, chosen)
         best = np.where(chosen != 0, np.float32(-1), np.float32(np.inf))
         for s in _searched(fmt, book, m):
-            error = np.where(s == 0, np.float32(np.nan), _total(errors(s), importance))
+            error = np.where(s == 0, np.float32(np.nan), _total(searched_errors(s), importance))
             better = error < best
             best, chosen = np.where(better, error, best), np.where(better, s, chosen)
         chosen = np.where(np.abs(m) < TINY, np.float32(0), chosen).astype(np.float32)

@@ -7,12 +7,12 @@
 
 typedef struct codebook {
     float value[16], mid[16];       /* mid[15] is not used */
-    int is_linear;                  /* value[i] = value[0] + i: nearest by rounding */
+    int is_linear;                  /* value[i] = value[0] + i, integers: nearest by rounding */
 } codebook;
 
 static codebook codebook_of(const kt_format *f)
 {
-    codebook b = {.is_linear = 1};
+    codebook b = {.is_linear = f->codebook[0] == rintf(f->codebook[0])};
     for (int i = 0; i < 16; i++) {
         b.value[i] = f->codebook[i];
         b.is_linear &= b.value[i] == b.value[0] + (float)i;
@@ -79,54 +79,93 @@ static void turn_piece(const row_groups *g, int64_t first, int64_t n, float (*x)
     }
 }
 
-/* q[c] += squared errors of columns c, c + 16, ... of a piece at one candidate scale. */
-INLINE void add_errors(const codebook *b, int is_linear, const float (*x)[LANES], const float *importance, int64_t n,
-                       const float *scale, vf *q)
+/* The codebook's value that the search takes for v: where that is by rounding, of two as near the even one. */
+INLINE vf value_near(const codebook *b, int is_linear, vf v)
 {
-    vf s = vf_load(scale), inv = vf_div(vf_set1(1.0f), s);
-    for (int c = 0; c < LANES; c++)
-        for (int64_t j = c; j < n; j += LANES) {
-            vf value = vf_load(x[j]);
-            vf e = vf_sub(value, vf_mul(nearest_value(b, is_linear, vf_mul(value, inv)), s));
-            vf square = vf_mul(e, e);
-            q[c] = vf_add(q[c], importance ? vf_mul(square, vf_set1(importance[j])) : square);
-        }
+    if (!is_linear)
+        return vf_lookup(b->value, vf_nearest(v, b->mid));
+    return vf_min(vf_max(vf_rint(v), vf_set1(b->value[0])), vf_set1(b->value[15]));
 }
 
-/* The same with the common sizes as constants, so that the inner loop is unrolled. */
-static void add_piece(const codebook *b, const float (*x)[LANES], const float *importance, int64_t n,
-                      const float *scale, vf *q)
+/* Columns of the groups that were turned, of which the first n are some, and their importance or NULL. */
+typedef struct piece {
+    const float (*x)[LANES], *importance;
+    int64_t n;
+} piece;
+
+/* A scale that is tried, and 1 / scale. */
+typedef struct trial {
+    vf scale, inv;
+} trial;
+
+/* sum + squared errors of columns c, c + 16, ... */
+INLINE vf add_errors(const codebook *b, int is_linear, const piece *p, const trial *t, int64_t c, vf sum)
 {
-    if (!b->is_linear)
-        add_errors(b, 0, x, importance, n, scale, q);
-    else if (importance)
-        add_errors(b, 1, x, importance, n, scale, q);
-    else if (n == 32)
-        add_errors(b, 1, x, NULL, 32, scale, q);
-    else if (n == 64)
-        add_errors(b, 1, x, NULL, 64, scale, q);
-    else
-        add_errors(b, 1, x, NULL, n, scale, q);
+    for (int64_t j = c; j < p->n; j += LANES) {
+        vf x = vf_load(p->x[j]);
+        vf e = vf_sub(x, vf_mul(value_near(b, is_linear, vf_mul(x, t->inv)), t->scale)), square = vf_mul(e, e);
+        sum = vf_add(sum, p->importance ? vf_mul(square, vf_set1(p->importance[j])) : square);
+    }
+    return sum;
 }
 
-INLINE vf tree_total(vf *q)
+/* The total, from the leaves of its tree on, so that few sums are open at any time. */
+INLINE vf errors_8(const codebook *b, int is_linear, const piece *p, const trial *t, int64_t c)
 {
+    return vf_add(add_errors(b, is_linear, p, t, c, vf_set1(0.0f)),
+                  add_errors(b, is_linear, p, t, c + 8, vf_set1(0.0f)));
+}
+
+INLINE vf errors_4(const codebook *b, int is_linear, const piece *p, const trial *t, int64_t c)
+{
+    return vf_add(errors_8(b, is_linear, p, t, c), errors_8(b, is_linear, p, t, c + 4));
+}
+
+INLINE vf errors_2(const codebook *b, int is_linear, const piece *p, const trial *t, int64_t c)
+{
+    return vf_add(errors_4(b, is_linear, p, t, c), errors_4(b, is_linear, p, t, c + 2));
+}
+
+INLINE vf errors_1(const codebook *b, int is_linear, const piece *p, const trial *t)
+{
+    return vf_add(errors_2(b, is_linear, p, t, 0), errors_2(b, is_linear, p, t, 1));
+}
+
+/* Of groups that are one piece; the common sizes as constants, so that the loops are unrolled. */
+static vf whole_error(const codebook *b, const piece *p, const trial *t)
+{
+    piece usual = {p->x, NULL, 32};
+    if (p->importance || p->n > 64)
+        return b->is_linear ? errors_1(b, 1, p, t) : errors_1(b, 0, p, t);
+    if (p->n == 64) {
+        usual.n = 64;
+        return b->is_linear ? errors_1(b, 1, &usual, t) : errors_1(b, 0, &usual, t);
+    }
+    return b->is_linear ? errors_1(b, 1, &usual, t) : errors_1(b, 0, &usual, t);
+}
+
+/* Of groups of several pieces, up to this one; the sums are kept in q. */
+static vf piece_error(const codebook *b, const piece *p, const trial *t, int is_first, vf *q)
+{
+    vf sums[LANES];
+    for (int c = 0; c < LANES; c++) {
+        vf sum = is_first ? vf_set1(0.0f) : q[c];
+        sums[c] = q[c] = b->is_linear ? add_errors(b, 1, p, t, c, sum) : add_errors(b, 0, p, t, c, sum);
+    }
     for (int half = LANES / 2; half; half /= 2)
         for (int c = 0; c < half; c++)
-            q[c] = vf_add(q[c], q[c + half]);
-    return q[0];
+            sums[c] = vf_add(sums[c], sums[c + half]);
+    return sums[0];
 }
 
 /* Magnitudes of the errors of a piece at one candidate scale: the greatest so far in *worst. Stops where no lane is
  * exact any more. */
-INLINE void raise_worst(const codebook *b, int is_linear, const float (*x)[LANES], int64_t n, const float *scale,
-                        vf *worst)
+INLINE void raise_worst(const codebook *b, int is_linear, const piece *p, const float *scale, vf *worst)
 {
     vf s = vf_load(scale), inv = vf_div(vf_set1(1.0f), s), least = vf_set1(0x1p-149f);
-    for (int64_t j = 0; j < n && vf_any_above(least, *worst); j++) {
-        vf value = vf_load(x[j]);
-        *worst = vf_max(vf_abs(vf_sub(value, vf_mul(nearest_value(b, is_linear, vf_mul(value, inv)), s))),
-                        *worst);
+    for (int64_t j = 0; j < p->n && vf_any_above(least, *worst); j++) {
+        vf x = vf_load(p->x[j]), v = vf_mul(nearest_value(b, is_linear, vf_mul(x, inv)), s);
+        *worst = vf_max(vf_abs(vf_sub(x, v)), *worst);
     }
 }
 
@@ -137,18 +176,13 @@ typedef struct search {
     int n;                                  /* candidates; a scale of 0: none */
 } search;
 
-static void find_largest(const row_groups *g, float *m)
+/* Raises the greatest values and magnitudes of negative ones by those of a piece. */
+INLINE void raise_ends(const piece *p, vf *high, vf *low)
 {
-    for (int r = 0; r < LANES; r++) {
-        vf high = vf_set1(0.0f), low = vf_set1(0.0f);
-        for (int64_t c = 0; r < g->rows && c < g->valid; c += LANES) {
-            vf v = vf_load_upto(g->x + r * g->k, c, g->valid);
-            high = vf_max(high, v);
-            low = vf_max(low, vf_sub(vf_set1(0.0f), v));
-        }
-        float hi = vf_top(high), lo = vf_top(low);
-        m[r] = hi >= lo ? hi : -lo;
-        m[r] = fabsf(m[r]) < GROUP_TINY ? 0.0f : m[r];
+    for (int64_t j = 0; j < p->n; j++) {
+        vf v = vf_load(p->x[j]);
+        *high = vf_max(*high, v);
+        *low = vf_max(*low, vf_sub(vf_set1(0.0f), v));
     }
 }
 
@@ -176,52 +210,51 @@ static void list_candidates(const codebook *b, int32_t type, search *f)
                 divide_scales(type, f->m, b->value[at] * ((float)j / 32.0f), f->scale[f->n++]);
 }
 
+/* What the exact candidates leave over: worst[i], infinite where there is no such candidate. */
+static void find_worst(const codebook *b, const search *f, const piece *p, vf *worst)
+{
+    for (int i = 0; i < 16; i++)
+        if (b->is_linear)
+            raise_worst(b, 1, p, f->exact[i], &worst[i]);
+        else
+            raise_worst(b, 0, p, f->exact[i], &worst[i]);
+}
+
 /* The scales of sixteen 4-bit groups, 0 where one encodes as zero. Steps 1 to 4 of the specification. */
 static void search_scales(const codebook *b, int32_t type, const row_groups *g, float *chosen)
 {
     search f;
-    vf worst[16], q[CANDIDATES][LANES];
-    float x[PIECE][LANES] ALIGNED, importance[PIECE], best[LANES];
-    find_largest(g, f.m);
-    list_candidates(b, type, &f);
-    for (int i = 0; i < 16; i++) {
-        for (int r = 0; r < LANES; r++)
-            best[r] = f.exact[i][r] == 0.0f ? INFINITY : 0.0f;
-        worst[i] = vf_load(best);
-    }
-    int whole = g->size <= PIECE;           /* then the sums of one candidate need not wait */
-    for (int r = 0; r < LANES; r++) {
-        chosen[r] = 0.0f;
-        best[r] = INFINITY;
-    }
+    vf worst[16], q[CANDIDATES][LANES], none = vf_set1(0.0f), endless = vf_set1(INFINITY);
+    vf high = none, low = none, best = endless, scale = none;
+    float turned[PIECE][LANES] ALIGNED, importance[PIECE];
+    piece p = {(const float (*)[LANES])turned, g->importance ? importance : NULL, 0};
     for (int64_t c = 0; c < g->size; c += PIECE) {
-        int64_t n = g->size - c < PIECE ? g->size - c : PIECE;
-        turn_piece(g, c, n, x, importance);
-        for (int i = 0; i < 16; i++)
-            if (b->is_linear)
-                raise_worst(b, 1, (const float (*)[LANES])x, n, f.exact[i], &worst[i]);
-            else
-                raise_worst(b, 0, (const float (*)[LANES])x, n, f.exact[i], &worst[i]);
+        p.n = g->size - c < PIECE ? g->size - c : PIECE;
+        turn_piece(g, c, p.n, turned, importance);
+        raise_ends(&p, &high, &low);
+    }
+    vf largest = vf_less(high, low, vf_sub(none, low), high);
+    vf_store(f.m, vf_less(vf_abs(largest), vf_set1(GROUP_TINY), none, largest));
+    list_candidates(b, type, &f);
+    for (int i = 0; i < 16; i++)
+        worst[i] = vf_less(none, vf_abs(vf_load(f.exact[i])), none, endless);
+    for (int64_t c = 0; c < g->size; c += PIECE) {
+        p.n = g->size - c < PIECE ? g->size - c : PIECE;
+        if (g->size > PIECE)
+            turn_piece(g, c, p.n, turned, importance);
+        find_worst(b, &f, &p, worst);
         for (int i = 0; i < f.n; i++) {
-            vf *sum = q[whole ? 0 : i];
-            for (int l = 0; c == 0 && l < LANES; l++)
-                sum[l] = vf_set1(0.0f);
-            add_piece(b, (const float (*)[LANES])x, g->importance ? importance : NULL, n, f.scale[i], sum);
-            if (c + n < g->size)
-                continue;
-            float error[LANES];
-            vf_store(error, tree_total(sum));
-            for (int r = 0; r < LANES; r++) {
-                int better = f.scale[i][r] != 0.0f && error[r] < best[r];
-                best[r] = better ? error[r] : best[r];
-                chosen[r] = better ? f.scale[i][r] : chosen[r];
+            vf s = vf_load(f.scale[i]);
+            trial t = {s, vf_div(vf_set1(1.0f), s)};
+            vf error = g->size <= PIECE ? whole_error(b, &p, &t) : piece_error(b, &p, &t, c == 0, q[i]);
+            error = vf_less(none, vf_abs(s), error, endless);
+            if (c + p.n == g->size) {
+                scale = vf_less(error, best, s, scale);
+                best = vf_less(error, best, error, best);
             }
         }
     }
-    for (int i = 15; i >= 0; i--) {         /* the first exact one stands last */
-        float off[LANES];
-        vf_store(off, worst[i]);
-        for (int r = 0; r < LANES; r++)
-            chosen[r] = off[r] == 0.0f ? f.exact[i][r] : chosen[r];
-    }
+    for (int i = 15; i >= 0; i--)           /* the first exact one stands last */
+        scale = vf_less(none, worst[i], scale, vf_load(f.exact[i]));
+    vf_store(chosen, scale);
 }

@@ -25,7 +25,7 @@
  *   vf_dot_bf16         acc + products of pairs, the odd one first: fma(even, even, fma(odd, odd, acc)), as
  *                       the instruction has it (found by trial on Zen 4); it flushes subnormals     vx_load
  *   vf_store_bf16_normal    of values that are 0 or normal     vf_scale2(a, n)  a * 2^n, both normal
- *   vf_any_above(a, b)  a > b in any lane
+ *   vf_any_above(a, b)  a > b in any lane               vf_less(a, b, x, y)  x where a < b, else y
  *   vi_pairs(a, b, out) 32 columns each of two bf16 rows as pairs (a[c], b[c]): out[0] columns 0-3, 8-11,
  *                       16-19, 24-27, out[1] the rest;   vf_load_pairs vf_store_pairs  32 floats in that order
  *   transpose16(rows, out)  word j of line c of out = word c of row j, 16 by 16 words of 32 bits

@@ -283,6 +283,11 @@ INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 
 INLINE vf vf_scale2(vf x, vf n) { return vf_mul(x, vf_exp2i(n)); }
 
+INLINE vf vf_less(vf a, vf b, vf x, vf y)
+{
+    return (vf){_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
+                _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
 INLINE int vf_any_above(vf x, vf y)
 {
     return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_GT_OQ)));

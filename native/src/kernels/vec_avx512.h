@@ -185,6 +185,7 @@ INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 }
 
 INLINE vf vf_scale2(vf a, vf n) { return _mm512_scalef_ps(a, n); }
+INLINE vf vf_less(vf a, vf b, vf x, vf y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
 INLINE int vf_any_above(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
 
 INLINE void vf_store_bf16_normal(uint16_t *p, vf a)

@@ -182,6 +182,7 @@ INLINE vf vf_dot_bf16(vf acc, vi w, vx x)
 
 INLINE vf vf_scale2(vf a, vf n) { return vf_mul(a, vf_exp2i(n)); }
 
+INLINE vf vf_less(vf a, vf b, vf x, vf y) { EACH(vf, r.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]); }
 INLINE int vf_any_above(vf a, vf b)
 {
     int any = 0;
