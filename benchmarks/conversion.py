@@ -5,7 +5,9 @@
 Writes a checkpoint of random weights in the true shapes of a model, cut to one layer with experts, takes it out of the
 page cache, and converts it with the command that a user types. Reading, encoding and writing overlap; the bytes of the
 checkpoint over the time that each was busy is what it alone would allow: the ceilings of the disk and of the cores.
-Peak memory is the process's own, beside the bytes of the layer. The largest takes 20 GB of disk for a while.
+Where cores are few, reading and hashing take some of them from encoding; so the encoder is measured by itself too, on
+a matrix in memory. Peak memory is the process's own, beside the bytes of the layer. The largest takes 20 GB of disk
+for a while.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -28,7 +31,9 @@ from naming import result_path
 from ktcli.hardware.probe import probe
 from ktcli.layers.tensors import Tensor
 from ktcli.models import build, cut
+from ktcli.native import Pool, packed_bytes
 from ktcli.store import catalog
+from ktcli.weights.formats import format_named
 from ktcli.weights.header import encode_header
 from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -41,6 +46,8 @@ GOAL_MB_S = 150.0  # of BF16 per core, int4 with searched scales
 RUNS = 3
 BLOCK = 128  # of FP8, both ways
 VOCAB = 16_384  # a layer is what counts
+SIDE = 2048  # of the matrix that the encoder gets by itself
+ENCODER_RUNS = 9
 
 # The command, then the most memory that the process ever had, in KiB, without pages of files.
 CHILD = """
@@ -154,8 +161,36 @@ def rows(name: str, parent: Path) -> Iterator[dict[str, Any]]:
             }
 
 
+def encoder(threads: int) -> Iterator[dict[str, Any]]:
+    """The encoder by itself: one for each format and number of threads, medians of runs in turn."""
+    values = np.frombuffer(noise()["BF16"], np.uint16)[: SIDE * SIDE].astype(np.uint32) << 16
+    matrix, pools = values.view(np.float32).reshape(SIDE, SIDE), {n: Pool(n) for n in {1, threads}}
+    for name in CASES["qwen3-30b-a3b"][1]:
+        fmt, took = format_named(name), {n: [0.0] * ENCODER_RUNS for n in pools}
+        stored = np.empty(packed_bytes(fmt, SIDE, SIDE), np.uint8)
+        for run in range(ENCODER_RUNS):
+            for n, pool in pools.items():
+                begun = time.perf_counter()
+                pool.pack(fmt, matrix, stored)
+                took[n][run] = time.perf_counter() - begun
+        for n, seconds in took.items():
+            mb_s = 2 * matrix.size / median(seconds) / 1e6
+            yield {
+                "work": "encode",
+                "format": name,
+                "threads": n,
+                "mb_s": mb_s,
+                "mb_s_per_core": mb_s / n,
+            }
+
+
 def line(row: dict[str, Any]) -> str:
     """One row for people."""
+    if row["work"] == "encode":
+        return (
+            f"encoder alone, {row['threads']} threads, {row['format']:<8} {row['mb_s']:6.0f} MB/s,"
+            f" {row['mb_s_per_core']:.0f} per core"
+        )
     alone = row["ceilings_mb_s"]
     return (
         f"{row['model']:<15}{row['checkpoint']:<8} to {row['format']:<8} {row['mb_s']:6.0f} MB/s; alone: reading"
@@ -175,6 +210,9 @@ def main() -> None:
     options = parser.parse_args()
     machine = probe()
     found = []
+    for row in encoder(len(machine.cpu.cores)):
+        print(line(row), flush=True)
+        found.append(row)
     for name in [options.only] if options.only else CASES:
         for row in rows(name, options.folder or Path(tempfile.gettempdir())):
             print(line(row), flush=True)
