@@ -243,7 +243,7 @@ def _encode_codebook(
     """Groups x [G, g] to indices [G, g] and scales [G]; given scales [G], importance [G, g]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
-    is_linear = book[0] == np.rint(book[0]) and bool(np.all(np.diff(book) == 1))
+    is_linear = bool(np.all(np.diff(book) == 1))
     hi, lo = x.max(axis=1), x.min(axis=1)
     m = np.where(hi >= -lo, hi, lo)
 

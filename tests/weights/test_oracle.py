@@ -16,7 +16,10 @@ from ktcli.weights.formats import FORMATS, LINEAR
 
 # Beyond the table: what a new row may need.
 WITHOUT_ZERO = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+STEEP = (-128, -64, -32, -16, -8, -4, -2, -1, 0, 1, 2, 4, 8, 16, 32, 64)
 OTHERS = (
+    Format("steep", bits=4, group=32, scale=Scale.BF16, codebook=STEEP),
+    Format("two values", bits=4, group=32, scale=Scale.BF16, codebook=(-1,) * 8 + (1,) * 8),
     Format("no zero", bits=4, group=64, scale=Scale.BF16, codebook=WITHOUT_ZERO),
     Format("int4-row", bits=4, group=0, scale=Scale.F32, codebook=LINEAR),
     Format("int4-f32", bits=4, group=64, scale=Scale.F32, codebook=LINEAR),

@@ -86,7 +86,7 @@ static void encode_group(const kt_format *f, const layout *l, const codebook *b,
             code = nearest_value(b, 1, v);
             index = vi_of_vf(vf_sub(code, vf_set1(b->value[0])));
         } else {
-            index = vf_nearest(v, b->mid);
+            index = nearest_index(b, v);
             code = vf_lookup(b->value, index);
         }
         store_codes(f->bits, panel, l, c + i, r, index);

@@ -39,7 +39,7 @@
  *                                                     s = round(m / (cb[15] * (j / 32)))
  *        scale e8m0: with p = floor(log2 |m|), L = floor(log2 max(|cb[0]|, |cb[15]|)):
  *                    s = 2^p, 2^(p-1), ... 2^(p-L), those with exponents in -126..127
- *      If the codebook is linear, cb[i] = cb[0] + i and integers, the errors that are added up here take
+ *      If the codebook is linear, cb[i] = cb[0] + i, the errors that are added up here take
  *      clamp(rint(x[j] * inv), cb[0], cb[15]) for cb[i[j]]: of two as near the even one, which is no worse.
  *      error(s) = total of 16 partial sums, q[c] = q[c] + e[j] * e[j] for j = c, c+16, c+32, ... from 0
  *      (with importance: + (e[j] * e[j]) * v[j], v = 0 for columns k..k');

@@ -5,28 +5,64 @@
  * are walked in pieces of PIECE columns, all candidates in each, so that a piece is turned once.
  */
 
+enum { BINS = 32 };
+
+/* What lies nearest to v: values between the same two of `mid` have the same. v falls into one of BINS bins, and in
+ * bin i first[i] middles are behind it; where no two are in one bin, one comparison decides. */
 typedef struct codebook {
-    float value[16], mid[16];       /* mid[15] is not used */
-    int is_linear;                  /* value[i] = value[0] + i, integers: nearest by rounding */
+    float value[16], mid[16];       /* mid[15]: infinite */
+    int32_t first[BINS];
+    float scale, offset;            /* bin = rint(v * scale + offset), in 0..BINS - 1 */
+    int has_bins;
+    int is_linear;                  /* value[i] = value[0] + i: nearest by rounding */
 } codebook;
+
+static void fill_bins(codebook *b)
+{
+    int bin[15];
+    b->has_bins = !b->is_linear && b->mid[0] < b->mid[14];
+    b->scale = b->has_bins ? (BINS - 2) / (b->mid[14] - b->mid[0]) : 0.0f;
+    b->offset = 0.5f - b->mid[0] * b->scale;
+    for (int i = 0; i < 15; i++) {
+        bin[i] = (int)fminf(fmaxf(rintf(fmaf(b->mid[i], b->scale, b->offset)), 0.0f), BINS - 1);
+        b->has_bins &= i == 0 || bin[i] > bin[i - 1];
+    }
+    for (int i = 0; i < BINS; i++) {
+        b->first[i] = 0;
+        for (int j = 0; j < 15; j++)
+            b->first[i] += bin[j] < i;
+    }
+}
 
 static codebook codebook_of(const kt_format *f)
 {
-    codebook b = {.is_linear = f->codebook[0] == rintf(f->codebook[0])};
+    codebook b = {.is_linear = 1};
     for (int i = 0; i < 16; i++) {
         b.value[i] = f->codebook[i];
         b.is_linear &= b.value[i] == b.value[0] + (float)i;
     }
     for (int i = 0; i < 15; i++)
         b.mid[i] = (b.value[i] + b.value[i + 1]) / 2.0f;
+    b.mid[15] = INFINITY;
+    fill_bins(&b);
     return b;
+}
+
+/* How many middles are < v. */
+INLINE vi nearest_index(const codebook *b, vf v)
+{
+    if (!b->has_bins)
+        return vf_nearest(v, b->mid);
+    vf bin = vf_rint(vf_fma(v, vf_set1(b->scale), vf_set1(b->offset)));
+    vi first = vi_lookup32(b->first, vi_of_vf(vf_min(vf_max(bin, vf_set1(0.0f)), vf_set1(BINS - 1))));
+    return vi_add_above(first, v, vf_lookup(b->mid, first));
 }
 
 /* The codebook's value nearest to v, ties to the lower. */
 INLINE vf nearest_value(const codebook *b, int is_linear, vf v)
 {
     if (!is_linear)
-        return vf_lookup(b->value, vf_nearest(v, b->mid));
+        return vf_lookup(b->value, nearest_index(b, v));
     vf c = vf_fix_tie(vf_rint(v), v);
     return vf_min(vf_max(c, vf_set1(b->value[0])), vf_set1(b->value[15]));
 }
@@ -83,7 +119,7 @@ static void turn_piece(const row_groups *g, int64_t first, int64_t n, float (*x)
 INLINE vf value_near(const codebook *b, int is_linear, vf v)
 {
     if (!is_linear)
-        return vf_lookup(b->value, vf_nearest(v, b->mid));
+        return vf_lookup(b->value, nearest_index(b, v));
     return vf_min(vf_max(vf_rint(v), vf_set1(b->value[0])), vf_set1(b->value[15]));
 }
 

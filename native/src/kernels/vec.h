@@ -18,7 +18,8 @@
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
  *   vi_store8           lanes to bytes
- *   vf_nearest(v, mid)  how many of the 15 mid are < v
+ *   vf_nearest(v, mid)  how many of the 15 mid are < v       vi_add_above(i, a, b)  i + 1 where a > b, else i
+ *   vi_lookup32(t, i)   t[i] of 32 int32, i in 0..31
  *   vb_load vb_store vb_int8 vb_table vb_low vb_high vb_low_bits vb_high_bits  weights to dot operands
  *   vi_dot vi_dot_at (x in memory) DOT_BIAS_* DOT_LINEAR4 GEMV_TOKENS GEMM_*  see product_int8.inc.c
  *   short_dot short_total   the same for codes 0..15, in a form that holds SHORT_SUMS of them (0: any number)

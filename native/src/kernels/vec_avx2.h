@@ -194,6 +194,16 @@ INLINE __m256 exp2i(__m256 n)
 
 INLINE vf vf_exp2i(vf n) { return BOTH(vf, exp2i, n); }
 
+INLINE vi vi_lookup32(const int32_t *t, vi i)
+{
+    return (vi){_mm256_i32gather_epi32(t, i.a, 4), _mm256_i32gather_epi32(t, i.b, 4)};
+}
+INLINE vi vi_add_above(vi i, vf a, vf b)
+{
+    return (vi){_mm256_sub_epi32(i.a, _mm256_castps_si256(_mm256_cmp_ps(a.a, b.a, _CMP_GT_OQ))),
+                _mm256_sub_epi32(i.b, _mm256_castps_si256(_mm256_cmp_ps(a.b, b.b, _CMP_GT_OQ)))};
+}
+
 INLINE vi vf_nearest(vf v, const float *mid)
 {
     vi n = vi_set1(0);

@@ -111,6 +111,15 @@ INLINE vf vf_exp2i(vf n)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(vi_of_vf(n), vi_set1(127)), 23));
 }
 
+INLINE vi vi_lookup32(const int32_t *t, vi i)
+{
+    return _mm512_permutex2var_epi32(_mm512_loadu_si512(t), i, _mm512_loadu_si512(t + 16));
+}
+INLINE vi vi_add_above(vi i, vf a, vf b)
+{
+    return _mm512_mask_add_epi32(i, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), i, vi_set1(1));
+}
+
 /* Binary search; `mid` has 16 entries, the last unused. */
 INLINE vi vf_nearest(vf v, const float *mid)
 {

@@ -92,6 +92,9 @@ INLINE void vi_store8(void *p, vi a)
 INLINE vf vf_lookup(const float *table, vi at) { EACH(vf, r.v[i] = table[at.v[i]]); }
 INLINE vf vf_exp2i(vf n) { EACH(vf, r.v[i] = float_of_bits((uint32_t)((int32_t)n.v[i] + 127) << 23)); }
 
+INLINE vi vi_lookup32(const int32_t *t, vi at) { EACH(vi, r.v[i] = t[at.v[i]]); }
+INLINE vi vi_add_above(vi at, vf a, vf b) { EACH(vi, r.v[i] = at.v[i] + (a.v[i] > b.v[i])); }
+
 INLINE vi vf_nearest(vf v, const float *mid)
 {
     vi n = vi_set1(0);
