@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Score
-from ktcli.layers.decoder import Multipliers
+from ktcli.layers.decoder import Attention, Multipliers
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import Mlp, SparseNames

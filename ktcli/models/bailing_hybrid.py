@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import DeltaShape
+from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp, SparseNames

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import Score
+from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
