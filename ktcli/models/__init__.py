@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
     afmoe,
+    bailing_hybrid,
     deepseek,
     deepseek_v4,
     deepseek_v32,
@@ -50,6 +51,7 @@ class Family(Protocol):
 
 _FAMILIES: tuple[Family, ...] = (
     afmoe,
+    bailing_hybrid,
     deepseek,
     deepseek_v32,
     deepseek_v4,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
     USUAL_NORMS,
+    Attention,
     Decoder,
     DecoderLayer,
     Multipliers,

@@ -38,7 +38,6 @@ from ktcli.weights.manifest import (
 from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
-from ktcli.weights.scales import check_scales
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
@@ -148,7 +147,6 @@ def convert(
                 done = _complete(out, plan)
                 if done is None:
                     left = [file for file in plan.files if not is_regular(out / file.name)]
-                    check_scales((tensor for file in left for tensor in file.tensors), checkpoint)
                     check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
