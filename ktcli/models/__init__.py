@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
     afmoe,
+    axk1,
     bailing_hybrid,
     deepseek,
     deepseek_v4,
@@ -51,6 +52,7 @@ class Family(Protocol):
 
 _FAMILIES: tuple[Family, ...] = (
     afmoe,
+    axk1,
     bailing_hybrid,
     deepseek,
     deepseek_v32,

@@ -35,7 +35,9 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
-STEP, LAGUNA, TRINITY, LING = (BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3"))
+STEP, LAGUNA, TRINITY, LING, AX = (
+    BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
+)
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -144,6 +146,10 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
     (TRINITY, {"route_norm": False}, "route_norm False"),
     (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
+    (AX, {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+    (AX, {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+    (AX, {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 3"),
+    (AX, {"n_group": 5}, "not a multiple of 5"),
     (LING, {"short_conv_kernel_size": None}, "Ling 2.5 and 2.6, which are not supported"),
     (LING, {"linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim is 17"),
     (LING, {"kda_lower_bound": 0.5}, "kda_lower_bound is 0.5, outside"),

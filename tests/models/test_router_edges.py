@@ -82,10 +82,12 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
         ("deepseek-v4", zero, [0, 1, 2], tell_lowest),
         ("glm-5.3", zero, [0, 1, 2], tell_lowest),
         ("ling-3", zero, [0, 1, 2], tell_lowest),
+        ("ax-k1", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v4-by-id", twice, [1, 1, 14], None),
         ("deepseek-v3", crowd, [1, 2, 14], None),
         ("glm-5.3", crowd, [1, 2, 14], None),
         ("ling-3", crowd, [1, 2, 14], None),
+        ("ax-k1-corrected", crowd, [1, 2, 14], None),
     ],
 )
 def test_ties_and_crowds(
