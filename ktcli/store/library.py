@@ -31,6 +31,7 @@ LOCAL = "local--"  # begins the names of what belongs to folders outside the lib
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
 HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
+CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -257,9 +258,15 @@ def _forget(heat: Path | None) -> None:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Folders that an interrupted removal left behind."""
+    """Folders that an interrupted removal or a killed calibration left behind."""
     folders = [_folder_of(kind) for kind in Kind]
-    return tuple(path for folder in folders for path in sorted(folder.glob(".*.removed.*")))
+    removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
+    found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
+    return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
+
+
+def _is_running(process: str) -> bool:
+    return Path("/proc", process).exists()
 
 
 def remove_leftovers() -> int:

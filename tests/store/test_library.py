@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,14 @@ def test_leftovers_of_a_killed_removal_are_removed() -> None:
     assert [e for e in library.entries() if e.managed] == []
     assert library.remove_leftovers() > 1000
     assert library.leftovers() == ()
+
+
+def test_leftovers_of_a_killed_calibration(home: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for process in (ended.pid, os.getpid()):
+        (home / f"{library.CALIBRATING}{process}-x").mkdir(parents=True)
+    assert [path.name for path in library.leftovers()] == [f"calibrate-{ended.pid}-x"]
 
 
 # --- manifests --------------------------------------------------------------------------------
