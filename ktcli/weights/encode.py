@@ -32,6 +32,7 @@ from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
 SAMPLE = 1024  # rows of a head, which are read twice
+LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 
@@ -195,6 +196,7 @@ class Encoder:
         counts: Matrix = found[piece.index]
         if (gain := piece.tensor.gain) is not None and gain.name in self._factors:
             counts = counts * self._factors[gain.name] ** 2
+            counts = np.clip(counts, LEAST_IMPORTANCE, 1 / LEAST_IMPORTANCE)
         return counts
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
