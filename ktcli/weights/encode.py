@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from types import MappingProxyType
 
@@ -177,12 +178,17 @@ class Encoder:
     def _even(self, tensor: Tensor, gain: Tensor, matrix: Matrix) -> Matrix:
         """These rows of a tensor with columns on one scale; what its gain is to be multiplied with is kept."""
         if gain.name not in self._factors:
-            rows = _stacked([self._now(span) for span in sample(tensor, self._checkpoint)])
             (piece,) = cut(gain, self._checkpoint)
             parts = [_take(self._now(piece.spans[part.span]), part) for part in piece.rows]
-            self._factors[gain.name] = factors_of(rows, _stacked(parts).reshape(-1))
+            largest = self._largest(sample(tensor, self._checkpoint))
+            self._factors[gain.name] = factors_of(largest, _stacked(parts).reshape(-1))
         with np.errstate(over="ignore"):  # packing refuses what is too large
             return matrix / self._factors[gain.name]
+
+    def _largest(self, spans: list[Span]) -> Matrix:
+        """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
+        found = (np.abs(self._now(span)).max(axis=0) for span in spans)
+        return reduce(np.maximum, found)
 
     def _now(self, span: Span) -> Matrix:
         """What a span holds, ahead of its turn."""
