@@ -1,8 +1,8 @@
 """Turn native/include/kt.h into the declarations the Python binding loads.
 
-The header is the only place where the C API is written. cffi reads C declarations but has no
-preprocessor, so this file is a small one: it follows `#ifdef`, drops includes, attributes, KT_API
-and static assertions, and keeps `#define NAME <integer expression>` as a constant. The result is a
+That header and those it includes are the only place where the C API is written. cffi reads C declarations but
+has no preprocessor, so this file is a small one: it follows `#ifdef` and `#include "…"`, drops other includes,
+attributes, KT_API and static assertions, and keeps `#define NAME <integer expression>` as a constant. The result is a
 plain Python module (cffi's out-of-line ABI mode): no compiler run, no Python ABI.
 
     python cdef.py include/kt.h ktcli/_native.py
@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 DIRECTIVE = re.compile(r"\s*#\s*(\w+)\s*(.*)")
 DROPPED_CALL = re.compile(r"\b(?:(_Static_assert|static_assert)|__attribute__)\s*\(")
 INT_SUFFIX = re.compile(r"\b(0[xX][0-9a-fA-F]+|\d+)[uUlL]+\b")
@@ -95,13 +96,19 @@ def declarations(header: str) -> str:
     return re.sub(r"\n\s*\n+", "\n", text).strip() + "\n"
 
 
+def inlined(header: Path) -> str:
+    """The text of a header with the ones beside it in their places; their guards keep each once."""
+    text = header.read_text(encoding="utf-8")
+    return INCLUDED.sub(lambda found: inlined(header.with_name(found[1])), text)
+
+
 def main(header: Path, target: Path) -> None:
     """Write the module under another name first, so that a reader never sees half of it."""
     from cffi import FFI
 
     ffi = FFI()
     ffi.set_source("ktcli._native", None)
-    ffi.cdef(declarations(header.read_text(encoding="utf-8")))
+    ffi.cdef(declarations(inlined(header)))
     partial = target.with_name(target.name + ".new")
     ffi.emit_python_code(str(partial))
     os.replace(partial, target)

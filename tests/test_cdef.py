@@ -65,6 +65,17 @@ def test_unknown_directive_is_refused():
         cdef.declarations("#if KT_LEVEL > 2\n#endif\n")
 
 
+def test_headers_in_quotes_are_read_once(tmp_path: Path):
+    for name, text in {
+        "a.h": '#include <stdint.h>\n#include "b.h"\n#include "c.h"\ntypedef int kt_a;',
+        "b.h": "#ifndef KT_B\n#define KT_B\ntypedef int kt_b;\n#endif\n",
+        "c.h": '#include "b.h"\ntypedef kt_b kt_c;\n',
+    }.items():
+        (tmp_path / name).write_text(text)
+    found = cdef.declarations(cdef.inlined(tmp_path / "a.h"))
+    assert found.split() == "typedef int kt_b; typedef kt_b kt_c; typedef int kt_a;".split()
+
+
 def test_module_is_written_from_the_real_header(tmp_path: Path):
     target = tmp_path / "_native.py"
     cdef.main(NATIVE / "include" / "kt.h", target)

@@ -83,8 +83,8 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
                 f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
                 hint=f"take a longer text; {TOKENS:,} tokens of it are read",
             )
-        with out.progress(f"Reading {passage.name}") as bar:
+        with out.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
             return calibrate(
                 Pack.open(made.path), pool, reading.ids, reading.begin,
-                lambda done: bar.update(done=done, total=total),
+                lambda done: bar.update(done=done),
             )  # fmt: skip

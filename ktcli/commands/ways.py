@@ -159,11 +159,17 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     None: as the model is.
 
     Raises:
-        UsageError: there is no such format, or it is named twice.
+        UsageError: there is no such format, it is named twice, or `name` has formats of its own.
     """
     if said is None:
         return ("",)
-    profile = catalog.find(parse(name).name)
+    reference = parse(name)
+    if reference.formats:
+        raise UsageError(
+            f"{name} is one conversion, --formats compares several",
+            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+        )
+    profile = catalog.find(reference.name)
     made = []
     for word in (word.strip() for word in said.split(",")):
         experts, dense = (word, "") if names_experts(word) else split_pair(word)

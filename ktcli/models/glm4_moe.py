@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktcli.layers.attention import Attention
+from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
 from ktcli.models.config import Fields

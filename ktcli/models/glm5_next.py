@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import ChooseShape, DeltaShape, MlaShape
+from ktcli.layers.decoder import Attention
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention

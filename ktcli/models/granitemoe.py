@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.attention import Attention
-from ktcli.layers.decoder import Multipliers
+from ktcli.layers.decoder import Attention, Multipliers
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.mlp import Mlp, MlpNames, SparseMlp, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields

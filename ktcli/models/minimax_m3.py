@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.attention import Attention
 from ktcli.layers.backend import ChooseShape, Score
+from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.attention import Attention
+from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
 from ktcli.models.config import Fields

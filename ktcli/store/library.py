@@ -27,6 +27,7 @@ from ktcli.store import catalog, manifest
 from ktcli.store.reference import GGUF, Reference, parse
 
 BUILTIN = "kt-mini"
+LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
 HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
@@ -74,9 +75,11 @@ class Entry:
 
     @property
     def again(self) -> str:
-        """The command that continues or repeats the work this entry came from."""
+        """The command that continues or repeats the work this entry came from, or words for it."""
         if self.kind is Kind.PACK:
-            return f"kt convert {self.name}"
+            if self.name.startswith(LOCAL):
+                return "the kt convert that began it"
+            return f"kt convert {self.name if _is_recommended(self) else self.label}"
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         for text in (self.name, self.source.rpartition("@")[0], self.source):
             try:
@@ -118,7 +121,7 @@ def local_name(folder: Path, mark: str) -> str:
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
-    return f"local--{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
+    return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
 def heat_path(pack: Path) -> Path:
@@ -199,6 +202,11 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         raise NotFound(
             f"{broken[0].label} is not complete: {broken[0].problem}",
             hint=f"continue with: {broken[0].again}",
+        )
+    if kind is Kind.CHECKPOINT and find(name) is not None:
+        raise NotFound(
+            f"{name} is a conversion, not a checkpoint",
+            hint="name the model or the folder that it was made from",
         )
     if kind is Kind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")

@@ -58,7 +58,7 @@ class Piece:
 
     Attributes:
         spans: to read and decode, each once.
-        rows: what is taken from them: stacked, or of gate and of up, which alternate.
+        rows: what is taken from them: stacked, or of gate and of up, which alternate. Of none: zeros.
         index: of the matrix.
     """
 
@@ -132,7 +132,8 @@ class Encoder:
     def _encoded(self, piece: Piece, raws: list[list[Raw]]) -> Raw:
         pairs = zip(piece.spans, raws, strict=True)
         values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
-        return self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
+        taken = [_take(values[rows.span], rows) for rows in piece.rows]
+        return self._stored(piece, taken or [np.zeros((piece.tensor.k, 1), np.float32)], raws)
 
     def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[list[Raw]]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
@@ -317,7 +318,7 @@ def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
         if all(piece.at(0) in checkpoint.names for piece in pieces)
     ]
     for pieces in named if len(named) > 1 else ():
-        if all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
+        if pieces and all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
             return pieces
     return (named or tensor.sources)[0]
 
@@ -329,6 +330,9 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
         BadCheckpoint: a source is missing or has another shape than the model says.
     """
     pieces = pieces_of(tensor, checkpoint)
+    if not pieces:
+        yield Piece(tensor, (), ())
+        return
     rows = pieces[0].rows if tensor.alternate else sum(piece.rows for piece in pieces)
     step = _step(tensor, pieces) or rows
     for index in range(tensor.count):

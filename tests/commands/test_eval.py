@@ -214,6 +214,11 @@ def test_what_cannot_be_measured_is_refused(
     assert said in captured.err and not captured.out
 
 
+def test_formats_of_one_conversion_are_refused(capsys: Capture) -> None:
+    assert main(["eval", f"{MINI}@int4-int8", "--formats", "int8"]) == 2
+    assert f"kt eval {MINI} --formats int4-int8,int8" in capsys.readouterr().err
+
+
 def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"fine \xff\xfe")

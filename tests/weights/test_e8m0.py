@@ -17,7 +17,7 @@ from weights.test_storages import POOL, decoded
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Role, Stored, Tensor
 from ktcli.main import main
-from ktcli.weights import encode, oracle, scales
+from ktcli.weights import encode, oracle
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS
@@ -277,18 +277,17 @@ def test_where_a_config_speaks_of_its_experts(tmp_path: Path, place: str):
         assert reader.find(WEIGHT, (40, 96)).storage.lossless == "mxfp4"
 
 
-# --- before anything is written -------------------------------------------------------------------
+# --- scales that are none --------------------------------------------------------------------------
 
 LATE = "model.layers.2.mlp.experts.5.down_proj"  # in the last file of a pack
 WIDE = {**QWEN3, "hidden_size": 96, "moe_intermediate_size": 64}
 
 
 @pytest.mark.parametrize(("kind", "at"), [("fp4", 0), ("fp4", -1), ("fp8", 0)])
-def test_nan_is_seen_before_anything_is_written(
-    kind: str, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+def test_a_nan_scale_is_refused(
+    kind: str, at: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """255 as the first or the last scale of the last matrix, with fewer bytes looked at in turn than there are."""
-    monkeypatch.setattr(scales, "AT_ONCE", 100)
+    """255 as the first or the last scale of the last matrix."""
     stored = sources(WIDE)
     del stored[f"{LATE}.weight"]
     rng = np.random.default_rng(0)
@@ -305,27 +304,5 @@ def test_nan_is_seen_before_anything_is_written(
     folder = write_checkpoint(tmp_path / "s", config, stored)
     assert main(["convert", str(folder), "--out", str(tmp_path / "p")]) == 5
     captured = capsys.readouterr()
-    assert f"{LATE}.scale in model.safetensors holds NaN as scale {at % len(data)}" in captured.err
-    assert captured.out == "" and not (tmp_path / "p").exists()
-
-
-def test_scales_of_what_is_written_already_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Neither by a conversion that is complete, nor for the files that one in pieces has."""
-    parts, _ = quantised.fp4(LATE, 96, 64, np.random.default_rng(0))
-    stored = {name: part for name, part in sources(WIDE).items() if name != f"{LATE}.weight"}
-    config = {**WIDE, "quantization_config": FP4}
-    folder = write_checkpoint(tmp_path / "s", config, {**stored, **parts})
-    looked: list[str] = []
-    find = scales._powers_of_two
-
-    def counted(tensors, checkpoint):
-        for part in find(tensors, checkpoint):
-            looked.append(part.name)
-            yield part
-
-    monkeypatch.setattr(scales, "_powers_of_two", counted)
-    line = ["convert", str(folder), "--out", str(tmp_path / "p"), "--quiet"]
-    assert main(line) == 0 and looked == [f"{LATE}.scale"]
-    assert main(line) == 0 and looked == [f"{LATE}.scale"]
+    assert f"{LATE}.weight in model.safetensors holds NaN or Inf" in captured.err
+    assert captured.out == "" and not (tmp_path / "p" / "kt.json").exists()

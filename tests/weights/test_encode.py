@@ -12,6 +12,7 @@ import pytest
 from stored import chosen, view
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, write_checkpoint
 
+from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Band, Role, Stored, Tensor
 from ktcli.models import build
 from ktcli.native import Pool
@@ -145,6 +146,20 @@ def test_the_alternative_that_is_there_is_taken(tmp_path: Path):
     ):  # fmt: skip
         with written(tmp_path / str(i), made) as reader:
             assert encode.pieces_of(tensor, reader) == (wanted,)
+
+
+def test_a_vector_that_may_lack_is_of_zeros(tmp_path: Path):
+    """There it is taken; there with another shape it is refused."""
+    tensor = Tensor("t", 1, 5, Role.VECTOR, ((Stored("x", (5,)),), ()))
+    x = np.arange(5, dtype=np.float32)
+    for name, wanted in (("x", x), ("y", np.zeros(5, np.float32))):
+        with written(tmp_path / name, {name: x}) as reader:
+            assert encoded(tensor, reader) == wanted.tobytes()
+    with (
+        written(tmp_path / "other", {"x": x[:4]}) as reader,
+        pytest.raises(BadCheckpoint, match="shape"),
+    ):
+        encoded(tensor, reader)
 
 
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK3], ids=lambda config: config["model_type"])

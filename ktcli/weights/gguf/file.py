@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -20,41 +19,19 @@ import numpy as np
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.models import model_types
 from ktcli.models.config import MAX_WIDTH, Fields
-from ktcli.native import DType, Format, Pool, Scale
+from ktcli.native import Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.files import Files
-from ktcli.weights.formats import LINEAR
 from ktcli.weights.gguf.config import Metadata, architecture_of, config_of
 from ktcli.weights.gguf.header import GgufHeader, read_gguf_header
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
+from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import MAX_TENSORS
-from ktcli.weights.storage import PLAIN, Matrix, Part, Plain, Raw, Read, Source, Span
-
-
-@dataclass(frozen=True, slots=True)
-class HalfScales(Plain):
-    """Blocks that begin with an f16 scale and hold codes -8..7: with it, 4 bits and f32 scales hold them
-    exactly."""
-
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        elements, size = self.dtype.block
-        if (fmt.bits, fmt.group, fmt.scale, fmt.codebook) != (4, elements, Scale.F32, LINEAR):
-            return None
-        halves = np.ascontiguousarray(raws[0].reshape(-1, size)[:, :2]).view("<f2")
-        return halves.astype(np.float32).reshape(span.rows, -1)
-
+from ktcli.weights.storage import Matrix, Part, Raw, Read, Source, Span
 
 HINT = "get the file again from where it came; kt never changes it"
 ROPE_FACTORS = "rope_freqs.weight"
-# Types of a file, by their names in ggml. How each is decoded is in blocks.c.
-STORAGES: dict[str, Plain] = {
-    **PLAIN,
-    "Q4_0": HalfScales(DType.Q4_0, "int4-g32-f32"),
-    **{name: Plain(DType[name], None) for name in ("Q4_1", "Q5_0", "Q5_1", "Q8_0")},
-    **{name: Plain(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
-    "MXFP4": Plain(DType.GGUF_MXFP4, "mxfp4"),
-}
 
 
 class Gguf:

@@ -9,15 +9,17 @@ import pytest
 from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native import DType, Pool, packed_bytes
 from ktcli.weights.formats import FORMATS
-from ktcli.weights.gguf.file import STORAGES
+from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import Entry
 from ktcli.weights.oracle import unpack
-from ktcli.weights.storage import Part, Source, Span
+from ktcli.weights.storage import Part, Plain, Source, Span
 
 # Offsets of the f16 numbers in a block; elsewhere any byte will do.
 HALVES = {
     "F16": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "TQ1_0": (52,), "TQ2_0": (64,),
+    **{f"IQ{name}": (0,) for name in ("1_S", "2_XXS", "2_XS", "2_S", "3_XXS", "3_S", "4_NL", "4_XS")},
 }  # fmt: skip
 
 
@@ -36,16 +38,27 @@ def blocks(name: str, n: int, k: int, rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("name", STORAGES)
 def test_decoded_as_the_package_does(name: str) -> None:
-    rng, dtype = np.random.default_rng(0), STORAGES[name].dtype
-    raw = blocks(name, 5, 768, rng)
+    raw = blocks(name, 5, 768, np.random.default_rng(0))
+    if name == "IQ1_M":  # its f16 scale lies in the high halves of the last bytes
+        raw.reshape(-1, 56)[:, 55] &= 0xBF
     wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
-    got = Pool(2).decode(dtype, raw.reshape(-1), 5, 768)
-    np.testing.assert_array_equal(got.view(np.uint32), wanted.reshape(5, 768).view(np.uint32))
+    for pool in (Pool(1), Pool(2), Pool(9)):
+        got = STORAGES[name].decode(pool, span_of(name, 5, 768, raw.nbytes), [raw.reshape(-1)])
+        np.testing.assert_array_equal(got.view(np.uint32), wanted.reshape(5, 768).view(np.uint32))
 
 
-@pytest.mark.parametrize("name", STORAGES)
+def span_of(name: str, n: int, k: int, size_bytes: int) -> Span:
+    part = Part("m", "f", Entry(name, (n, k), 0, size_bytes))
+    return Span(Source("m", (n, k), STORAGES[name], (part,)))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, each in STORAGES.items() if isinstance(each, Plain)]
+)
 def test_sizes_are_those_of_the_package(name: str) -> None:
-    assert STORAGES[name].dtype.block == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    storage = STORAGES[name]
+    assert isinstance(storage, Plain)
+    assert storage.dtype.block == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
 
 
 def test_part_of_a_block_and_what_is_not_finite_are_refused() -> None:
@@ -56,16 +69,16 @@ def test_part_of_a_block_and_what_is_not_finite_are_refused() -> None:
     infinite[2] = 1
     with pytest.raises(BadCheckpoint):
         Pool(1).decode(DType.Q8_0, infinite, 1, 32)
+    endless = np.full((1, 136), 0xFF, np.uint8)
+    with pytest.raises(BadCheckpoint, match="NaN or Inf"):
+        STORAGES["IQ4_XS"].decode(Pool(2), span_of("IQ4_XS", 1, 256, 136), [endless.reshape(-1)])
 
 
 def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
     """Any codes with any scales, not only those that an encoder would choose."""
     pool, storage, fmt = Pool(1), STORAGES["Q4_0"], FORMATS["int4-g32-f32"]
     raw = blocks("Q4_0", 16, 256, np.random.default_rng(1))
-    source = Source(
-        "m", (16, 256), storage, (Part("m", "f", Entry("Q4_0", (16, 256), 0, raw.size)),)
-    )
-    span = Span(source)
+    span = span_of("Q4_0", 16, 256, raw.size)
     matrix = storage.decode(pool, span, [raw.reshape(-1)])
     kept = storage.kept(pool, span, [raw.reshape(-1)], fmt)
     packed = np.empty(packed_bytes(fmt, 16, 256), np.uint8)

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from convert import convert_checkpoint
 from gguf_cases import CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import VOCABULARIES
@@ -21,8 +22,9 @@ from ktcli.resources import data_path
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
 from ktcli.weights.gguf.config import ARCHITECTURES
-from ktcli.weights.gguf.file import STORAGES, Gguf
+from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.gguf.names import hub_tensors
+from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import Entry
 from ktcli.weights.reader import config_of, examine
 from ktcli.weights.storage import Span
@@ -178,18 +180,42 @@ def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
         examine(path)
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "IQ2_XS", "IQ4_XS"])
+def test_types_that_the_package_decodes_are_converted_like_its_numbers(
+    kind: str, tmp_path: Path
+) -> None:
+    """A file of such blocks and one of what they mean, in F32, give the same bytes."""
+    coded = replace(next(case for case in CASES if case.name == "qwen3moe-q4_k"), kind=kind)
+    path = write_gguf(coded, tmp_path / "coded.gguf")
+    with Gguf(path) as reader:
+        assert {part.entry.dtype for part in reader.parts.values()} == {kind, "F32"}
+    numbers = {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+    plain = replace(coded, kind="F32", tensors=lambda case: iter(numbers.items()))
+    packs = [
+        convert_checkpoint(file, tmp_path / file.stem / "pack", experts="int4", dense="int8")
+        for file in (path, write_gguf(plain, tmp_path / "plain.gguf"))
+    ]
+    stored = [
+        {file.name: file.read_bytes() for file in pack.glob("*.safetensors")} for pack in packs
+    ]
+    assert stored[0] and stored[0] == stored[1]
+
+
 def test_types_that_kt_does_not_read_are_named(tmp_path: Path) -> None:
-    raw = np.zeros((300, 66), np.uint8)
-    path = tmp_path / "iq.gguf"
+    raw = np.zeros((300, 256), np.int8)
+    path = tmp_path / "whole.gguf"
     writer = gguf.GGUFWriter(path, "qwen3moe")
     for key, value in QWEN3.metadata.items():
         if not isinstance(value, str):
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"qwen3moe.{key}", value)
-    writer.add_tensor("token_embd.weight", raw, raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS)
+    writer.add_tensor("token_embd.weight", raw, raw_dtype=gguf.GGMLQuantizationType.I8)
     for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
         getattr(writer, step)()
-    with pytest.raises(BadCheckpoint, match="stored as IQ2_XXS") as caught:
+    with pytest.raises(BadCheckpoint, match="stored as I8") as caught:
         examine(path)
     assert all(name in caught.value.hint for name in STORAGES)
 

@@ -1,0 +1,73 @@
+"""How the number types of GGUF files are decoded: the usual ones by the library (blocks.c), the rest by the `gguf`
+package, which knows them all and uses one core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.errors import BadCheckpoint
+from ktcli.native import DType, Format, Pool, Scale
+from ktcli.weights.formats import LINEAR
+from ktcli.weights.storage import PLAIN, Matrix, Plain, Raw, Read, Span, Storage, rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class HalfScales(Plain):
+    """Blocks that begin with an f16 scale and hold codes -8..7: with it, 4 bits and f32 scales hold them
+    exactly."""
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        elements, size = self.dtype.block
+        if (fmt.bits, fmt.group, fmt.scale, fmt.codebook) != (4, elements, Scale.F32, LINEAR):
+            return None
+        halves = np.ascontiguousarray(raws[0].reshape(-1, size)[:, :2]).view("<f2")
+        return halves.astype(np.float32).reshape(span.rows, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """Blocks of a type that the package decodes; one part."""
+
+    dtype: str
+    lossless: None = None
+
+    @property
+    def label(self) -> str:
+        return self.dtype
+
+    def reads(self, span: Span) -> Sequence[Read]:
+        part = span.source.parts[0]
+        row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
+        return (rows_of(part, row_bytes, span.start, span.stop),)
+
+    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        rows = raws[0].reshape(span.rows, -1)
+        with np.errstate(all="ignore"):  # what comes out is looked at below
+            out: Matrix = dequantize(rows, GGMLQuantizationType[self.dtype])
+        if not np.isfinite(out).all():
+            raise BadCheckpoint("value at some place is NaN or Inf")
+        return out
+
+    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+        return None
+
+
+_OTHERS = (
+    "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+    "TQ1_0", "TQ2_0",
+)  # fmt: skip
+# By their names in ggml.
+STORAGES: dict[str, Storage] = {
+    **PLAIN,
+    "Q4_0": HalfScales(DType.Q4_0, "int4-g32-f32"),
+    **{name: Plain(DType[name], None) for name in ("Q4_1", "Q5_0", "Q5_1", "Q8_0")},
+    **{name: Plain(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
+    "MXFP4": Plain(DType.GGUF_MXFP4, "mxfp4"),
+    **{name: Packaged(name) for name in _OTHERS},
+}

@@ -1,0 +1,297 @@
+/* kt_operations.h - the operations of programs, each appended by one call; views, steps and T are those of kt_program.h. */
+#ifndef KT_API_OPERATIONS_H
+#define KT_API_OPERATIONS_H
+
+#include "kt_program.h"
+#include "kt_weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* out[t] = table[ids[t]];  table [vocab][out.width] bf16, row major */
+KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *table, int64_t vocab);
+
+/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32, or NULL:
+ * ones. out may equal in. */
+KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
+                           const float *gain, float eps);
+
+/* Each row: out = (in - mean) / sqrt(mean((in - mean)^2) + eps) * gain + bias;  gain, bias [in.width] f32. */
+KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view in, const float *gain, const float *bias,
+                                 float eps);
+
+/* What a product reads its activations as. */
+enum kt_reads {
+    KT_READ_FORMAT,         /* as the weight's format says: int8 for integers, bf16 for bf16, f32 for E4M3 */
+    KT_READ_F32,            /* f32 (the router) */
+    KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
+};
+
+/* out = in * W^T (+ bias);  W one matrix [out.width, in.width], of which each node of the pool has some rows:
+ * w [nodes], one behind the other, n = 0 where a node has none, all but the last a multiple of 16 rows;
+ * bias [out.width] f32 or NULL; reads: KT_READ_*. The number of nodes never changes a bit. */
+KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
+                             const float *bias, int32_t reads);
+
+/* A rotation table: cos and sin of (position + shift) * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
+ * Returns its number or KT_ERR_*. */
+KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale,
+                                     int64_t shift);
+/* Rotate in place columns [first, first + dim) of each run of head_width columns.
+ * interleaved 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2). */
+KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_t head_width, int64_t first,
+                           int32_t interleaved);
+
+/* Causal attention over the paged cache; the step's own K and V are appended first.
+ * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
+ * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][value_dim].
+ * head_dim is even. q [heads*head_dim], k [kv_heads*head_dim], v [kv_heads*value_dim], out [heads*value_dim]. */
+typedef struct kt_gqa {
+    int32_t heads, kv_heads, head_dim;
+    float scale;            /* of the scores, positive; usually 1/sqrt(head_dim) */
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+    int32_t window;         /* a token sees the last so many positions, its own included; 0: all */
+    const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
+    int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
+    int32_t value_dim;      /* columns of a head's values, any number; 0: head_dim */
+} kt_gqa;
+KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
+                          const kt_gqa *shape);
+
+/* Which cached places each token attends to; the step's own index keys are appended first. A place is a block of
+ * so many positions. With weight [heads] there is one list per token: position j is worth
+ *   scale * sum over heads h, ascending, of weight[h] * max(0, q[h] . key[j]),
+ * and block is 1. Without (weight.width 0) each head has a list, a block of a multiple of 64 positions is worth the
+ * greatest q[h] . key[j] of those that the token sees, and its own block and the local - 1 before it come first.
+ * The top_k best are chosen, of equals the lower place. In a step that ends at or before position top_k * block
+ * every place is, and nothing is scored.
+ * A page holds for this, from layer_offset, bf16 keys in panels of 16 tokens, [4][dim/2][16][2], as kt_gqa has
+ * them; rows [64][dim] f32 when exact or kv_f32. dim is even.
+ * every > 1, with weights: a place is a window of so many positions. Its key is that of its last one, other keys are
+ * not kept, and a token sees the windows that are complete with it: of position p, (p + 1) / every. A page then holds
+ * 64 / every keys, rounded up to 16. */
+typedef struct kt_choose {
+    int32_t heads, dim, top_k, block, local;
+    float scale;
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+    int32_t every;          /* 0: 1; a divisor of 64 */
+} kt_choose;
+/* Returns the number (>= 1) of the choice or KT_ERR_*. It lasts until the next choose of the same top_k, block and
+ * lists in the program, which gives it the same number. */
+KT_API int32_t kt_program_choose(kt_program *program, kt_view q, kt_view key, kt_view weight, const kt_choose *shape);
+/* What the last step chose: places [max_tokens][lists][top_k], ascending, and count [max_tokens][lists]. NULL: there
+ * is no such choice. Without meaning after a step that scored nothing. */
+KT_API const int32_t *kt_program_choice(kt_program *program, int32_t choice, const int32_t **count);
+
+/* Multi-head latent attention. A page holds for this layer [64][lora + rope], bf16 (f32 when exact or kv_f32).
+ * q [heads*(nope+rope)] rotated, latent [lora+rope] normed and rotated, out [heads*v]. Weights, one
+ * matrix per head: uk_in [lora, nope] (q to latent), uk_out [nope, lora] (latent to k), uv [v, lora].
+ * Few tokens: absorbed (uk_in, uv). Many: K and V are expanded per page block (uk_out, uv). With a choice (of single
+ * positions, or of windows): absorbed over the chosen positions alone, unless all are. Of windows a token also attends
+ * to the positions behind the last that is complete with it. */
+typedef struct kt_mla {
+    int32_t heads, nope, rope, v, lora;
+    float scale;
+    size_t layer_offset;
+    kt_weight uk_in, uk_out, uv;
+    int32_t choice;         /* what kt_program_choose returned; 0: a token attends to all that it sees */
+} kt_mla;
+KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
+
+/* Attention of many heads over one key, rotated, which is its own value: that of the last `window` positions and, with
+ * every > 0, pooled rows of windows of so many positions, as kt_program_pool gives them; all that are complete with
+ * the token, of position p the first (p + 1) / every, or those of them that were chosen. One softmax over both.
+ * q and out [heads * dim], kv [dim], pooled [dim], or width 0 without windows. dim is even.
+ * State: f32, [window][dim], position p in row p % window. A page holds, from layer_offset, rows [64 / every][dim]
+ * of the windows that end in it, one where a window is longer than a page; bf16 (f32 when exact or kv_f32). */
+typedef struct kt_mqa {
+    int32_t heads, dim;
+    float scale;            /* of the scores, positive */
+    int32_t window;         /* 1 at least: a token's own */
+    const float *sinks;     /* [heads] or NULL, copied: one more score of each head, that of no key */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+    int32_t every;          /* 0: no pooled rows; else a divisor or a multiple of 64 */
+    int32_t choice;         /* of windows: what kt_program_choose returned; 0: a token attends to all it sees */
+    int64_t most;           /* pooled rows that a token can see: steps end before position (most + 1) * every */
+    size_t layer_offset;    /* bytes into a page, multiple of 64 */
+} kt_mqa;
+KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view kv, kt_view pooled,
+                          const kt_mqa *shape);
+
+/* Causal convolution of each column by itself, then silu:
+ * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
+ * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
+typedef struct kt_conv {
+    int32_t width;          /* 2..16 */
+    const float *weight;    /* [width][columns]; the last one multiplies the row itself */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_conv;
+KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
+
+/* Windows of `every` positions, the first from position 0 on, each become one row: of each column c by itself
+ *     out[c] = sum over the window's rows i of softmax_i(score[i][c] + bias[i][c]) * in[i][c]
+ * which is in the row of the token that completes the window; the rows of other tokens are zero. overlap: in, score
+ * and bias have twice as many columns as out, and a window is made of its own rows' second halves and of the first
+ * halves of those of the window before, where there is one. State: f32, [3][out.width], with overlap [6][out.width]. */
+typedef struct kt_pooling {
+    int32_t every;          /* 1..65536 */
+    int32_t overlap;
+    const float *bias;      /* [every][in.width] */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+} kt_pooling;
+KT_API int kt_program_pool(kt_program *program, kt_view out, kt_view in, kt_view score, const kt_pooling *pooling);
+
+/* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
+ *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
+ * where q and k are divided by sqrt(sum of squares + 1e-6), q by sqrt(dk) as well, b = sigmoid(beta) and
+ * g = exp(-e^log_rate softplus(decay + bias)), or with a lowest logarithm g = exp(lowest sigmoid(e^log_rate (decay +
+ * bias))). Sources: Gated Delta Networks, arXiv 2412.06464, section 3.1; Kimi Linear, arXiv 2510.26692.
+ * Views: q and k [key_heads * dk], each head of them for heads / key_heads heads in a row; v and out [heads * dv];
+ * beta [heads]; decay [heads], or [heads * dk]: one for each key. q, k, decay and beta are overwritten.
+ * State: heads * dk * ceil16(dv) f32, S of each head in panels of 64 columns (the last perhaps fewer, rounded up
+ * to 16 with zeros), each [dk][columns]. */
+typedef struct kt_delta {
+    int32_t heads, key_heads, dk, dv;
+    const float *log_rate;  /* [heads], copied */
+    const float *bias;      /* as many as decay has columns */
+    size_t state_offset;    /* bytes into the state, multiple of 64 */
+    float lowest;           /* log g is above, negative; 0: nothing bounds it */
+} kt_delta;
+KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
+                            const kt_delta *shape);
+
+enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
+enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
+
+/* Choose top_k experts per token from logits [T][experts]. score = softmax, sigmoid, or sqrt(log(1 + e^x)) of the
+ * logits; chosen by score + bias, weighted by score alone. With n_group > 1 only the topk_group best groups
+ * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
+ * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order.
+ * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
+typedef struct kt_router {
+    int32_t experts, top_k, n_group, topk_group;
+    int32_t score, group_score, normalize;
+    float scale;
+    const float *bias;      /* [experts] or NULL */
+    const int32_t *table;   /* [vocab][top_k] or NULL; must outlive the program */
+    int64_t vocab;
+} kt_router;
+/* Returns the number of the routing (ids [T][top_k] int32, gate [T][top_k] f32) or KT_ERR_*. */
+KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
+KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, const float **gate);
+
+/* A routing whose ids [T][top_k] and gate [T][top_k] the caller writes before each run, where kt_program_routing
+ * says (its const cast away): something else chose the experts. -1: no expert. Any other id outside 0..experts-1
+ * counts as -1 and makes the run fail with KT_ERR_RANGE, after it. Rows are tokens. Its number or KT_ERR_*. */
+KT_API int32_t kt_program_given(kt_program *program, int32_t experts, int32_t top_k);
+
+/* Two routings from one, which share its gate. A slot whose expert e has elsewhere[e] != 0 is negative in both. Of
+ * a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in *late, all others in
+ * *now; of equal gates the later slot is deferred first. Slots keep their places.
+ *   elsewhere   [experts], read at each run, or NULL: nowhere
+ *   late        NULL: nothing is deferred
+ * Experts over *late are not computed at all in a step with defer 0: their output keeps what it holds. */
+KT_API int kt_program_split(kt_program *program, int32_t routing, const uint8_t *elsewhere, int32_t *now,
+                            int32_t *late);
+
+/* counts [experts]: how often route, or a split of a given routing, met each expert since the program was made.
+ * Counted while a step runs, to be read between steps. NULL: no such routing, or one that split made. */
+KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing);
+
+/* The activation of a gated product. With g = min(gate, gate_limit) and u = up, kept within -limit..limit:
+ * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. */
+typedef struct kt_glu {
+    float alpha;            /* 1: silu; 1.702: an approximate gelu */
+    float limit;            /* > 0; 0: none */
+    float shift;
+    float gate_limit;       /* > 0; 0: that of up */
+} kt_glu;
+
+/* What experts may have besides their matrices. The arrays must outlive the program. */
+typedef struct kt_experts {
+    const kt_glu *glu;              /* or NULL */
+    const float *gate_up_bias;      /* [experts][2I'] in the order of the rows of gate_up, or NULL */
+    const float *down_bias;         /* [experts][H], or NULL */
+} kt_experts;
+
+/* out[t] = sum over k, by ascending id, of gate[t][k] * (down[id] * glu(gate_up[id] * in[t] + bias) + bias).
+ * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
+ * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
+ * Each node of the pool has a part of the width, cut where kt_cut_columns says for down: gate_up [nodes] its
+ * rows, down [nodes] the same of its columns; n and k are 0 where a node has none. Each multiplies with the
+ * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes.
+ * options: NULL: neither biases nor another activation than silu(gate) * up. */
+KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int32_t routing,
+                              const kt_weight *gate_up, const kt_weight *down, const kt_experts *options);
+
+/* out [I] = glu(gate, up);  in [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
+ * alternate, as the packed gate_up matrix gives them. */
+KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
+
+enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
+/* out = x * sigmoid(by), x * by * sigmoid(by), or x * log(1 + e^by); by has one column for each of as many runs of
+ * columns of x: for each column, for each head, or one for all of a row's. */
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
+
+KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
+
+/* Hyper-connections: the residual is n streams side by side, [n * width], which a block reads as one and adds to
+ * as many. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4). */
+
+/* Each stream of out = in;  out.width a multiple of in.width. */
+KT_API int kt_program_spread(kt_program *program, kt_view out, kt_view in);
+
+/* How streams are mixed, in place from what a product made of them. Of x [(2 + n) * n] the columns become
+ *     pre [n]      sigmoid(scale[0] x + base) + eps
+ *     post [n]     2 sigmoid(scale[1] x + base)
+ *     comb [n][n]  the softmax of each row of scale[2] x + base, + eps; then columns, and iterations - 1 times rows
+ *                  and columns, are divided by their sums + eps
+ * and of x [n] there is only pre. */
+typedef struct kt_mix {
+    int32_t streams;        /* n, 1..16 */
+    int32_t iterations;     /* 1..1000 */
+    float eps;              /* >= 0 */
+    const float *scale;     /* [3]; of pre alone [1] */
+    const float *base;      /* [x.width] */
+} kt_mix;
+KT_API int kt_program_mix(kt_program *program, kt_view x, const kt_mix *mix);
+
+/* out = sum over streams s, ascending, of by[s] * in[s];  by [n], in [n * out.width]. */
+KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view in, kt_view by);
+
+/* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * in[j];  by: post [n], comb [n][n]. */
+KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view in, kt_view y, kt_view by);
+
+/* out = in * by, a number;  out may equal in. */
+KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view in, float by);
+
+/* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
+KT_API int kt_program_carry(kt_program *program, kt_view out, kt_view x);
+
+/* The caller writes this view before the run of the part that is recorded next, or of the whole program: what
+ * was converted from it for products before is not used any more. */
+KT_API int kt_program_input(kt_program *program, kt_view x);
+
+/* What is recorded from here on forms the next part; its number (part 0 begins by itself) or KT_ERR_*. A part can
+ * run by itself, at any time when what it reads is there: what earlier parts wrote, and the activations that the
+ * part right before it converted, unless kt_program_input came between. */
+KT_API int32_t kt_program_part(kt_program *program);
+
+/* Output rows: out[i] = in[first_output + i] */
+KT_API int kt_program_select(kt_program *program, kt_view out, kt_view in);
+
+/* What choosing a token needs to know of each row of logits; B = ceil(logits.width / 64) blocks of 64
+ * columns, the last perhaps shorter. The same bits for any number of threads.
+ *   best  [1]  column of the greatest value, the first of equals (a whole number; at most 2^24 columns);
+ *              a column of NaN or +Inf if there is any, so that the value there says whether all is well
+ *   peaks [B]  greatest value of each block; +Inf if it holds NaN
+ *   sums  [B]  sum of e^((value - peak) / step.temperature) over each block, in 1..64; a number without
+ *              meaning where the peak is infinite, not written if the temperature is 0 */
+KT_API int kt_program_summary(kt_program *program, kt_view best, kt_view peaks, kt_view sums, kt_view logits);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

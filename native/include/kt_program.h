@@ -1,0 +1,78 @@
+/* kt_program.h - programs: how they are made and run; what they are made of is in kt_operations.h.
+ *
+ * Buffers hold f32 rows, one per token of the step (domain KT_ROWS_TOKENS) or one per wanted output
+ * (KT_ROWS_OUTPUTS). A view is a range of columns of a buffer. Each recording function appends one
+ * operation and checks its arguments; operations run in the order they were recorded. T below is the
+ * number of rows of the step in the operation's domain.
+ */
+#ifndef KT_API_PROGRAM_H
+#define KT_API_PROGRAM_H
+
+#include "kt_pool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kt_program kt_program;
+
+enum kt_domain { KT_ROWS_TOKENS = 0, KT_ROWS_OUTPUTS = 1 };
+
+typedef struct kt_program_options {
+    int64_t max_tokens;     /* rows of token buffers */
+    int64_t max_outputs;    /* rows of output buffers */
+    int32_t exact;          /* 1: f32 activations in every product and f32 KV cache; 0: the fast path */
+    int32_t kv_f32;         /* 1: f32 KV cache although the rest is fast, to measure what a bf16 one costs */
+} kt_program_options;
+
+typedef struct kt_view {
+    int32_t buffer;
+    int32_t column;
+    int32_t width;
+} kt_view;
+
+KT_API kt_program *kt_program_create(kt_pool *pool, const kt_program_options *options, char *error,
+                                     size_t error_size);
+KT_API void kt_program_free(kt_program *program);
+KT_API const char *kt_program_error(const kt_program *program);
+
+/* A new buffer of `width` columns; its number (>= 0) or KT_ERR_*. */
+KT_API int32_t kt_program_buffer(kt_program *program, int64_t width, int32_t domain);
+/* Where a buffer lies, and its row stride in floats. Valid from kt_program_finish on. */
+KT_API float *kt_program_data(kt_program *program, int32_t buffer, int64_t *stride);
+/* All operations are recorded: reserve buffers and scratch. Bytes reserved in *size if not NULL. */
+KT_API int kt_program_finish(kt_program *program, size_t *size);
+
+/* Everything that changes from step to step. */
+typedef struct kt_step {
+    int64_t n_tokens;       /* 1..max_tokens */
+    int64_t start;          /* position of the first token */
+    int64_t first_output;   /* tokens first_output..n_tokens-1 give outputs; n_tokens: none */
+    const int32_t *ids;     /* [n_tokens] */
+    const int32_t *pages;   /* [n_pages] cache page of each run of 64 positions */
+    int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
+    void *cache;            /* [cache_pages][page_bytes] */
+    int64_t cache_pages;
+    size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
+    float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
+    int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
+    /* What operations with a state keep of a sequence: left before `start`, and after this step. The first is not
+     * written, so that a step that counts for nothing leaves no trace. */
+    const float *state;     /* [state_bytes]; NULL, only at start 0: zeros */
+    float *next_state;      /* [state_bytes], elsewhere */
+    size_t state_bytes;     /* no less than the last operation's end */
+} kt_step;
+
+/* Run all operations for one step. */
+KT_API int kt_program_run(kt_program *program, const kt_step *step);
+/* Run the operations of one part. The parts in turn give what kt_program_run gives. */
+KT_API int kt_program_run_part(kt_program *program, const kt_step *step, int32_t part);
+
+/* Nanoseconds spent in each operation since the program was made, in recording order (added up over
+ * steps). Writes at most `capacity` and returns the number of operations. */
+KT_API int32_t kt_program_profile(const kt_program *program, int64_t *nanoseconds, int32_t capacity);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

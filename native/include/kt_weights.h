@@ -1,0 +1,128 @@
+/* kt_weights.h - number formats and packed weights.
+ *
+ * A weight matrix [n, k] (n outputs, k inputs) is padded with zeros to n' (multiple of 16) and k'
+ * (multiple of `step`) and cut into panels of 16 rows. One panel, contiguous, 64-byte aligned:
+ *
+ *     codes    [k'/step][step/g][16][g]     scales  [groups][16], then padding to 64 bytes
+ *
+ *   bits 16: bf16 values,                     g = 2, step = 32, no scales (group 0, KT_SCALE_NONE)
+ *   bits  8: signed codes in -127..127, or    g = 4, step = 64
+ *            E4M3 bytes (KT_CODE_E4M3): OCP 8-bit floating point, bias 7, no infinities; the NaNs 0x7f
+ *            and 0xff are no codes
+ *   bits  4: indices 0..15 into codebook,     g = 4, step = 64; the line i (of 8) of a step holds in
+ *            byte [r][j] the index of column 4i+j in its low and of column 32+4i+j in its high nibble
+ *
+ * value = code (or codebook[code]) * scale; one scale per row and per `group` columns, ascending;
+ * group 0 = one scale for the whole row. groups = group ? k' / group : 1; group divides k' after k'
+ * is rounded up to a multiple of max(step, group).
+ * bits 32: f32 values, g = 1, step = 16: for what must stay exact.
+ *
+ * rotation R: the rows of W are multiplied by a block-diagonal Hadamard matrix H before they are encoded, and
+ * activations before they are rounded: (W H)(H x) = W x. H spreads a large column over its whole block, so that
+ * one scale serves a row. A block has B columns: the largest power of two <= R that divides k rounded up to 64.
+ * H of a block x[0..B): for h = 1, 2, 4, ... B/2, for each i without bit h: x[i], x[i+h] = x[i] + x[i+h],
+ * x[i] - x[i+h]; then each times (float)(1 / sqrt(B)). It is its own inverse, but for rounding.
+ */
+#ifndef KT_API_WEIGHTS_H
+#define KT_API_WEIGHTS_H
+
+#include "kt_pool.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kt_scale_type { KT_SCALE_NONE = 0, KT_SCALE_F32 = 1, KT_SCALE_BF16 = 2, KT_SCALE_E8M0 = 3 };
+enum kt_code_type { KT_CODE_INTEGER = 0, KT_CODE_E4M3 = 1 };
+
+typedef struct kt_format {
+    int32_t bits;           /* 4, 8, 16 or 32 */
+    int32_t group;          /* columns per scale: 0 (whole row), 32, 64 or 128 */
+    int32_t scale;          /* enum kt_scale_type */
+    int8_t codebook[16];    /* 4 bits only: ascending; linear int4 is -8..7 */
+    int32_t codes;          /* enum kt_code_type; KT_CODE_E4M3 with 8 bits only */
+    int32_t rotation;       /* R: 0 (none), 64, 128 or 256; with 4 and 8 bits only */
+} kt_format;
+
+/* `count` packed matrices of one shape, one behind the other. */
+typedef struct kt_weight {
+    kt_format format;
+    int64_t n, k, count;
+    const void *data;
+} kt_weight;
+
+/* Bytes of one packed matrix; 0 if the format or the shape is not valid. */
+KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
+
+/* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
+enum kt_dtype {
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2,
+    KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
+    KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
+};
+
+/* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
+
+/* How a quantized checkpoint stores a matrix: codes, row major, and one scale for each block of them. */
+typedef struct kt_codes {
+    int32_t bits;           /* 8: a byte each; 4: two in a byte, the first in its low nibble. Rows begin at bytes */
+    int64_t block_rows, block_columns;
+    int64_t row;            /* how many rows of the first block lie above src */
+    const float *table;     /* [1 << bits] what each code means */
+    const float *scale;     /* [ceil((row + n) / block_rows)][ceil(k / block_columns)] */
+    const float *zero;      /* as many, or NULL: all 0 */
+} kt_codes;
+
+/* dst[n][k] f32 = (table[src[n][k]] - zero) * scale. KT_ERR_VALUE if any is NaN or Inf. */
+KT_API int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64_t n, int64_t k, float *dst);
+
+typedef struct kt_pack_error {
+    double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
+    double sum_sq;          /* sum of source^2 */
+    double out_error;       /* the same two weighted by the importance of the columns, and the sum of value^2: what */
+    double out_sq;          /* is to be expected of the products' error and size, and of their size as stored, for */
+    double out_stored;      /* inputs with independent columns. Without importance each column counts 1 */
+} kt_pack_error;
+
+/* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
+ * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
+ * else it is added to. The bytes do not depend on the row, the threads or the machine.
+ * scales [n][groups] f32, for 4 and 8 bits with f32 scales: used instead of those that the encoder would choose,
+ * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
+ * that E4M3 values or integers were decoded with, these come back bit for bit: see kernels/formats.h.
+ * importance [k] f32: how much the squared error of each column counts when scales are searched, 2^-20..2^20; of a
+ * format with rotation, every column of a block counts the block's mean. NULL: all count the same. */
+KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
+                   const float *scales, const float *importance, int64_t panel_step, void *dst,
+                   kt_pack_error *error);
+
+/* dst[n][k] f32 = matrix `index` of w, decoded, and rotated back. */
+KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);
+
+/* Nodes share a weight by rows or by columns. A slice is a weight of its own in the same format: rows
+ * [first, last) or columns [first, last) of each matrix, packed; empty where first = last, and then data is
+ * not used. Rows are cut at multiples of 16, columns at multiples of kt_cut_columns. */
+enum kt_cut { KT_CUT_ROWS = 0, KT_CUT_COLUMNS = 1 };
+typedef struct kt_slice {
+    int64_t first, last;
+    void *data;
+} kt_slice;
+
+/* Where columns can be cut: every 64, in bf16 every 32, in f32 every 16, and never inside a group or a rotation R.
+ * Columns are cut of weights whose R is their block B, so that slices of any width have the same blocks. */
+KT_API int64_t kt_cut_columns(const kt_format *format);
+
+/* Fill slices[0..nodes of the pool), which follow one another from 0 to the end, with w's bytes: those of the
+ * file from `offset`, or w's data if fd is negative. Each byte of the file is read once; pages that nobody
+ * touched are first touched by the threads of their node. KT_ERR_IO if the file is shorter. */
+KT_API int kt_place(kt_pool *pool, int32_t fd, uint64_t offset, const kt_weight *w, int32_t cut,
+                    const kt_slice *slices);
+
+/* Random codes and scales, values of mean 0 and rms about 1/sqrt(k), for benchmarks without a checkpoint. */
+KT_API int kt_fill_random(kt_pool *pool, const kt_weight *w, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
