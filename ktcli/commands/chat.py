@@ -191,8 +191,8 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         return library.BUILTIN, None
     try:
         reference = parse(name)
-        if not reference.repository:
-            library.matching(name) or library.resolve(name)
+        if not reference.repository:  # of formats that are not there yet the conversion is made
+            library.matching(reference.name or name) or library.resolve(name)
         return name, None
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):

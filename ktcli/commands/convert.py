@@ -166,10 +166,20 @@ def convert_entry(
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     """Where its conversion lies: in the library. What lies outside of it is told apart by place and age."""
-    name = entry.name
-    if not entry.managed and name != library.BUILTIN:
-        name = library.local_name(entry.path, str(newest_ns(entry.path)))
-    return library.pack_path(name, recipe.experts_name, recipe.dense.name)
+    return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+
+
+def _pack_name(entry: Entry) -> str:
+    if entry.managed or entry.name == library.BUILTIN:
+        return entry.name
+    return library.local_name(entry.path, str(newest_ns(entry.path)))
+
+
+def conversions_outside(entry: Entry) -> list[Entry]:
+    """Those of a checkpoint outside the library, which bear another name than it; of other entries none."""
+    if entry.kind is Kind.PACK or (name := _pack_name(entry)) == entry.name:
+        return []
+    return [each for each in library.entries() if each.name == name]
 
 
 def newest_ns(path: Path) -> int:

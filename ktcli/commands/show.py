@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ktcli.commands.convert import conversions_outside
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import BadCheckpoint, KtError, gib
 from ktcli.output import out, safe, table
@@ -36,7 +37,7 @@ def show(
       kt show ./my-model --json
     """
     entries = library.matching(model)
-    entries += tuple(each for entry in entries for each in _conversions(entry))
+    entries += tuple(each for entry in entries for each in conversions_outside(entry))
     profile = catalog.find(entries[0].name if entries else parse(model).name)
     if profile is None and not entries:
         library.resolve(model)
@@ -66,16 +67,6 @@ def _config(entry: Entry) -> Mapping[str, Any]:
             f"{entry.label} is not complete: {entry.problem}", hint=f"kt pull {entry.name}"
         )
     return config_of(entry.path)
-
-
-def _conversions(entry: Entry) -> list[Entry]:
-    """Those of a folder or file outside the library, which bear another name; of other entries none."""
-    from ktcli.commands.convert import newest_ns
-
-    if entry.managed or entry.kind is Kind.PACK or entry.name == library.BUILTIN:
-        return []
-    name = library.local_name(entry.path, str(newest_ns(entry.path)))
-    return [each for each in library.entries() if each.name == name]
 
 
 def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ktcli.models import Model, build
 from ktcli.output import out
 from ktcli.planner.deferral import require
 from ktcli.planner.memory import need_bytes
-from ktcli.store import catalog
+from ktcli.store import catalog, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
@@ -143,8 +143,10 @@ def ways_of(
         require(max(asked.depths), model.spec.top_k)
         return ready, pack.recipe, model
 
+    wanted = conversions_of(name, formats)
+    _require_known(name)
     first = [] if against is None else [Way(*made(against), cache=asked.caches[0])]
-    conversions = [made(name, each) for each in conversions_of(name, formats)]
+    conversions = [made(name, each) for each in wanted]
     more = (
         Way(*each, depth, cache)
         for each in conversions
@@ -152,6 +154,13 @@ def ways_of(
         for cache in asked.caches
     )
     return (*first, *more)
+
+
+def _require_known(name: str) -> None:
+    """Refused before another model is pulled to be compared with it."""
+    reference = parse(name)
+    if not reference.repository and not library.matching(reference.name or name):
+        library.resolve(name)
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:

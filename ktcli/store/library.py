@@ -375,7 +375,7 @@ def _local(folder: Path) -> Entry:
             )
         pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
     except OSError as error:
-        raise NotFound(f"cannot read the folder {folder}: {error.strerror}") from error
+        raise NotFound(f"cannot read {folder}: {error.strerror}") from error
     if not pack and not checkpoint:
         files = sorted(folder.glob(f"*{GGUF}"))
         hint = (

@@ -262,6 +262,7 @@ def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "config.json").write_text("{}")
     assert command.who_and_what(None, None) == ("kt-mini", None)
     assert command.who_and_what("", None) == ("kt-mini", None)
+    assert command.who_and_what("kt-mini@nl4-bf16", None) == ("kt-mini@nl4-bf16", None)
     assert command.who_and_what("Qwen/Qwen3-30B-A3B", None) == ("Qwen/Qwen3-30B-A3B", None)
     assert command.who_and_what(str(folder), None) == (str(folder), None)
     assert command.who_and_what("is a/b a path?", None) == ("kt-mini", "is a/b a path?")

@@ -13,7 +13,7 @@ from weights import quantised
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint, sources, write_checkpoint
 
 from ktcli.commands import convert
-from ktcli.commands.prepare import converted
+from ktcli.commands.prepare import Wanted, converted, prepare
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.store import library
@@ -125,6 +125,17 @@ def test_a_folder_of_ones_own_is_converted_to_where_a_chat_looks_for_it(source: 
     assert main(["convert", str(source), "--json"]) == 0
     ready = converted(str(source))
     assert ready is not None and str(ready.pack) == json.loads(capsys.readouterr().out)["path"]
+
+
+def test_what_was_converted_is_what_a_chat_takes(source: Path, capsys):
+    """Of a folder of one's own as of a name: in the formats there are, the usual ones first."""
+    assert converted(str(source)) is None
+    for experts, dense in (("int8", "bf16"), ("int4", "int8")):
+        assert main(["convert", str(source), "--experts", experts, "--dense", dense, "--json"]) == 0
+        path = json.loads(capsys.readouterr().out)["path"]
+        ready = prepare(str(source), Wanted())
+        assert ready == converted(str(source)) and str(ready.pack) == path
+    assert prepare(str(source), Wanted(), formats="int8-bf16").pack.name.endswith("@int8-bf16")
 
 
 def test_show_of_a_folder_names_its_conversions(source: Path, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli import config
 from ktcli.main import main
@@ -117,9 +118,14 @@ def test_show_of_an_unknown_architecture_says_so(capsys: Capture) -> None:
 
 
 def test_pull_of_a_local_folder(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    found = document(["pull", str(tmp_path)], capsys)
-    assert (found["path"], found["downloaded"]) == (str(tmp_path), False)
+    """It is looked at as a conversion will: a folder that cannot be used is no good answer."""
+    folder = random_checkpoint(tmp_path / "model", QWEN3)
+    found = document(["pull", str(folder)], capsys)
+    assert (found["path"], found["downloaded"]) == (str(folder), False)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"qwen3_moe"', '"qwen3_mooe"'))
+    error = document(["pull", str(folder)], capsys, code=5)["error"]
+    assert "unknown architecture" in error["message"]
 
 
 def test_pull_of_what_is_there(capsys: Capture) -> None:
