@@ -35,7 +35,15 @@ from ktcli.weights.manifest import (
     parse_manifest,
     parse_record,
 )
-from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
+from ktcli.weights.pack import (
+    HINT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Pack,
+    WeightFile,
+    is_pack,
+    weight_files,
+)
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
@@ -344,7 +352,13 @@ def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:
 
 
 def overall(files: Sequence[WeightFile], manifest: Manifest) -> dict[str, float]:
-    """Error of the whole model: root mean square over the files, by elements of each kind of tensor."""
+    """Error of the whole model: root mean square over the files, by elements of each kind of tensor.
+
+    Raises:
+        BadPack: the manifest lists other files.
+    """
+    if [file.name for file in files] != [record.name for record in manifest.files]:
+        raise BadPack(f"{MANIFEST} lists other weight files than its model has", hint=HINT)
     squares: dict[str, list[tuple[float, int]]] = {}
     for file, record in zip(files, manifest.files, strict=True):
         for kind, error in record.error.items():

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from types import MappingProxyType
 
@@ -32,6 +33,7 @@ from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
 SAMPLE = 1024  # rows of a head, which are read twice
+LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 
@@ -177,12 +179,17 @@ class Encoder:
     def _even(self, tensor: Tensor, gain: Tensor, matrix: Matrix) -> Matrix:
         """These rows of a tensor with columns on one scale; what its gain is to be multiplied with is kept."""
         if gain.name not in self._factors:
-            rows = _stacked([self._now(span) for span in sample(tensor, self._checkpoint)])
             (piece,) = cut(gain, self._checkpoint)
             parts = [_take(self._now(piece.spans[part.span]), part) for part in piece.rows]
-            self._factors[gain.name] = factors_of(rows, _stacked(parts).reshape(-1))
+            largest = self._largest(sample(tensor, self._checkpoint))
+            self._factors[gain.name] = factors_of(largest, _stacked(parts).reshape(-1))
         with np.errstate(over="ignore"):  # packing refuses what is too large
             return matrix / self._factors[gain.name]
+
+    def _largest(self, spans: list[Span]) -> Matrix:
+        """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
+        found = (np.abs(self._now(span)).max(axis=0) for span in spans)
+        return reduce(np.maximum, found)
 
     def _now(self, span: Span) -> Matrix:
         """What a span holds, ahead of its turn."""
@@ -196,6 +203,7 @@ class Encoder:
         counts: Matrix = found[piece.index]
         if (gain := piece.tensor.gain) is not None and gain.name in self._factors:
             counts = counts * self._factors[gain.name] ** 2
+            counts = np.clip(counts, LEAST_IMPORTANCE, 1 / LEAST_IMPORTANCE)
         return counts
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:

@@ -35,6 +35,8 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
+LINEAR = BY_NAME["qwen3-next"]
+DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
 STEP, LAGUNA, TRINITY, LING, AX = (
     BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
 )
@@ -186,6 +188,21 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (V4, {"sliding_window": 0}, "sliding_window is 0"),
     (V4, {"sliding_window": None}, "sliding_window is missing"),
     (V4, {"o_groups": 5}, "o_groups is 5"),
+    (
+        V4,
+        {"o_groups": 256, "num_attention_heads": 256, **DEEP},
+        "o_groups of 256 in 512 layers",
+    ),
+    (
+        LINEAR,
+        {"linear_num_key_heads": 64, "linear_num_value_heads": 64, **DEEP},
+        "linear_num_key_heads of 64 in 512 layers",
+    ),
+    (
+        LINEAR,
+        {"num_attention_heads": 64, "num_key_value_heads": 1, **DEEP},
+        "num_attention_heads of 64 in 512 layers",
+    ),
     (V4, {"o_groups": 512, "num_attention_heads": 512}, r"o_groups is 512, outside 1\.\.256"),
     (
         V4,

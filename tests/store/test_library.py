@@ -251,6 +251,7 @@ DAMAGED = {
     "no hash": '{"source": {}, "files": [{"name": "a", "size_bytes": 1}]}',
     "size below zero": '{"source": {}, "files": [{"name": "a", "size_bytes": -1, "sha256": ""}]}',
     "leads out": '{"source": {}, "files": [{"name": "../a", "size_bytes": 1, "sha256": ""}]}',
+    "no text": '{"source": {}, "files": [{"name": "\\ud800", "size_bytes": 1, "sha256": ""}]}',
     "absolute": '{"source": {}, "files": [{"name": "/etc/passwd", "size_bytes": 1, "sha256": ""}]}',
     "a file twice": '{"source": {}, "files": [%s, %s]}'
     % (('{"name": "a", "size_bytes": 1, "sha256": ""}',) * 2),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.weights import encode
 from ktcli.weights.checkpoint import Checkpoint
-from ktcli.weights.encode import Encoder
+from ktcli.weights.encode import Encoder, sample
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Raw, Read
 
@@ -167,6 +169,22 @@ def test_pieces_of_a_model_are_its_tensors(config: dict):
         for pieces in tensor.sources:
             rows = sum(-(-p.rows // 16) * 16 if tensor.alternate else p.rows for p in pieces)
             assert rows * pieces[0].columns == tensor.n * tensor.k, tensor.name
+
+
+def test_the_sample_of_a_head_is_never_in_memory_at_once(tmp_path: Path):
+    """A thousand rows of the widest head would be gigabytes."""
+    (head,) = (t for t in build({**QWEN3, "hidden_size": 8192}).tensors if t.gain)
+    head = replace(head, n=1024, sources=((Stored("m.w", (1024, 8192)),),))
+    matrix = np.random.default_rng(3).standard_normal((1024, 8192)).astype(np.float32)
+    written(tmp_path, {"m.w": matrix}).close()
+    with Checkpoint(tmp_path) as checkpoint:  # not one that remembers each byte
+        encoder = Encoder(checkpoint, Recipe(), POOL)
+        tracemalloc.start()
+        found = encoder._largest(sample(head, checkpoint))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert np.array_equal(found, np.abs(matrix).max(axis=0))
+    assert peak < matrix.nbytes / 10
 
 
 def test_fused_experts_are_the_same_model(tmp_path: Path):
