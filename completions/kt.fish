@@ -5,7 +5,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; 
 complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most likely token always'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; may be repeated' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d '0 is greedy' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -r -F
@@ -53,7 +53,7 @@ complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to wri
 complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Keep the experts’ down projections one step more precise'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first; scales then lose least where its inputs are large' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first; scales of 4-bit formats then lose least where its inputs are large' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'

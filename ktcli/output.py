@@ -113,6 +113,7 @@ class Progress:
     ) -> None:
         self._title, self._total, self._unit, self._visible = title, total, unit, visible
         self._done = done
+        self._begun = False
         self._bar: Any = None
         self._task: Any = None
 
@@ -127,16 +128,20 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
+            if not self._begun:  # nothing was done: no bar is left behind
+                self._bar.live.transient = True
             self._bar.stop()
 
     def advance(self, amount: int = 1) -> None:
         """`amount` more is done."""
         if self._bar is not None:
+            self._begun = True
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
         """Set what is done; a total of None stays what it is."""
         if self._bar is not None:
+            self._begun = True
             self._bar.update(self._task, completed=done, total=total)
 
 
@@ -153,12 +158,17 @@ def _rich_bar(unit: str) -> Any:
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.table import Column
 
-    title = TextColumn("{task.description}", markup=False)
+    whole = Column(no_wrap=True)
+    title = TextColumn("{task.description}", markup=False, table_column=whole)
     amounts: list[Any] = (
-        [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+        [
+            DownloadColumn(binary_units=True, table_column=whole),
+            TransferSpeedColumn(table_column=whole),
+        ]
         if unit == "B"
-        else [MofNCompleteColumn()]
+        else [MofNCompleteColumn(table_column=whole)]
     )
     columns = [title, BarColumn(None), TaskProgressColumn(), *amounts, TimeRemainingColumn(True)]
     return Progress(*columns, console=Console(file=sys.stderr), expand=True)

@@ -47,4 +47,4 @@ def column_factors(
         for start in range(0, tensor.n, apart)
         for row in range(start, min(start + 16, tensor.n))
     ]
-    return factors_of(matrix[rows], gain)
+    return factors_of(np.abs(matrix[rows]).max(axis=0), gain)

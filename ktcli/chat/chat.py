@@ -9,7 +9,7 @@ earlier turn differently (without its thoughts, say) as much as is common is reu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -62,6 +62,13 @@ class Voice:
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the template listens to `Settings.thinking`."""
+        hello = [{"role": "user", "content": "hi"}]
+        ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
+        return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
 def read_voice(name: str, folder: Path) -> Voice:

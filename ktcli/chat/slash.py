@@ -195,7 +195,7 @@ def shown(settings: Settings) -> str:
 
 TABLE: dict[str, Slash] = {
     "help": Slash(_help, "", "this list"),
-    "system": Slash(_system, "[TEXT]", "show or set the system text (none removes it)"),
+    "system": Slash(_system, "[TEXT]", "show or set the system text; none: remove"),
     "set": Slash(_set, "[NAME VALUE]", "show or change how answers are made"),
     "clear": Slash(_clear, "", "start a new conversation"),
     "retry": Slash(_retry, "", "answer the last question again"),

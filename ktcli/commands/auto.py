@@ -14,8 +14,11 @@ from ktcli.output import out
 from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
-from ktcli.store.library import Entry
+from ktcli.store import catalog, library
+from ktcli.store.library import Entry, Kind
+from ktcli.store.reference import parse
 from ktcli.weights.check import lossless_format
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 
@@ -25,6 +28,20 @@ def chosen(model: Model, host: Host, request: Request, kept: Format | None = Non
     choice = choose_experts(model, host, request, kept)
     out.note(f"--experts auto: {choice.experts}, {choice.reason}")
     return choice.experts
+
+
+def kept_by(name: str, model: Model) -> Format | None:
+    """What holds the experts of a model's checkpoint exactly: by its files where they are here, else by the
+    catalogue, which names another format than the usual one only where a checkpoint's experts are in it."""
+    reference = parse(name)
+    entry = library.find(reference.name or name, Kind.CHECKPOINT)
+    if entry is not None:
+        with closing(open_checkpoint(entry.path)) as checkpoint:
+            return lossless_format(model, checkpoint)
+    profile = catalog.find(reference.name)
+    if profile is None or profile.experts == Recipe().experts_name:
+        return None
+    return FORMATS.get(profile.experts)
 
 
 def chosen_here(entry: Entry, dense: str | None, threads: int | None) -> str:

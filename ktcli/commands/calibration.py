@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +23,7 @@ from ktcli.hardware.team import make_team
 from ktcli.models import build
 from ktcli.output import out
 from ktcli.planner.memory import need_bytes
-from ktcli.store.library import Entry
+from ktcli.store.library import CALIBRATING, Entry
 from ktcli.weights.convert import Calibration
 from ktcli.weights.convert import convert as convert_weights
 from ktcli.weights.pack import Pack, is_pack
@@ -67,7 +68,8 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
 
     pool = make_team(read_cpu(SYSTEM_ROOT, ()), threads)
     config.home().mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=config.home(), prefix="calibrate-") as folder:
+    prefix = f"{CALIBRATING}{os.getpid()}-"
+    with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder:
         with out.progress(f"Converting {entry.name} to run it") as bar:
             made = convert_weights(
                 entry.path,
@@ -83,8 +85,8 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
                 f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
                 hint=f"take a longer text; {TOKENS:,} tokens of it are read",
             )
-        with out.progress(f"Reading {passage.name}") as bar:
+        with out.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
             return calibrate(
                 Pack.open(made.path), pool, reading.ids, reading.begin,
-                lambda done: bar.update(done=done, total=total),
+                lambda done: bar.update(done=done),
             )  # fmt: skip

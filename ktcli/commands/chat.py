@@ -44,10 +44,18 @@ NameArg = Annotated[
 PromptArg = Annotated[str | None, typer.Argument(metavar="PROMPT", help="Answer this and exit.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
 MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", "-n", min=1, help="Longest answer, in tokens.")
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        min=1,
+        help="Longest answer, in tokens. Default: the model's own, else what the context holds.",
+    ),
 ]
-System = Annotated[str | None, typer.Option("--system", "-s", help="System text.")]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text that ends an answer.")]
+System = Annotated[str | None, typer.Option("--system", "-s", help="System text. Default: none.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")
+]
 Number = float | None
 Temperature = Annotated[Number, typer.Option("--temperature", help="0 is greedy.")]
 TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the best K tokens.")]
@@ -56,9 +64,14 @@ MinP = Annotated[Number, typer.Option("--min-p", help="Drop what is P times less
 Penalty = Annotated[
     Number, typer.Option("--repetition-penalty", help="Above 1: repeat less. 1 is off.")
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Equal seeds give equal texts.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", help="Equal seeds give equal texts. Default: random.")
+]
 Think = Annotated[
-    bool | None, typer.Option("--think/--no-think", help="For models that can do both.")
+    bool | None,
+    typer.Option(
+        "--think/--no-think", help="For models that can do both. Default: as the model likes."
+    ),
 ]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
@@ -115,6 +128,11 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
+    if greedy and temperature:
+        raise UsageError(
+            f"--greedy and --temperature {temperature:g} contradict each other",
+            hint="leave one of them out",
+        )
     asked = Asked(given, max_tokens, tuple(stop or ()), system, think, stats)
     recording = config.records_heat()
     model, words = who_and_what(name, prompt)
@@ -173,8 +191,8 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         return library.BUILTIN, None
     try:
         reference = parse(name)
-        if not reference.repository:
-            library.matching(name) or library.resolve(name)
+        if not reference.repository:  # of formats that are not there yet the conversion is made
+            library.matching(reference.name or name) or library.resolve(name)
         return name, None
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
@@ -190,6 +208,11 @@ def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
 
     ready = prepare.prepare(model, wanted, read_voice)
     voice = read_voice(ready.name, ready.pack)
+    if asked.thinking is not None and not voice.may_think:
+        flag = "--think" if asked.thinking else "--no-think"
+        out.warn(
+            f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
+        )
     speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)
     made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""

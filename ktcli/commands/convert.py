@@ -18,9 +18,10 @@ from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
+from ktcli.store.reference import parse
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
-from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind
+from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
     from ktcli.weights.convert import Calibration, Provenance, Report
@@ -40,7 +41,7 @@ CalibrateOpt = Annotated[
     typer.Option(
         "--calibrate",
         metavar="FILE",
-        help="Run the model on this text first; scales then lose least where its inputs are large.",
+        help="Run the model on this text first; scales of 4-bit formats then lose least where its inputs are large.",
     ),
 ]
 
@@ -71,19 +72,34 @@ def convert(
 
       kt convert deepseek-v3 --experts int4-g32 --dense bf16
 
+      kt convert qwen3-30b-a3b@nl4-int8
+
       kt convert ./my-checkpoint --out ./my-pack
 
       kt convert model-Q4_K_M.gguf --experts int4-g32
     """
+    reference = parse(model)
+    if reference.formats:
+        if experts or dense or mixed:
+            raise UsageError(
+                f"{model} names its formats, and so do --experts, --dense and --mixed",
+                hint=f"leave one of them out: kt convert {reference.name}",
+            )
+        model, (experts, dense) = reference.name, split_pair(reference.formats)
     entry = library.resolve(model, Kind.CHECKPOINT)
     if experts == BY_MEMORY:
         from ktcli.commands.auto import chosen_here
 
         experts = chosen_here(entry, dense, threads)
-    recipe = recipe_for(entry, experts, dense)
+    recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     started, found = time.monotonic(), None
     if calibrate is not None:
+        if not recipe.searches:
+            raise UsageError(
+                f"--calibrate changes nothing in {recipe.name}: only formats of 4 bits choose their scales",
+                hint="leave it out, or take other formats, for example --experts int4",
+            )
         from ktcli.commands.calibration import calibration
 
         recipe = replace(recipe, calibrated=True)
@@ -118,7 +134,7 @@ def convert_entry(
     if recipe.calibrated and calibration is None:
         raise UsageError(
             f"{recipe.experts_name} is made with a text",
-            hint=f"name one: kt convert {entry.name} --calibrate FILE",
+            hint=f"name one: kt convert {entry.name}@{recipe.name} --calibrate FILE",
         )
     from ktcli.hardware.cpu import read_cpu
     from ktcli.hardware.probe import SYSTEM_ROOT
@@ -150,10 +166,20 @@ def convert_entry(
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
     """Where its conversion lies: in the library. What lies outside of it is told apart by place and age."""
-    name = entry.name
-    if not entry.managed and name != library.BUILTIN:
-        name = library.local_name(entry.path, str(newest_ns(entry.path)))
-    return library.pack_path(name, recipe.experts_name, recipe.dense.name)
+    return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+
+
+def _pack_name(entry: Entry) -> str:
+    if entry.managed or entry.name == library.BUILTIN:
+        return entry.name
+    return library.local_name(entry.path, str(newest_ns(entry.path)))
+
+
+def conversions_outside(entry: Entry) -> list[Entry]:
+    """Those of a checkpoint outside the library, which bear another name than it; of other entries none."""
+    if entry.kind is Kind.PACK or (name := _pack_name(entry)) == entry.name:
+        return []
+    return [each for each in library.entries() if each.name == name]
 
 
 def newest_ns(path: Path) -> int:

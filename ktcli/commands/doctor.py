@@ -264,7 +264,7 @@ def _render(
         *_memory_rows(machine),
         *_device_rows(machine, setting),
     ]
-    words = [table(rows), "", *map(_problem, problems)]
+    words = [table(rows, width=out.width), "", *map(_problem, problems)]
     worst = max((problem.level for problem in problems), default=Level.NOTE)
     verdict, colour = {
         Level.NOTE: ("Good: this machine can run kt.", "green"),

@@ -1,8 +1,7 @@
-"""What a conversion lost, as its manifest says: layer by layer for --json, by kind of tensor for people."""
+"""What a conversion lost, as its manifest says: by kind of tensor, and layer by layer."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,15 @@ WORDS = {
 
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Number formats, and by file the errors and cosines of each kind; None: the pack cannot be read."""
+    """Number formats, errors of the whole model, and by file the errors and cosines of each kind; None: the pack
+    cannot be read."""
+    from ktcli.models import build
+    from ktcli.weights.convert import overall
+    from ktcli.weights.pack import weight_files
+
     try:
         pack = Pack.open(path)
+        whole = overall(weight_files(build(pack.config).tensors, pack.recipe), pack.manifest)
     except KtError:
         return None
     formats = {kind.value: format_of_kind(kind, pack.recipe).name for kind in WORDS}
@@ -29,22 +34,49 @@ def error_report(path: Path) -> dict[str, Any] | None:
         {"file": record.name, "error": dict(record.error), "cosine": dict(record.cosine)}
         for record in pack.manifest.files
     ]
-    return {"formats": formats, "files": files}
+    error = {kind.value: whole[kind.value] for kind in WORDS if kind.value in whole}
+    return {"formats": formats, "error": error, "files": files}
 
 
-def render_report(name: str, report: dict[str, Any]) -> str:
-    """A line per kind: over all layers, and its worst one. Packs of before have no cosines."""
-    rows = [("", "format", "error (rms)", "worst layer", "outputs' least cosine")]
+def render_report(name: str, report: dict[str, Any], *, layers: bool = False) -> str:
+    """A line per kind: over all layers, and its worst one. Packs of before have no cosines.
+
+    Args:
+        layers: then a line per layer.
+    """
+    rows = [("", "format", "error (rms)", "worst layer", "least cosine")]
     for kind, words in WORDS.items():
-        found = [(row["error"].get(kind.value), row) for row in report["files"]]
-        there = [(error, row) for error, row in found if error is not None]
-        if not there:
+        found = [
+            (row["error"][kind.value], row) for row in report["files"] if kind.value in row["error"]
+        ]
+        if not found:
             continue
-        mean = math.sqrt(sum(error * error for error, _ in there) / len(there))
-        worst, at = max(there, key=lambda pair: pair[0])
-        cosines = [row["cosine"][kind.value] for _, row in there if kind.value in row["cosine"]]
+        worst, at = max(found, key=lambda pair: pair[0])
+        cosines = [row["cosine"][kind.value] for _, row in found if kind.value in row["cosine"]]
         least = f"{min(cosines):.5f}" if cosines else ""
-        layer = at["file"].removesuffix(".safetensors").removeprefix("layer-").lstrip("0") or "0"
-        fmt = report["formats"][kind.value]
-        rows.append((f"  {words}", fmt, f"{mean:.2%}", f"{worst:.2%} ({layer})", least))
-    return f"{name}:\n{table(rows)}"
+        whole, fmt = report["error"][kind.value], report["formats"][kind.value]
+        rows.append(
+            (f"  {words}", fmt, f"{whole:.2%}", f"{worst:.2%} ({_layer(at['file'])})", least)
+        )
+    text = f"{name}:\n{table(rows)}"
+    return f"{text}\n\n{_layers(report)}" if layers else text
+
+
+def _layers(report: dict[str, Any]) -> str:
+    """The error of each layer, and the cosine between what its matrices give and what the checkpoint's do."""
+    there = [kind for kind in WORDS if any(kind.value in row["error"] for row in report["files"])]
+    head = ("  layer", *(part for kind in there for part in (WORDS[kind], "cosine")))
+    rows = []
+    for row in report["files"]:
+        cells = [f"  {_layer(row['file'])}"]
+        for kind in there:
+            error, cosine = row["error"].get(kind.value), row["cosine"].get(kind.value)
+            cells.append("" if error is None else f"{error:.2%}")
+            cells.append("" if cosine is None else f"{cosine:.5f}")
+        rows.append(cells)
+    return table(rows, head, right=range(1, len(head)))
+
+
+def _layer(file: str) -> str:
+    """The number of a file's layer; "outer" of what belongs to none."""
+    return file.removesuffix(".safetensors").removeprefix("layer-").lstrip("0") or "0"

@@ -90,13 +90,17 @@ def _render(entries: tuple[Entry, ...], known: tuple[Profile, ...]) -> str:
             (
                 p.name,
                 gib(p.download_bytes or 0),
-                f"{(p.parameters or 0) / 1e9:.0f} billion",
+                _billions(p.parameters or 0),
                 p.license,
             )
             for p in known
         ]
         words += ["", table(more, ("KT PULL …", "DOWNLOAD", "PARAMETERS", "LICENCE"), right=(1, 2))]
     return "\n".join(words)
+
+
+def _billions(parameters: int) -> str:
+    return f"{parameters / 1e9:.{0 if parameters >= 1e10 else 1}f} billion"
 
 
 def _sick(entry: Entry) -> str:

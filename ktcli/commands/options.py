@@ -60,7 +60,7 @@ ModelArg = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, or a local folder.",
+        help="Short name (kt list --all), org/repo[@revision], hf:… or ms:…, a local folder, or a .gguf file.",
     ),
 ]
 
@@ -112,13 +112,16 @@ ExpertsOpt = Annotated[
     typer.Option(
         "--experts",
         metavar="FORMAT",
-        help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan).",
+        help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
+        " the catalogue's (kt show NAME), else int4.",
     ),
 ]
 DenseOpt = Annotated[
     str | None,
     typer.Option(
-        "--dense", metavar="FORMAT", help="Number format of everything dense, e.g. int8, bf16."
+        "--dense",
+        metavar="FORMAT",
+        help="Number format of everything dense, e.g. int8, bf16. Default: the catalogue's, else int8.",
     ),
 ]
 MachineOpt = Annotated[

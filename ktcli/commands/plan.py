@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ktcli.commands.auto import chosen
+from ktcli.commands.auto import chosen, kept_by
 from ktcli.commands.devices import (
     DeviceWords,
     cost_words,
@@ -88,7 +88,8 @@ def plan(
     built = build(subject.config)
     request = words.apply(Request(subject.recipe, context), built.spec)
     if experts == BY_MEMORY:
-        recipe = Recipe.named(chosen(built, host, request), subject.recipe.dense.name)
+        best = chosen(built, host, request, kept_by(model, built))
+        recipe = Recipe.named(best, subject.recipe.dense.name)
         request = replace(request, recipe=recipe)
     if here and subject.pack is not None:
         request = informed(request, subject.pack, built.spec, host.gpus)

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli.commands.convert import convert_entry, newest_ns, pack_folder, recipe_for
+from ktcli.commands.convert import (
+    conversions_outside,
+    convert_entry,
+    newest_ns,
+    pack_folder,
+    recipe_for,
+)
 from ktcli.commands.devices import DeviceWords
 from ktcli.commands.pull import fetch
 from ktcli.commands.subject import find_subject
@@ -101,6 +107,8 @@ def prepare(
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
     if not (target / PACK_MANIFEST).is_file():
+        if not reference.formats and (other := _other(entry)) is not None:
+            return other
         if check is not None:
             with small_files_of(entry.path) as folder:
                 check(entry.name, folder)
@@ -119,7 +127,13 @@ def converted(name: str) -> Ready | None:
     if entry is None or entry.kind is Kind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
     target = pack_folder(entry, recipe_for(entry))
-    return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else None
+    return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else _other(entry)
+
+
+def _other(entry: Entry) -> Ready | None:
+    """A conversion of a checkpoint outside the library to other formats than the usual ones, if there is one."""
+    made = (each for each in conversions_outside(entry) if each.complete)
+    return next((Ready(entry.name, each.path) for each in made), None)
 
 
 def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:

@@ -10,7 +10,6 @@ from ktcli.output import Progress, out, safe
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import HUBS, Reference, parse
-from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.reader import examine
 
 
@@ -31,7 +30,7 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
     reference = parse(model)
     before = library.find(model, Kind.CHECKPOINT)
     entry = before or _download(reference)
-    if is_gguf(entry.path):
+    if not entry.managed and entry.name != library.BUILTIN:
         examine(entry.path)
     document: dict[str, Any] = {
         "name": entry.label,

@@ -12,7 +12,7 @@ from ktcli.chat.passage import Passage, Reading
 from ktcli.commands.ways import Asked, Way
 from ktcli.engine.evaluate import Difference, Scores, difference
 from ktcli.engine.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
-from ktcli.output import safe, table
+from ktcli.output import out, safe, table
 
 METHOD = (
     f"95 % intervals: Student's t on the means of up to {MOST_BLOCKS} blocks of consecutive tokens"
@@ -131,10 +131,12 @@ def _figures(value: Interval) -> dict[str, float]:
 def words(found: Found) -> str:
     """A table, and what its columns mean."""
     asked, reading = found.asked, found.reading
-    lines = [
+    width = min(80, out.width or 80)
+    lines = wrap(
         f"{safe(found.passage.name)}: {found.tokens:,} tokens in windows of {asked.length:,},"
-        f" {reading.bytes_per_token:.2f} bytes per token"
-    ]
+        f" {reading.bytes_per_token:.2f} bytes per token",
+        out.width or 1000,
+    )
     first, *others = found.results
     rows = [
         (
@@ -153,7 +155,7 @@ def words(found: Found) -> str:
         ]
         head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
         lines += ["", table(rows, head, right=(1, 2, 3))]
-    return "\n".join([*lines, "", *wrap(f"± {METHOD}", 80)])
+    return "\n".join([*lines, "", *wrap(f"± {METHOD}", width)])
 
 
 def _compared(against: Difference) -> tuple[str, str, str]:

@@ -49,14 +49,21 @@ def rm(
         if not out.confirm(f"Remove {names} and free {gib(size)}?"):
             out.note("Nothing was removed.")
             raise typer.Exit(1)
-    freed = 0
+    freed, removed = 0, []
     for entry in chosen:
         with config.lock(library.lock_path(entry.name), f"removing {entry.label}"):
+            if not entry.complete and _was_completed(entry):
+                out.note(f"{entry.label} was completed meanwhile and stays")
+                continue
             freed += library.remove(entry)
+            removed.append(entry.label)
     freed += library.remove_leftovers()
-    removed = [entry.label for entry in chosen]
     document = {"removed": removed, "freed_bytes": freed}
     out.result(document, f"Removed {safe(', '.join(removed)) or 'nothing'}, freed {gib(freed)}.")
+
+
+def _was_completed(entry: Entry) -> bool:
+    return any(each.path == entry.path and each.complete for each in library.entries())
 
 
 def _chosen(models: list[str], partial: bool) -> list[Entry]:

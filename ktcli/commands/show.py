@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ktcli.commands.convert import conversions_outside
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import BadCheckpoint, KtError, gib
 from ktcli.output import out, safe, table
@@ -26,15 +27,17 @@ def show(
 
     Works for every name that kt list --all shows, pulled or not, and for local folders. Chats record
     which experts they use, so that the busiest can be placed where they run fastest. Of each conversion it
-    says what its number formats lost; --json layer by layer.
+    says what its number formats lost; of one that is named, and with --json, layer by layer.
 
     Examples:
 
       kt show qwen3-30b-a3b
       kt show qwen3-30b-a3b --experts
+      kt show qwen3-30b-a3b@int4-int8         errors of each layer
       kt show ./my-model --json
     """
     entries = library.matching(model)
+    entries += tuple(each for entry in entries for each in conversions_outside(entry))
     profile = catalog.find(entries[0].name if entries else parse(model).name)
     if profile is None and not entries:
         library.resolve(model)
@@ -144,11 +147,11 @@ def _render(document: dict[str, Any]) -> str:
         )
     if not document["on_disk"]:
         rows.append(("On disk", f"nothing; get it with: kt pull {document['name']}"))
-    text = table([(f"{key}:", safe(value)) for key, value in rows])
+    text = table([(f"{key}:", safe(value)) for key, value in rows], width=out.width)
+    found = [place for place in document["on_disk"] if place["fidelity"]]
+    named = len(document["on_disk"]) == 1
     reports = [
-        render_report(safe(place["name"]), place["fidelity"])
-        for place in document["on_disk"]
-        if place["fidelity"]
+        render_report(safe(place["name"]), place["fidelity"], layers=named) for place in found
     ]
     return "\n\n".join([text, *reports])
 
@@ -174,7 +177,7 @@ def _shape(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("Experts", experts),
         (
             "Context",
-            f"{facts['context']} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
+            f"{facts['context']:,} positions, {gib(facts['kv_bytes_per_token'])} of cache each",
         ),
         ("Converted", packs),
     ]

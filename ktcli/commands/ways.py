@@ -24,7 +24,7 @@ from ktcli.models import Model, build
 from ktcli.output import out
 from ktcli.planner.deferral import require
 from ktcli.planner.memory import need_bytes
-from ktcli.store import catalog
+from ktcli.store import catalog, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, names_experts, split_pair
@@ -143,8 +143,10 @@ def ways_of(
         require(max(asked.depths), model.spec.top_k)
         return ready, pack.recipe, model
 
+    wanted = conversions_of(name, formats)
+    _require_known(name)
     first = [] if against is None else [Way(*made(against), cache=asked.caches[0])]
-    conversions = [made(name, each) for each in conversions_of(name, formats)]
+    conversions = [made(name, each) for each in wanted]
     more = (
         Way(*each, depth, cache)
         for each in conversions
@@ -154,16 +156,29 @@ def ways_of(
     return (*first, *more)
 
 
+def _require_known(name: str) -> None:
+    """Refused before another model is pulled to be compared with it."""
+    reference = parse(name)
+    if not reference.repository and not library.matching(reference.name or name):
+        library.resolve(name)
+
+
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     """A list of formats as "<experts>-<dense>"; one name alone is the experts', also where it could be a pair.
     None: as the model is.
 
     Raises:
-        UsageError: there is no such format, or it is named twice.
+        UsageError: there is no such format, it is named twice, or `name` has formats of its own.
     """
     if said is None:
         return ("",)
-    profile = catalog.find(parse(name).name)
+    reference = parse(name)
+    if reference.formats:
+        raise UsageError(
+            f"{name} is one conversion, --formats compares several",
+            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+        )
+    profile = catalog.find(reference.name)
     made = []
     for word in (word.strip() for word in said.split(",")):
         experts, dense = (word, "") if names_experts(word) else split_pair(word)

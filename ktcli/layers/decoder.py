@@ -18,6 +18,7 @@ Attention = (
     GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
 )
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
+NO_NORMS = "", ""
 
 
 def below(prefix: str, name: str) -> str:
@@ -43,7 +44,7 @@ class DecoderLayer:
 
     Attributes:
         added: what attention and MLP give is multiplied with.
-        after: names of norms of what they give (Trinity); None: there are none.
+        after: names of norms of what they give (Trinity); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
         norm_plus: added to the weights of its norms.
         norm_names: of those, below it.
@@ -60,7 +61,7 @@ class DecoderLayer:
     norm_names: tuple[str, str] = USUAL_NORMS
     mixers: tuple[HyperConnection, HyperConnection] | None = None
     added: float = 1.0
-    after: tuple[str, str] | None = None
+    after: tuple[str, str] = NO_NORMS
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -68,9 +69,9 @@ class DecoderLayer:
         return self._norm("attn_norm", attention), self._norm("mlp_norm", mlp)
 
     @cached_property
-    def norms_after(self) -> tuple[Tensor, ...]:
-        names = zip(("attn_norm_after", "mlp_norm_after"), self.after or (), strict=False)
-        return tuple(self._norm(name, source) for name, source in names)
+    def norms_after(self) -> tuple[Tensor | None, ...]:
+        names = zip(("attn_norm_after", "mlp_norm_after"), self.after, strict=True)
+        return tuple(self._norm(name, source) if source else None for name, source in names)
 
     def _norm(self, name: str, source: str) -> Tensor:
         stored = _stored_norm(self.source, source, self.hidden, self.norm_plus)
@@ -79,15 +80,15 @@ class DecoderLayer:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
-        norms = (*self.norms, *self.norms_after)
+        norms = (*self.norms, *(norm for norm in self.norms_after if norm))
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
 
     def forward(self, b: Backend, x: Value) -> Value:
         for i, block in enumerate((self.attention, self.mlp)):
             if self.mixers is None:
                 inner = block.forward(b, b.norm(x, self.norms[i], self.eps))
-                if self.after:
-                    inner = b.norm(inner, self.norms_after[i], self.eps)
+                if after := self.norms_after[i]:
+                    inner = b.norm(inner, after, self.eps)
                 x = b.add(x, scaled(b, inner, self.added))
             else:
                 entered, leaving = self.mixers[i].enter(b, x)

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Stored, Tensor, matrix, vector
@@ -23,21 +24,6 @@ class QkNorm(Enum):
     HEADS = "heads"  # each head, before the rotation (Qwen3)
     TURNED = "turned"  # each head, after the rotation (Hunyuan)
     ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnGates:
-    """Gates by a projection of their own, on what the heads attend to.
-
-    Attributes:
-        source: checkpoint name of the projection, below the attention.
-        kind: what of them multiplies.
-        per_column: each column of a head has one; else each head.
-    """
-
-    source: str
-    kind: Gate = Gate.SIGMOID
-    per_column: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,8 +86,8 @@ class GroupedQueryAttention:
     @property
     def _own_width(self) -> int:
         """Columns of gates by a projection of their own."""
-        each = self.shape.value_dim if self.own_gates and self.own_gates.per_column else 1
-        return self.shape.heads * each
+        own, s = self.own_gates, self.shape
+        return own.width(s.heads, s.value_dim) if own else 0
 
     @cached_property
     def qkv(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5)."""
+"""Multi-head latent attention (DeepSeek-V2, V3, V3.2, Kimi-K2, GLM-5, Ling 3)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, MlaShape, Rope, Value
+from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.state import LayerState
 from ktcli.layers.tensors import Band, Role, Stored, Tensor, matrix, vector
@@ -22,6 +23,8 @@ class LatentAttention:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
         rope: of the last columns of each head and of the latent; None: there are none.
         inner_eps: of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
+        own_gates: gates by another projection (Ling 3); None: there are none. Need no bias.
+        o_name: checkpoint name of the last projection.
         chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
         indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
         layer: number of the decoder layer.
@@ -36,6 +39,8 @@ class LatentAttention:
     chosen: int = 0
     indexer: Indexer | None = None
     inner_eps: float = 1e-6
+    own_gates: OwnGates | None = None
+    o_name: str = "o_proj"
     layer: int = 0
     source: str = ""
 
@@ -60,10 +65,12 @@ class LatentAttention:
 
     @property
     def _a_pieces(self) -> tuple[tuple[str, int], ...]:
-        """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole."""
+        """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole; gates come last."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
         key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
-        return q, *key, ("kv_a_proj_with_mqa", self._latent_width)
+        own, s = self.own_gates, self.shape
+        gates = ((own.source, own.width(s.heads, s.v)),) if own else ()
+        return q, *key, ("kv_a_proj_with_mqa", self._latent_width), *gates
 
     @cached_property
     def qkv_a(self) -> Tensor:
@@ -74,6 +81,7 @@ class LatentAttention:
         """Only with a query latent: the reference gives a direct q projection no bias."""
         if not (self.bias and self.q_lora):
             return None
+        assert not self.own_gates, "no family has biases on gated latent attention"
         pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
         return self._vector("qkv_a_bias", *pieces)
 
@@ -115,11 +123,11 @@ class LatentAttention:
 
     @cached_property
     def o(self) -> Tensor:
-        return self._matrix("o", self.shape.heads * self.shape.v, ("o_proj", self.hidden))
+        return self._matrix("o", self.shape.heads * self.shape.v, (self.o_name, self.hidden))
 
     @cached_property
     def o_bias(self) -> Tensor | None:
-        return self._vector("o_bias", ("o_proj.bias", self.hidden)) if self.bias else None
+        return self._vector("o_bias", (f"{self.o_name}.bias", self.hidden)) if self.bias else None
 
     def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
         stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
@@ -162,15 +170,18 @@ class LatentAttention:
         """x [T, hidden] -> [T, hidden]."""
         s = self.shape
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
-        q, *key, latent = b.split(a, *(width for _, width in self._a_pieces))
+        q, *others = b.split(a, *(width for _, width in self._a_pieces))
+        latent = others[1 if self._indexer else 0]
         if self.q_lora:
             q = b.linear(b.norm(q, self.q_a_norm, self.inner_eps), self.q_b)
         if self._indexer:
             q, index_q = b.split(q, self._q_width, self._indexer.width)
-            self._indexer.forward(b, x, index_q, key[0])
+            self._indexer.forward(b, x, index_q, others[0])
         latent = b.norm(latent, self.kv_a_norm, self.inner_eps, columns=s.lora)
         if self.rope:
             q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
             latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
         mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
+        if self.own_gates:
+            mixed = b.gate(mixed, others[-1], self.own_gates.kind)
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]

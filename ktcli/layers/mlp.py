@@ -33,7 +33,8 @@ class SparseNames:
 
     The fused ones, [E, 2I, H] with gate above up and [E, H, I], are taken where there are no others; where they
     are `interleaved`, rows of gate and up lie in turn, and numbers that are not packed lie transposed (gpt-oss).
-    Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE).
+    Those that are `fused_across` lie transposed with gate beside up (Qwen3-VL). `correction_is_row`: [1, E] (ERNIE);
+    one that `correction_may_lack` is then of zeros (A.X K1).
     `shared_beside`: the shared expert lies beside the MLP, not in it (Granite). Names of gate, up and down without
     "{e}" are of fused ones, [E, I, H] and [E, H, I] (Step-3.5).
     """
@@ -50,6 +51,7 @@ class SparseNames:
     router_bias: str = "gate.bias"
     correction: str = "gate.e_score_correction_bias"
     correction_is_row: bool = False
+    correction_may_lack: bool = False
     fused_across: bool = False
     gate_up_bias: str = "experts.gate_up_proj_bias"
     down_bias: str = "experts.down_proj_bias"
@@ -148,11 +150,11 @@ class SparseMlp:
 
     @cached_property
     def router_correction(self) -> Tensor | None:
-        return (
-            self._router_vector("router_bias", self.names.correction, self.names.correction_is_row)
-            if self.correction
-            else None
-        )
+        if not self.correction:
+            return None
+        names = self.names
+        made = self._router_vector("router_bias", names.correction, names.correction_is_row)
+        return replace(made, sources=(*made.sources, ())) if names.correction_may_lack else made
 
     @cached_property
     def router_bias(self) -> Tensor | None:

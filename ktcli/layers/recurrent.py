@@ -1,10 +1,10 @@
 """Linear attention: layers that keep a state of fixed size instead of every position (Qwen3-Next, Qwen3.5; with a
-decay of each channel Kimi Linear, GLM-5.3)."""
+decay of each channel Kimi Linear, GLM-5.3, Ling 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.backend import Backend, DeltaShape, Gate, Reads, Value
@@ -141,10 +141,12 @@ class KimiDelta:
     """q, k and v through a short causal convolution each; the gated delta rule, whose decay is each channel's own;
     a norm gated by the sigmoid of a projection through few columns, as the decay is one.
 
-    Sources: Kimi Linear, arXiv 2510.26692; transformers 5.23 (glm5_next).
+    Sources: Kimi Linear, arXiv 2510.26692; transformers 5.23 (glm5_next, bailing_hybrid).
 
     Attributes:
         conv_width: rows that the convolutions see.
+        direct: the projections of gate and decay do not go through few columns (Ling 3).
+        o_names: what checkpoints call the last projection.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.language_model.layers.2.self_attn".
     """
@@ -153,6 +155,8 @@ class KimiDelta:
     shape: DeltaShape
     conv_width: int
     eps: float
+    direct: bool = False
+    o_names: tuple[str, ...] = ("o_proj",)
     layer: int = 0
     source: str = ""
 
@@ -162,30 +166,48 @@ class KimiDelta:
         s = self.shape
         return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
 
+    @property
+    def _entering(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """(name, rows) of the projections that gate and decay begin with."""
+        s = self.shape
+        if self.direct:
+            return ("g_proj", self._widths[2]), ("f_proj", s.decays)
+        return ("g_a_proj", s.dk), ("f_a_proj", s.dk)
+
     @cached_property
     def qkvg(self) -> Tensor:
         """q, k, v, and what the gate of the norm is made of."""
         named = dict(zip(("q_proj", "k_proj", "v_proj"), self._widths, strict=True))
-        return self._matrix("qkvg", Role.DENSE, {**named, "g_a_proj": self.shape.dk}, self.hidden)
+        gate, rows = self._entering[0]
+        return self._matrix("qkvg", Role.DENSE, {**named, gate: rows}, self.hidden)
 
     @cached_property
     def gates(self) -> Tensor:
         """How much is learned of a token, and what the decay is made of: kept in bf16, as what they lose adds up
         over the tokens."""
-        sizes = {"b_proj": self.shape.heads, "f_a_proj": self.shape.dk}
+        decay, rows = self._entering[1]
+        sizes = {"b_proj": self.shape.heads, decay: rows}
         return self._matrix("gates", Role.KEPT, sizes, self.hidden)
 
     @cached_property
-    def decay(self) -> Tensor:
+    def decay(self) -> Tensor | None:
+        if self.direct:
+            return None
         return self._matrix("decay", Role.KEPT, {"f_b_proj": self.shape.decays}, self.shape.dk)
 
     @cached_property
-    def gate(self) -> Tensor:
+    def gate(self) -> Tensor | None:
+        if self.direct:
+            return None
         return self._matrix("gate", Role.DENSE, {"g_b_proj": self._widths[2]}, self.shape.dk)
 
     @cached_property
     def o(self) -> Tensor:
-        return self._matrix("o", Role.DENSE, {"o_proj": self.hidden}, self._widths[2])
+        ways = [
+            self._matrix("o", Role.DENSE, {name: self.hidden}, self._widths[2])
+            for name in self.o_names
+        ]
+        return replace(ways[0], sources=tuple(pieces for way in ways for pieces in way.sources))
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
@@ -208,7 +230,7 @@ class KimiDelta:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         matrices = self.qkvg, self.gates, self.decay, self.gate, self.o
-        return (*matrices, *self.convs, *self.learned, self.norm)
+        return (*(m for m in matrices if m is not None), *self.convs, *self.learned, self.norm)
 
     @property
     def _conv_elements(self) -> tuple[int, ...]:
@@ -226,16 +248,19 @@ class KimiDelta:
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
         s, first, mixed = self.shape, 0, []
-        *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, s.dk)
-        beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.dk)
-        decay = b.linear(decay, self.decay, reads=Reads.F32)
+        (_, of_gate), (_, of_decay) = self._entering
+        *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, of_gate)
+        beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, of_decay)
+        if self.decay:
+            decay = b.linear(decay, self.decay, reads=Reads.F32)
         for each, weight, elements in zip(qkv, self.convs, self._conv_elements, strict=True):
             mixed.append(b.conv(each, weight, layer=self.layer, first=first))
             first += elements
         q, k, v = mixed
         out = b.delta((q, k, v), (decay, beta), self.learned, s, layer=self.layer, first=first)
         out = b.norm(out, self.norm, self.eps, head_width=s.dv)
-        return b.linear(b.gate(out, b.linear(gate, self.gate), Gate.SIGMOID), self.o)
+        gate = b.linear(gate, self.gate) if self.gate else gate
+        return b.linear(b.gate(out, gate, Gate.SIGMOID), self.o)
 
     def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
         """Of projections that lie one below the other, {name: rows}."""

@@ -102,7 +102,7 @@ class Tensor:
         role: decides the number format.
         sources: what of a checkpoint gives it: pieces whose rows lie one below the other. Where publishers
             name or lay out the same weights differently there are alternatives: the first whose names the
-            checkpoint has is taken.
+            checkpoint has is taken. A vector of no pieces, which may come last, is of zeros.
         count: number of matrices: experts, or heads for MLA's split kv_b; of vectors: experts.
         alternate: each alternative has two pieces, [I, k] each, whose 16-row panels alternate (gate and up);
             n = 2 * ceil16(I), each padded with zero rows to a multiple of 16. Of vectors: pieces [I], runs of

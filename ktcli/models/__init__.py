@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from ktcli.errors import BadCheckpoint
 from ktcli.models import (
     afmoe,
+    axk1,
+    bailing_hybrid,
     deepseek,
     deepseek_v4,
     deepseek_v32,
@@ -50,6 +52,8 @@ class Family(Protocol):
 
 _FAMILIES: tuple[Family, ...] = (
     afmoe,
+    axk1,
+    bailing_hybrid,
     deepseek,
     deepseek_v32,
     deepseek_v4,

@@ -12,7 +12,8 @@ from typing import Any
 
 from ktcli.layers.backend import Score
 from ktcli.layers.decoder import Attention, Multipliers
-from ktcli.layers.grouped_query import OwnGates, QkNorm
+from ktcli.layers.gates import OwnGates
+from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import Mlp, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel

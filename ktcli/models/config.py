@@ -23,6 +23,9 @@ MAX_HEADS = 4096
 MAX_VOCAB = 1 << 22
 MAX_CONTEXT = 1 << 27
 MAX_CHOSEN = 1 << 16  # positions or blocks that a token attends to: of kt_program_choose
+MAX_APART = (
+    1 << 14
+)  # heads or groups whose rows are found one by one; the largest public model has 4,000
 
 
 class Fields:
@@ -80,6 +83,14 @@ class Fields:
         """Refuse a product of fields that is too wide to be a model's."""
         if width > MAX_WIDTH:
             raise BadCheckpoint(f"{self.where}: {what} of {width} is too wide (limit {MAX_WIDTH})")
+
+    def require_few(self, what: str, each: int) -> None:
+        """Refuse more of what every layer has, and each of which is a piece of its own, than a model has."""
+        n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
+        if each * n_layers > MAX_APART:
+            raise BadCheckpoint(
+                f"{self.where}: {what} of {each} in {n_layers} layers is too much (limit {MAX_APART} in all)"
+            )
 
     def require_multiple(self, what: str, value: int, divisor: int) -> None:
         """Refuse a value that does not divide evenly."""

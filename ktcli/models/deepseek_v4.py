@@ -177,6 +177,7 @@ def _read_attention(f: Fields, kind: str) -> CompressedAttention:
     rope = _read_rope(f, dim, compressed=kind != _WINDOW)
     window = f.whole("sliding_window", high=1 << 20)
     groups = f.whole("o_groups", high=min(heads, _MAX_GROUPS))
+    f.require_few("o_groups", groups)
     f.require_multiple("num_attention_heads x head_dim", heads * dim, groups)
     o_lora = f.whole("o_lora_rank")
     f.require_width("o_groups x o_lora_rank", groups * o_lora)

@@ -13,7 +13,8 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.backend import Gate, Score
 from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.gates import OwnGates
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel

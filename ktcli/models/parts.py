@@ -14,6 +14,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
+    NO_NORMS,
     USUAL_NORMS,
     Attention,
     Decoder,
@@ -59,7 +60,7 @@ class Prefixes:
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
         embedding: below the body.
         norms: before attention and MLP, below a layer.
-        after: norms of what those give; None: there are none.
+        after: norms of what those give; "": there is none.
     """
 
     body: str = "model"
@@ -70,7 +71,7 @@ class Prefixes:
     ignored: tuple[str, ...] = ()
     embedding: str = "embed_tokens"
     norms: tuple[str, str] = USUAL_NORMS
-    after: tuple[str, str] | None = None
+    after: tuple[str, str] = NO_NORMS
 
 
 USUAL_PREFIXES = Prefixes()

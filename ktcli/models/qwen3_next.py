@@ -49,6 +49,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
     full = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.25), gated=True, norm_plus=1.0)
+    f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
     mlp = _mlp(f)
 
@@ -90,6 +91,7 @@ def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
     """Linear attention; sizes that the config leaves out are those of the published models."""
     heads = f.whole("linear_num_value_heads", high=MAX_HEADS, default=32)
     key_heads = f.whole("linear_num_key_heads", high=heads, default=16)
+    f.require_few("linear_num_key_heads", key_heads)
     f.require_multiple("linear_num_value_heads", heads, key_heads)
     dk = f.whole("linear_key_head_dim", high=4096, default=128)
     dv = f.whole("linear_value_head_dim", high=4096, default=128)

@@ -16,7 +16,8 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.backend import Score
 from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import GroupedQueryAttention, OwnGates, QkNorm
+from ktcli.layers.gates import OwnGates
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
@@ -67,12 +68,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f, _DENSE)
-    limits, shared_limits = _limits(f, "swiglu_limits"), _limits(f, "swiglu_limits_shared")
+    limits, shared_limits = read_limits(f, "swiglu_limits"), read_limits(f, "swiglu_limits_shared")
     sparse = _sparse(f)
     dense = DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own, beside = _limited(limits[i]), _limited(shared_limits[i])
+        own, beside = limited(limits[i]), limited(shared_limits[i])
         mlp = (
             replace(dense, glu=beside)
             if is_dense(i)
@@ -192,7 +193,7 @@ def _sparse(f: Fields) -> SparseMlp:
     )
 
 
-def _limits(f: Fields, name: str) -> list[float]:
+def read_limits(f: Fields, name: str) -> list[float]:
     """Of each layer; 0: none."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(name) or [None] * n_layers
@@ -204,7 +205,7 @@ def _limits(f: Fields, name: str) -> list[float]:
     ]
 
 
-def _limited(limit: float) -> Glu:
+def limited(limit: float) -> Glu:
     """silu(gate), at most the limit, times up within it: of the gate, at most what silu makes the limit of."""
     if not limit:
         return SILU

@@ -27,9 +27,11 @@ from ktcli.store import catalog, manifest
 from ktcli.store.reference import GGUF, Reference, parse
 
 BUILTIN = "kt-mini"
+LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
 HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
+CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -74,9 +76,11 @@ class Entry:
 
     @property
     def again(self) -> str:
-        """The command that continues or repeats the work this entry came from."""
+        """The command that continues or repeats the work this entry came from, or words for it."""
         if self.kind is Kind.PACK:
-            return f"kt convert {self.name}"
+            if self.name.startswith(LOCAL):
+                return "the kt convert that began it"
+            return f"kt convert {self.name if _is_recommended(self) else self.label}"
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         for text in (self.name, self.source.rpartition("@")[0], self.source):
             try:
@@ -118,7 +122,7 @@ def local_name(folder: Path, mark: str) -> str:
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
-    return f"local--{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
+    return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
 def heat_path(pack: Path) -> Path:
@@ -200,6 +204,11 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
             f"{broken[0].label} is not complete: {broken[0].problem}",
             hint=f"continue with: {broken[0].again}",
         )
+    if kind is Kind.CHECKPOINT and find(name) is not None:
+        raise NotFound(
+            f"{name} is a conversion, not a checkpoint",
+            hint="name the model or the folder that it was made from",
+        )
     if kind is Kind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
     if reference.repository:
@@ -249,9 +258,15 @@ def _forget(heat: Path | None) -> None:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Folders that an interrupted removal left behind."""
+    """Folders that an interrupted removal or a killed calibration left behind."""
     folders = [_folder_of(kind) for kind in Kind]
-    return tuple(path for folder in folders for path in sorted(folder.glob(".*.removed.*")))
+    removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
+    found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
+    return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
+
+
+def _is_running(process: str) -> bool:
+    return Path("/proc", process).exists()
 
 
 def remove_leftovers() -> int:
@@ -367,7 +382,7 @@ def _local(folder: Path) -> Entry:
             )
         pack, checkpoint = (folder / manifest.PACK).is_file(), (folder / "config.json").is_file()
     except OSError as error:
-        raise NotFound(f"cannot read the folder {folder}: {error.strerror}") from error
+        raise NotFound(f"cannot read {folder}: {error.strerror}") from error
     if not pack and not checkpoint:
         files = sorted(folder.glob(f"*{GGUF}"))
         hint = (

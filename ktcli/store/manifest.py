@@ -144,8 +144,10 @@ def inside(name: str) -> str:
     """`name`, if it stays inside its folder.
 
     Raises:
-        ValueError: it could lead out of it.
+        ValueError: it could lead out of it, or no file can be called so.
     """
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"file name {name[:100]!r} is no text")
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise ValueError(f"file name {name[:100]!r} leads out of the folder")

@@ -4,6 +4,7 @@ right shapes, and nothing else."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fnmatch import translate
 
 from ktcli.errors import BadCheckpoint
@@ -20,6 +21,7 @@ LEFT_OVER = (
     "kind that kt knows"
 )
 LISTED = 5  # names in an error
+COUNTED = 10_000  # names that are missing; a small config.json can ask for millions
 
 
 def check(model: Model, checkpoint: Reader) -> int:
@@ -31,15 +33,14 @@ def check(model: Model, checkpoint: Reader) -> int:
     """
     sizes: dict[str, int] = {}
     missing: dict[str, None] = {}
-    for tensor in model.tensors:
-        for piece in pieces_of(tensor, checkpoint):
-            for index in range(tensor.count if "{e}" in piece.name else 1):
-                name = piece.at(index)
-                if name not in checkpoint.names:
-                    missing[name] = None
-                    continue
-                parts = checkpoint.find(name, piece.shape).parts
-                sizes.update((part.name, part.entry.size_bytes) for part in parts)
+    for name, shape in _asked(model, checkpoint):
+        if name in checkpoint.names:
+            parts = checkpoint.find(name, shape).parts
+            sizes.update((part.name, part.entry.size_bytes) for part in parts)
+        elif len(missing) < COUNTED:
+            missing[name] = None
+        else:
+            break
     if missing:
         what = f"the checkpoint in {checkpoint.path} has no tensor"
         raise BadCheckpoint(f"{what} {_listed(list(missing))}", hint=HINT)
@@ -47,6 +48,14 @@ def check(model: Model, checkpoint: Reader) -> int:
         what = f"the checkpoint in {checkpoint.path} has what its config.json does not speak of"
         raise BadCheckpoint(f"{what}: {_listed(sorted(over))}", hint=LEFT_OVER)
     return sum(sizes.values())
+
+
+def _asked(model: Model, checkpoint: Reader) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What a model is made of, by name, with the shapes it must have; some more than once."""
+    for tensor in model.tensors:
+        for piece in pieces_of(tensor, checkpoint):
+            for index in range(tensor.count if "{e}" in piece.name else 1):
+                yield piece.at(index), piece.shape
 
 
 _LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
@@ -83,5 +92,6 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
 
 def _listed(names: list[str]) -> str:
     """The first five of many names."""
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    least = "at least " if len(names) == COUNTED else ""
+    more = f" and {least}{len(names) - LISTED} more" if len(names) > LISTED else ""
     return ", ".join(repr(name) for name in names[:LISTED]) + more

@@ -23,14 +23,14 @@ def suffers(fmt: Format) -> bool:
     return fmt.bits <= 8 and fmt.codes is Codes.INTEGER and not fmt.rotation
 
 
-def factors_of(matrix: Matrix, gain: Matrix) -> Matrix:
+def factors_of(largest: Matrix, gain: Matrix) -> Matrix:
     """Factors [k] f32 by which to divide the columns of a matrix, and to multiply the gain with.
 
     Args:
-        matrix: a sample of its rows [n, k].
+        largest: of each column of a sample of its rows, the largest magnitude [k].
         gain: [k], which its input was multiplied with.
     """
-    largest, typical = np.abs(matrix).max(axis=0), np.abs(gain)
+    typical = np.abs(gain)
     factors = np.ones(len(largest), np.float32)
     used = (largest > 0) & (typical > 0)
     if used.any():

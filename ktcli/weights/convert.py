@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -35,7 +35,15 @@ from ktcli.weights.manifest import (
     parse_manifest,
     parse_record,
 )
-from ktcli.weights.pack import MANIFEST, MAX_MANIFEST_BYTES, Pack, WeightFile, is_pack, weight_files
+from ktcli.weights.pack import (
+    HINT,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    Pack,
+    WeightFile,
+    is_pack,
+    weight_files,
+)
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
@@ -334,14 +342,25 @@ def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:
 def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:
     extras = sum(record.size_bytes for record in manifest.extras)
     return Report(
-        out, manifest, plan.source_bytes, plan.size_bytes + extras, kept, _overall(plan, manifest)
+        out,
+        manifest,
+        plan.source_bytes,
+        plan.size_bytes + extras,
+        kept,
+        overall(plan.files, manifest),
     )
 
 
-def _overall(plan: Plan, manifest: Manifest) -> dict[str, float]:
-    """Error of the whole model: root mean square over the files, by bytes of each kind of tensor."""
+def overall(files: Sequence[WeightFile], manifest: Manifest) -> dict[str, float]:
+    """Error of the whole model: root mean square over the files, by elements of each kind of tensor.
+
+    Raises:
+        BadPack: the manifest lists other files.
+    """
+    if [file.name for file in files] != [record.name for record in manifest.files]:
+        raise BadPack(f"{MANIFEST} lists other weight files than its model has", hint=HINT)
     squares: dict[str, list[tuple[float, int]]] = {}
-    for file, record in zip(plan.files, manifest.files, strict=True):
+    for file, record in zip(files, manifest.files, strict=True):
         for kind, error in record.error.items():
             weight = sum(t.elements for t in file.tensors if _kind_name(t) == kind)
             squares.setdefault(kind, []).append((error * error, weight))

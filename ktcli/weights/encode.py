@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from types import MappingProxyType
 
@@ -32,6 +33,7 @@ from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
 PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
 SAMPLE = 1024  # rows of a head, which are read twice
+LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack
 READ_AHEAD = 2  # pieces, each read by its own thread
 
 
@@ -56,7 +58,7 @@ class Piece:
 
     Attributes:
         spans: to read and decode, each once.
-        rows: what is taken from them: stacked, or of gate and of up, which alternate.
+        rows: what is taken from them: stacked, or of gate and of up, which alternate. Of none: zeros.
         index: of the matrix.
     """
 
@@ -130,7 +132,8 @@ class Encoder:
     def _encoded(self, piece: Piece, raws: list[list[Raw]]) -> Raw:
         pairs = zip(piece.spans, raws, strict=True)
         values = [self._checkpoint.decode(self._pool, span, raw) for span, raw in pairs]
-        return self._stored(piece, [_take(values[rows.span], rows) for rows in piece.rows], raws)
+        taken = [_take(values[rows.span], rows) for rows in piece.rows]
+        return self._stored(piece, taken or [np.zeros((piece.tensor.k, 1), np.float32)], raws)
 
     def _read_ahead(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, list[list[Raw]]]]:
         readers = ThreadPoolExecutor(READ_AHEAD, thread_name_prefix="kt-read")
@@ -176,12 +179,17 @@ class Encoder:
     def _even(self, tensor: Tensor, gain: Tensor, matrix: Matrix) -> Matrix:
         """These rows of a tensor with columns on one scale; what its gain is to be multiplied with is kept."""
         if gain.name not in self._factors:
-            rows = _stacked([self._now(span) for span in sample(tensor, self._checkpoint)])
             (piece,) = cut(gain, self._checkpoint)
             parts = [_take(self._now(piece.spans[part.span]), part) for part in piece.rows]
-            self._factors[gain.name] = factors_of(rows, _stacked(parts).reshape(-1))
+            largest = self._largest(sample(tensor, self._checkpoint))
+            self._factors[gain.name] = factors_of(largest, _stacked(parts).reshape(-1))
         with np.errstate(over="ignore"):  # packing refuses what is too large
             return matrix / self._factors[gain.name]
+
+    def _largest(self, spans: list[Span]) -> Matrix:
+        """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
+        found = (np.abs(self._now(span)).max(axis=0) for span in spans)
+        return reduce(np.maximum, found)
 
     def _now(self, span: Span) -> Matrix:
         """What a span holds, ahead of its turn."""
@@ -195,6 +203,7 @@ class Encoder:
         counts: Matrix = found[piece.index]
         if (gain := piece.tensor.gain) is not None and gain.name in self._factors:
             counts = counts * self._factors[gain.name] ** 2
+            counts = np.clip(counts, LEAST_IMPORTANCE, 1 / LEAST_IMPORTANCE)
         return counts
 
     def _kept(self, fmt: Format, piece: Piece, rows: Rows, raws: list[list[Raw]]) -> Matrix | None:
@@ -309,7 +318,7 @@ def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
         if all(piece.at(0) in checkpoint.names for piece in pieces)
     ]
     for pieces in named if len(named) > 1 else ():
-        if all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
+        if pieces and all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
             return pieces
     return (named or tensor.sources)[0]
 
@@ -321,6 +330,9 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Piece]:
         BadCheckpoint: a source is missing or has another shape than the model says.
     """
     pieces = pieces_of(tensor, checkpoint)
+    if not pieces:
+        yield Piece(tensor, (), ())
+        return
     rows = pieces[0].rows if tensor.alternate else sum(piece.rows for piece in pieces)
     step = _step(tensor, pieces) or rows
     for index in range(tensor.count):

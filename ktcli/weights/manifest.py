@@ -118,7 +118,7 @@ def parse_manifest(data: bytes, what: str = "kt.json") -> Manifest:
     version = document.get("kt_pack")
     if version != VERSION:
         raise BadPack(
-            f"{what} has pack version {str(version)[:20]}, this kt reads version {VERSION}",
+            f"{what} has pack version {repr(version)[:20]}, this kt reads version {VERSION}",
             hint="convert the model again: kt convert NAME",
         )
     source, recipe = _object(document, "source", what), _object(document, "recipe", what)

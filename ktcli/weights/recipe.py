@@ -74,6 +74,11 @@ class Recipe:
         made = replace(made, experts=format_named(plain), calibrated=name != experts)
         return made.mixed() if plain != name else made
 
+    @property
+    def searches(self) -> bool:
+        """Whether any of its formats searches scales, for which the importance of columns counts."""
+        return any(format_of_kind(kind, self).bits == 4 for kind in TensorKind)
+
     def mixed(self) -> Recipe:
         """The same with down projections one step more precise.
 

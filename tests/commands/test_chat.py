@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat.fake_engine import FakeEngine, speaker, write_tokenizer
+from chat.fake_engine import TEMPLATE, FakeEngine, speaker, write_tokenizer
 
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
@@ -139,6 +139,13 @@ def test_options_reach_the_answer(run: Run) -> None:
     assert run("kt-mini", "x", "--system", "y" * 99, "--context", "60")[0] == 8
 
 
+@pytest.mark.parametrize("flag", ["--think", "--no-think"])
+def test_a_choice_that_the_template_does_not_have_is_said(flag: str, run: Run) -> None:
+    assert f"warning: {flag}: the chat template" in run("kt-mini", "hi", flag)[2]
+    write_tokenizer(run.folder, "{{ enable_thinking }}" + TEMPLATE)
+    assert "warning" not in run("kt-mini", "hi", flag)[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -147,6 +154,7 @@ def test_options_reach_the_answer(run: Run) -> None:
         (("./nowhere",), 3, "nowhere"),
         (("kt-mini", "hi", "--top-p", "7"), 2, "top-p is 7.0, it can be"),
         (("kt-mini", "hi", "--max-tokens", "0"), 2, "max-tokens"),
+        (("kt-mini", "hi", "--greedy", "--temperature", "1"), 2, "contradict each other"),
         (("kt-mini", "hi", "more"), 2, "argument"),
         (("kt-mini", "hi", "--numa", "0"), 2, "1 to 16 teams"),
         (("kt-mini", "hi", "--numa", "some"), 2, "nodes=0,2-3"),
@@ -254,6 +262,7 @@ def test_who_and_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "config.json").write_text("{}")
     assert command.who_and_what(None, None) == ("kt-mini", None)
     assert command.who_and_what("", None) == ("kt-mini", None)
+    assert command.who_and_what("kt-mini@nl4-bf16", None) == ("kt-mini@nl4-bf16", None)
     assert command.who_and_what("Qwen/Qwen3-30B-A3B", None) == ("Qwen/Qwen3-30B-A3B", None)
     assert command.who_and_what(str(folder), None) == (str(folder), None)
     assert command.who_and_what("is a/b a path?", None) == ("kt-mini", "is a/b a path?")

@@ -2,7 +2,8 @@
 
 import json
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from weights import quantised
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint, sources, write_checkpoint
 
 from ktcli.commands import convert
-from ktcli.commands.prepare import converted
+from ktcli.commands.prepare import Wanted, converted, prepare
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.store import library
@@ -96,19 +97,24 @@ def test_a_model_of_the_library(home: Path, capsys):
     assert entry is not None and entry.path == path and entry.source == "hf:org/mine@abc"
 
 
-def test_ctrl_c_keeps_what_is_complete(
-    source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-):
-    arguments = ["convert", str(source), "--out", str(tmp_path / "pack"), "--json"]
-    with monkeypatch.context() as patch:
-        real = encode.Encoder.encode
+@contextmanager
+def stopped_at(layer: int) -> Iterator[None]:
+    """Conversions are interrupted when they come to this layer."""
+    real = encode.Encoder.encode
 
-        def interrupted(self, tensors):
-            if tensors[0].layer == 2:
-                raise KeyboardInterrupt
-            return real(self, tensors)
+    def interrupted(self, tensors):
+        if tensors[0].layer == layer:
+            raise KeyboardInterrupt
+        return real(self, tensors)
 
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encode.Encoder, "encode", interrupted)
+        yield
+
+
+def test_ctrl_c_keeps_what_is_complete(source: Path, tmp_path: Path, capsys):
+    arguments = ["convert", str(source), "--out", str(tmp_path / "pack"), "--json"]
+    with stopped_at(2):
         assert main(arguments[:-1]) == 130
         assert "the same command goes on from there" in capsys.readouterr().err
     assert main(arguments) == 0
@@ -119,6 +125,60 @@ def test_a_folder_of_ones_own_is_converted_to_where_a_chat_looks_for_it(source: 
     assert main(["convert", str(source), "--json"]) == 0
     ready = converted(str(source))
     assert ready is not None and str(ready.pack) == json.loads(capsys.readouterr().out)["path"]
+
+
+def test_what_was_converted_is_what_a_chat_takes(source: Path, capsys):
+    """Of a folder of one's own as of a name: in the formats there are, the usual ones first."""
+    assert converted(str(source)) is None
+    for experts, dense in (("int8", "bf16"), ("int4", "int8")):
+        assert main(["convert", str(source), "--experts", experts, "--dense", dense, "--json"]) == 0
+        path = json.loads(capsys.readouterr().out)["path"]
+        ready = prepare(str(source), Wanted())
+        assert ready == converted(str(source)) and str(ready.pack) == path
+    assert prepare(str(source), Wanted(), formats="int8-bf16").pack.name.endswith("@int8-bf16")
+
+
+def test_show_of_a_folder_names_its_conversions(source: Path, capsys):
+    for experts in ("int4", "nl4"):
+        assert main(["convert", str(source), "--experts", experts, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["show", str(source), "--json"]) == 0
+    kinds = [place["kind"] for place in json.loads(capsys.readouterr().out)["on_disk"]]
+    assert kinds == ["checkpoint", "pack", "pack"]
+    (source / "config.json").touch()  # other files: those packs are of before
+    assert main(["show", str(source), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["on_disk"]) == 1
+
+
+def test_a_conversion_by_its_name(source: Path, capsys):
+    """What `kt list` says of an interrupted conversion goes on with it, and a conversion is not converted."""
+    again = ["convert", "kt-mini@nl4-g32-mixed-int8"]
+    with stopped_at(2):
+        assert main(again) == 130
+    assert main(["list"]) == 0
+    assert f"interrupted; continue with: kt {' '.join(again)}" in capsys.readouterr().out
+    assert main([*again, "--json"]) == 0
+    words = json.loads(capsys.readouterr().out)
+    assert (words["experts"], words["dense"]) == ("nl4-g32-mixed", "int8")
+    assert words["kept_files"] == 2
+    assert main(["convert", "kt-mini@int8-int8", "--experts", "int8"]) == 2
+    assert "names its formats" in capsys.readouterr().err
+    assert main(["convert", words["path"]]) == 3
+    assert "is a conversion, not a checkpoint" in capsys.readouterr().err
+
+
+def test_interrupted_work_on_a_folder_of_ones_own(source: Path, capsys):
+    with stopped_at(2):
+        assert main(["convert", str(source)]) == 130
+    assert main(["list"]) == 0
+    assert "continue with: the kt convert that began it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("experts", ["int8", "bf16", "auto"])
+def test_calibrating_what_has_nothing_to_calibrate(experts: str, source: Path, capsys):
+    arguments = ["convert", str(source), "--calibrate", __file__, "--experts", experts]
+    assert main(arguments) == 2
+    assert "--calibrate changes nothing in" in capsys.readouterr().err
 
 
 def test_mistakes(source: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
@@ -169,6 +229,24 @@ def test_what_a_conversion_lost_is_shown(source: Path, tmp_path: Path, capsys):
     assert main(["show", str(out)]) == 0
     text = capsys.readouterr().out
     assert "experts' down" in text and "worst layer" in text and "least cosine" in text
+    shown = {
+        line.split()[0]: line.split()[1:] for line in text.partition("  layer")[2].splitlines()[1:]
+    }
+    assert list(shown) == ["0", "1", "2", "outer"]
+    for row in layers:
+        expected = [
+            part
+            for kind in ("experts", "down", "dense")
+            for part in (f"{row['error'][kind]:.2%}", f"{row['cosine'][kind]:.5f}")
+        ]
+        assert shown[row["file"][10]] == expected
+
+
+def test_show_and_convert_say_the_same_error(source: Path, tmp_path: Path, capsys):
+    assert main(["convert", str(source), "--out", str(tmp_path / "pack"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert main(["show", str(tmp_path / "pack"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["on_disk"][0]["fidelity"]["error"] == said
 
 
 def test_auto_says_what_it_chose(source: Path, tmp_path: Path, capsys):

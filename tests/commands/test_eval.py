@@ -214,6 +214,22 @@ def test_what_cannot_be_measured_is_refused(
     assert said in captured.err and not captured.out
 
 
+@pytest.mark.parametrize(
+    "wrong", [("/no/such/folder",), ("no-such-model",), (MINI, "--formats", "int5")]
+)
+def test_nothing_is_pulled_for_what_cannot_be_compared(
+    wrong: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ktcli.commands.prepare.fetch", pytest.fail)
+    assert main(["eval", *wrong, "--against", "qwen3-0.6b"]) in (2, 3)
+    assert "qwen3-0.6b" not in capsys.readouterr().err
+
+
+def test_formats_of_one_conversion_are_refused(capsys: Capture) -> None:
+    assert main(["eval", f"{MINI}@int4-int8", "--formats", "int8"]) == 2
+    assert f"kt eval {MINI} --formats int4-int8,int8" in capsys.readouterr().err
+
+
 def test_text_is_plain_and_read_up_to_a_bound(capsys: Capture, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes(b"fine \xff\xfe")

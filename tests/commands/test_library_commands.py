@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from weights.fake_checkpoint import QWEN3, random_checkpoint
 
+from ktcli import config
 from ktcli.main import main
 from ktcli.store import library, manifest
 from ktcli.store.manifest import File, Manifest
@@ -68,6 +70,7 @@ def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None
     assert f"hf:org/repo@{'a' * 12}" in text
     assert "interrupted; continue with: kt pull kimi-k2" in text
     assert "deepseek-v3" in text
+    assert "0.6 billion" in text and "671 billion" in text
     models = {model["name"]: model for model in document(["list", "--all"], capsys)["models"]}
     assert models["org--repo"]["complete"]
     assert models["org--repo"]["source"] == f"hf:org/repo@{'a' * 40}"
@@ -115,9 +118,14 @@ def test_show_of_an_unknown_architecture_says_so(capsys: Capture) -> None:
 
 
 def test_pull_of_a_local_folder(tmp_path: Path, capsys: Capture) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    found = document(["pull", str(tmp_path)], capsys)
-    assert (found["path"], found["downloaded"]) == (str(tmp_path), False)
+    """It is looked at as a conversion will: a folder that cannot be used is no good answer."""
+    folder = random_checkpoint(tmp_path / "model", QWEN3)
+    found = document(["pull", str(folder)], capsys)
+    assert (found["path"], found["downloaded"]) == (str(folder), False)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"qwen3_moe"', '"qwen3_mooe"'))
+    error = document(["pull", str(folder)], capsys, code=5)["error"]
+    assert "unknown architecture" in error["message"]
 
 
 def test_pull_of_what_is_there(capsys: Capture) -> None:
@@ -188,6 +196,21 @@ def test_rm_of_partial_work(capsys: Capture) -> None:
     add("kimi-k2", complete=False)
     assert document(["rm", "--partial", "--yes"], capsys)["removed"] == ["kimi-k2"]
     assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
+
+
+def test_rm_leaves_what_was_completed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    folder = add("kimi-k2", complete=False)
+    lock = config.lock
+
+    def completed(*arguments: Any) -> Any:
+        manifest.write(folder / manifest.CHECKPOINT, Manifest(()))
+        return lock(*arguments)
+
+    monkeypatch.setattr(config, "lock", completed)
+    assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
+    assert folder.is_dir()
 
 
 def test_rm_does_not_remove_what_is_not_ours(tmp_path: Path, capsys: Capture) -> None:

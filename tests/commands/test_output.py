@@ -117,6 +117,19 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Monk
     assert "5/10" in said
 
 
+def test_a_bar_on_which_nothing_happened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for happened in (False, True):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        with Output().progress("Converting x") as bar:
+            if happened:
+                bar.update(done=1, total=1)
+        assert sys.stderr.getvalue().rstrip().endswith("\x1b[2K") is not happened
+
+
 def test_colour_needs_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

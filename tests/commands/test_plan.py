@@ -89,6 +89,16 @@ def test_threads_are_physical_cores_of_nodes_that_have_some(home: Path, capsys):
     assert plan["machine"]["isa"] == "avx512"
 
 
+@pytest.mark.parametrize(
+    ("name", "experts"),
+    [("gpt-oss-20b", "mxfp4"), ("kimi-k2-thinking", "int4-g32"), ("deepseek-v3", "int8")],
+)
+def test_auto_keeps_what_a_checkpoint_holds_in_4_bits(name: str, experts: str, home: Path, capsys):
+    machine = str(write(server(), home))
+    _, plan = planned(capsys, name, "--machine", machine, "--experts", "auto")
+    assert plan["experts"] == experts
+
+
 def test_a_gpu_that_may_not_be_used_is_named(home: Path, capsys):
     machine = server(gpus=(Gpu(0, "Some GPU", 24 * GIB, 23 * GIB),))
     path = str(write(machine, home))

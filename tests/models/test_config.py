@@ -8,7 +8,7 @@ import pytest
 from reference import CASES, Case
 
 from ktcli.errors import BadCheckpoint
-from ktcli.models import build, model_types
+from ktcli.models import build, cut, model_types
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -35,7 +35,11 @@ MIMO, HUNYUAN, GRANITE = (
 )
 
 
-STEP, LAGUNA, TRINITY = (BY_NAME[name] for name in ("step3.7", "laguna", "trinity"))
+LINEAR = BY_NAME["qwen3-next"]
+DEEP = {"num_hidden_layers": 512, "layer_types": None, "mlp_layer_types": None}
+STEP, LAGUNA, TRINITY, LING, AX = (
+    BY_NAME[name] for name in ("step3.7", "laguna", "trinity", "ling-3", "ax-k1")
+)
 
 
 def step(**changes: Any) -> dict[str, Any]:
@@ -144,6 +148,24 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (TRINITY, {"score_func": "softmax"}, "score_func 'softmax'"),
     (TRINITY, {"route_norm": False}, "route_norm False"),
     (TRINITY, {"num_dense_layers": -1}, "num_dense_layers is -1"),
+    (AX, {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+    (AX, {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+    (AX, {"mlp_layer_types": ["dense"]}, "mlp_layer_types is not a list of 3"),
+    (AX, {"n_group": 5}, "not a multiple of 5"),
+    (LING, {"short_conv_kernel_size": None}, "Ling 2.5 and 2.6, which are not supported"),
+    (LING, {"linear_conv_kernel_dim": 17}, "linear_conv_kernel_dim is 17"),
+    (LING, {"kda_lower_bound": 0.5}, "kda_lower_bound is 0.5, outside"),
+    (LING, {"layer_types": None, "layer_group_size": 3}, "num_hidden_layers is 4, not a multiple"),
+    (LING, {"layer_types": None, "layer_group_size": 0}, "layer_group_size is 0"),
+    (LING, {"layer_types": ["linear_attention", "mamba"] * 2}, "layer_types 'mamba'"),
+    (LING, {"gated_attention_proj_granularity_type": "element_wise"}, "'element_wise' is not"),
+    (LING, {"no_kda_lora": False}, "no_kda_lora False is not supported"),
+    (LING, {"attention_bias": True}, "attention_bias True"),
+    (LING, {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
+    (LING, {"rotary_dim": 7}, "rotary_dim 7 is not supported"),
+    (LING, {"moe_shared_expert_intermediate_size": 41}, "intermediate_size 41 is not supported"),
+    (LING, {"expert_swiglu_limit_list": [4.0]}, "expert_swiglu_limit_list is not a list of 4"),
+    (LING, {"num_expert_group": 5}, "not a multiple of 5"),
     (MINIMAX, {"text_config": None}, "num_hidden_layers is missing"),
     (MINIMAX, minimax(index_block_size=96), "not a multiple of 64"),
     (MINIMAX, minimax(index_n_heads=3), "index_n_heads 3"),
@@ -166,6 +188,21 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (V4, {"sliding_window": 0}, "sliding_window is 0"),
     (V4, {"sliding_window": None}, "sliding_window is missing"),
     (V4, {"o_groups": 5}, "o_groups is 5"),
+    (
+        V4,
+        {"o_groups": 256, "num_attention_heads": 256, **DEEP},
+        "o_groups of 256 in 512 layers",
+    ),
+    (
+        LINEAR,
+        {"linear_num_key_heads": 64, "linear_num_value_heads": 64, **DEEP},
+        "linear_num_key_heads of 64 in 512 layers",
+    ),
+    (
+        LINEAR,
+        {"num_attention_heads": 64, "num_key_value_heads": 1, **DEEP},
+        "num_attention_heads of 64 in 512 layers",
+    ),
     (V4, {"o_groups": 512, "num_attention_heads": 512}, r"o_groups is 512, outside 1\.\.256"),
     (
         V4,
@@ -242,6 +279,26 @@ def test_step_3_5_is_the_text_of_3_7() -> None:
     text = STEP.hub_spelling()["text_config"]
     assert text["model_type"] == "step3p5"
     assert build(text) == build(STEP.own_spelling())
+
+
+def test_ling_limits_experts_of_single_layers() -> None:
+    """As Ling-3.0-Flash does; transformers' code has no word for it."""
+    limits = {
+        "expert_swiglu_limit_list": [0, 0, 4, 0, 4],
+        "share_expert_swiglu_limit_list": [0, 0, 0, 5, 5],
+    }
+    plain, model = (build({**LING.own_spelling(), **more}) for more in ({}, limits))
+    mlps = [layer.mlp for layer in model.decoder.layers]
+    assert mlps[:2] == [layer.mlp for layer in plain.decoder.layers[:2]]
+    assert [mlp.glu.limit for mlp in mlps] == [0, 0, 4, 0]
+    assert [mlp.shared_glu.limit for mlp in mlps[1:]] == [0, 0, 5]
+
+
+@pytest.mark.parametrize("layers", range(1, 5))
+def test_a_cut_ling_keeps_its_pattern(layers: int) -> None:
+    whole, model = build(LING.hub_spelling()), build(cut(LING.hub_spelling(), layers))
+    assert model.spec.layers == layers and model.spec.moe_layers >= 1
+    assert model.spec.states == whole.spec.states[:layers]
 
 
 def test_minimax_in_the_older_spelling_is_the_same_model() -> None:

@@ -37,6 +37,7 @@ BY_NAME["deepseek-v4-by-id"] = replace(
         "mlp_layer_types": ["hash_moe"] * 2,
     },
 )
+CORRECTIONS = ("correction_bias", "gate.expert_bias")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -44,7 +45,7 @@ def zero(tensors: Tensors) -> None:
     """All experts score alike, and all groups; the ids of tokens name the lowest."""
     for name, value in tensors.items():
         gates = (".mlp.gate.weight", ".ffn.gate.weight", "gate.wg.weight")
-        if name.endswith((*gates, "correction_bias", "gate.bias")):
+        if name.endswith((*gates, *CORRECTIONS, "gate.bias")):
             value.zero_()
         if name.endswith("tid2eid"):
             value[:] = torch.arange(value.shape[1])
@@ -53,7 +54,7 @@ def zero(tensors: Tensors) -> None:
 def crowd(tensors: Tensors) -> None:
     """The correction lifts three experts of two groups above all others."""
     for name, value in tensors.items():
-        if name.endswith("correction_bias"):
+        if name.endswith(CORRECTIONS):
             value.zero_()[[1, 2, 14]] = 8.0
 
 
@@ -80,9 +81,13 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
         ("hunyuan-a13b", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v4", zero, [0, 1, 2], tell_lowest),
         ("glm-5.3", zero, [0, 1, 2], tell_lowest),
+        ("ling-3", zero, [0, 1, 2], tell_lowest),
+        ("ax-k1", zero, [0, 1, 2], tell_lowest),
         ("deepseek-v4-by-id", twice, [1, 1, 14], None),
         ("deepseek-v3", crowd, [1, 2, 14], None),
         ("glm-5.3", crowd, [1, 2, 14], None),
+        ("ling-3", crowd, [1, 2, 14], None),
+        ("ax-k1-corrected", crowd, [1, 2, 14], None),
     ],
 )
 def test_ties_and_crowds(

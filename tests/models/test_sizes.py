@@ -103,6 +103,8 @@ def _check(true: dict[Role, int], model: Model) -> None:
 # Families that the catalogue has no model of: what transformers makes of no config but this.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "afmoe": {},
+    "axk1": {},
+    "bailing_hybrid": {},
     "granitemoe": {},
     "granitemoe_swa": {"shared_intermediate_size": 1024},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},

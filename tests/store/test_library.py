@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,7 @@ def test_local_folders(tmp_path: Path) -> None:
     (folder / "config.json").write_text("{}")
     entry = library.resolve(str(folder))
     assert (entry.kind, entry.path, entry.managed) == (Kind.CHECKPOINT, folder, False)
-    with pytest.raises(NotFound, match="cannot read the folder"):
+    with pytest.raises(NotFound, match=r"cannot read .*nowhere"):
         library.resolve(str(tmp_path / "nowhere"))
     with pytest.raises(NotFound, match="is not a folder"):
         library.resolve(str(folder / "config.json"))
@@ -230,6 +231,14 @@ def test_leftovers_of_a_killed_removal_are_removed() -> None:
     assert library.leftovers() == ()
 
 
+def test_leftovers_of_a_killed_calibration(home: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for process in (ended.pid, os.getpid()):
+        (home / f"{library.CALIBRATING}{process}-x").mkdir(parents=True)
+    assert [path.name for path in library.leftovers()] == [f"calibrate-{ended.pid}-x"]
+
+
 # --- manifests --------------------------------------------------------------------------------
 
 DAMAGED = {
@@ -242,6 +251,7 @@ DAMAGED = {
     "no hash": '{"source": {}, "files": [{"name": "a", "size_bytes": 1}]}',
     "size below zero": '{"source": {}, "files": [{"name": "a", "size_bytes": -1, "sha256": ""}]}',
     "leads out": '{"source": {}, "files": [{"name": "../a", "size_bytes": 1, "sha256": ""}]}',
+    "no text": '{"source": {}, "files": [{"name": "\\ud800", "size_bytes": 1, "sha256": ""}]}',
     "absolute": '{"source": {}, "files": [{"name": "/etc/passwd", "size_bytes": 1, "sha256": ""}]}',
     "a file twice": '{"source": {}, "files": [%s, %s]}'
     % (('{"name": "a", "size_bytes": 1, "sha256": ""}',) * 2),

@@ -30,7 +30,7 @@ from ktcli.weights import convert as module
 from ktcli.weights import encode, oracle, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
-from ktcli.weights.convert import Provenance, convert
+from ktcli.weights.convert import Calibration, Provenance, convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of
@@ -331,6 +331,34 @@ def test_a_wrong_tensor_is_named(tmp_path: Path, what: str):
     assert not list(tmp_path.glob("p/*.tmp")) and not (tmp_path / "p" / "kt.json").exists()
     # Nothing was complete: nothing is left. Otherwise complete files wait for a repaired checkpoint.
     assert not (tmp_path / "p").exists() or list((tmp_path / "p").glob("*.safetensors"))
+
+
+def test_a_config_that_asks_for_millions_of_tensors(tmp_path: Path):
+    """Those that are missing are not all listed first, which took gigabytes."""
+    config = {**QWEN3, "num_hidden_layers": 1024, "num_experts": 8192}
+    folder = write_checkpoint(tmp_path / "s", config, {"x": ("BF16", (1,), bytes(2))})
+    with pytest.raises(
+        BadCheckpoint, match=r"no tensor 'model.embed_tokens.weight'.* at least 9995 more"
+    ):
+        convert(folder, tmp_path / "p", FAST, POOL)
+    assert not (tmp_path / "p").exists()
+
+
+def test_importance_of_a_head_with_one_large_column(tmp_path: Path):
+    """Bringing columns on one scale moves their importance, but not beyond what packing takes."""
+    stored = sources(QWEN3, "F32")
+    head, gain = (
+        np.frombuffer(stored[name][2], np.float32).copy()
+        for name in ("lm_head.weight", "model.norm.weight")
+    )
+    head[::80] *= 1e6
+    gain[0] = 1e-6
+    stored["lm_head.weight"] = ("F32", (99, 80), head.tobytes())
+    stored["model.norm.weight"] = ("F32", (80,), gain.tobytes())
+    folder = write_checkpoint(tmp_path / "s", QWEN3, stored)
+    largest = {"lm_head": np.full((1, 80), 2.0**10, np.float32)}
+    calibration = Calibration("x", lambda: largest)
+    convert(folder, tmp_path / "p", Recipe.named("int8", "int8"), POOL, calibration=calibration)
 
 
 def test_too_large_for_bf16(tmp_path: Path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +12,13 @@ import pytest
 from stored import chosen, view
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, write_checkpoint
 
+from ktcli.errors import BadCheckpoint
 from ktcli.layers.tensors import Band, Role, Stored, Tensor
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.weights import encode
 from ktcli.weights.checkpoint import Checkpoint
-from ktcli.weights.encode import Encoder
+from ktcli.weights.encode import Encoder, sample
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Raw, Read
 
@@ -145,6 +148,20 @@ def test_the_alternative_that_is_there_is_taken(tmp_path: Path):
             assert encode.pieces_of(tensor, reader) == (wanted,)
 
 
+def test_a_vector_that_may_lack_is_of_zeros(tmp_path: Path):
+    """There it is taken; there with another shape it is refused."""
+    tensor = Tensor("t", 1, 5, Role.VECTOR, ((Stored("x", (5,)),), ()))
+    x = np.arange(5, dtype=np.float32)
+    for name, wanted in (("x", x), ("y", np.zeros(5, np.float32))):
+        with written(tmp_path / name, {name: x}) as reader:
+            assert encoded(tensor, reader) == wanted.tobytes()
+    with (
+        written(tmp_path / "other", {"x": x[:4]}) as reader,
+        pytest.raises(BadCheckpoint, match="shape"),
+    ):
+        encoded(tensor, reader)
+
+
 @pytest.mark.parametrize("config", [QWEN3, DEEPSEEK3], ids=lambda config: config["model_type"])
 def test_pieces_of_a_model_are_its_tensors(config: dict):
     """Every alternative gives n x k values; gate and up each half of the panels."""
@@ -152,6 +169,22 @@ def test_pieces_of_a_model_are_its_tensors(config: dict):
         for pieces in tensor.sources:
             rows = sum(-(-p.rows // 16) * 16 if tensor.alternate else p.rows for p in pieces)
             assert rows * pieces[0].columns == tensor.n * tensor.k, tensor.name
+
+
+def test_the_sample_of_a_head_is_never_in_memory_at_once(tmp_path: Path):
+    """A thousand rows of the widest head would be gigabytes."""
+    (head,) = (t for t in build({**QWEN3, "hidden_size": 8192}).tensors if t.gain)
+    head = replace(head, n=1024, sources=((Stored("m.w", (1024, 8192)),),))
+    matrix = np.random.default_rng(3).standard_normal((1024, 8192)).astype(np.float32)
+    written(tmp_path, {"m.w": matrix}).close()
+    with Checkpoint(tmp_path) as checkpoint:  # not one that remembers each byte
+        encoder = Encoder(checkpoint, Recipe(), POOL)
+        tracemalloc.start()
+        found = encoder._largest(sample(head, checkpoint))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert np.array_equal(found, np.abs(matrix).max(axis=0))
+    assert peak < matrix.nbytes / 10
 
 
 def test_fused_experts_are_the_same_model(tmp_path: Path):

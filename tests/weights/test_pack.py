@@ -160,6 +160,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "not valid JSON"),
     "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "believable"),
     "future version": (edit(lambda d: d.update(kt_pack=2)), "pack version 2, this kt reads version 1"),
+    "version of two lines": (edit(lambda d: d.update(kt_pack="a\nb")), r"pack version 'a\\nb'"),
     "no version": (edit(lambda d: d.pop("kt_pack")), "pack version None"),
     "no files": (edit(lambda d: d.pop("files")), "no list 'files'"),
     "files is text": (edit(lambda d: d.update(files="x")), "no list 'files'"),

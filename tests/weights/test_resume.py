@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
+from ktcli.commands.fidelity import error_report
 from ktcli.errors import BadPack, Busy, UsageError
 from ktcli.native import Pool
 from ktcli.weights import convert as module
@@ -52,6 +54,18 @@ def test_complete_is_said_at_once(source: Path, tmp_path: Path, monkeypatch: pyt
     report = convert(source, tmp_path / "p", FAST, POOL)
     assert report.already_complete
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "p").iterdir()}
+
+
+def test_complete_without_one_of_its_files(source: Path, tmp_path: Path):
+    """The manifest must list what the model of its config has."""
+    convert(source, tmp_path / "p", FAST, POOL)
+    path = tmp_path / "p" / "kt.json"
+    document = json.loads(path.read_text())
+    document["files"].pop()
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadPack, match="lists other weight files"):
+        convert(source, tmp_path / "p", FAST, POOL)
+    assert error_report(tmp_path / "p") is None
 
 
 # --- stopped --------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""A.X K1 (519B-A33B): DeepSeek-V3 with a norm of what experts and shared expert give together.
+
+Published checkpoints have no correction of the router, those that transformers writes do; what they have of the norm in
+layers without experts is not used. Source: transformers 5.23 (axk1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.models.config import Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_mla,
+    read_sparse,
+    read_typed_dense,
+)
+
+MODEL_TYPES: tuple[str, ...] = ("axk1", "AXK1")  # the second in older releases
+
+_FIRST_DENSE = 1
+_NORM = "post_mlp_layernorm"
+_PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
+_NAMES = SparseNames(correction_may_lack=True)
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
+    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    attention, routing = read_mla(f), read_corrected_routing(f, scale=2.5)
+    sparse = read_sparse(f, routing, correction=True, names=_NAMES)
+    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    model = assemble(
+        f, "axk1", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), _PREFIXES
+    )
+    layers = tuple(
+        replace(layer, after=("", _NORM)) if isinstance(layer.mlp, SparseMlp) else layer
+        for layer in model.decoder.layers
+    )
+    return replace(model, decoder=replace(model.decoder, layers=layers))
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    return cut_typed_dense(config, layers, _FIRST_DENSE)
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config with what it may leave out."""
+    f = Fields(config)
+    usual = {"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1}
+    return Fields({**f.values, **{k: v for k, v in usual.items() if not f.has(k)}}, f.where)

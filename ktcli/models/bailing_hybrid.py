@@ -1,0 +1,153 @@
+"""Ling 3 (tiny, Flash: 124B-A5B): of the layers of a group the last has gated latent attention, the others Kimi Delta
+Attention, whose projections are whole; DeepSeek-V3's experts.
+
+Late layers may limit what enters the last matrix of an expert, which transformers' code leaves out and the publisher's
+own engine does not. Sources: transformers 5.23 (bailing_hybrid); for the limits and a query latent vLLM
+(bailing_moe_v3). Ling 2.5 and 2.6, of the same model_type, have another linear attention and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.backend import DeltaShape
+from ktcli.layers.decoder import Attention
+from ktcli.layers.gates import OwnGates
+from ktcli.layers.latent import LatentAttention
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.recurrent import KimiDelta
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.model import DecoderModel
+from ktcli.models.parts import (
+    Prefixes,
+    assemble,
+    cut_typed_dense,
+    read_corrected_routing,
+    read_dense,
+    read_eps,
+    read_mla,
+    read_sparse,
+    read_typed_dense,
+    read_types,
+)
+from ktcli.models.step3p7 import limited, read_limits
+
+MODEL_TYPES: tuple[str, ...] = ("bailing_hybrid",)
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_FIRST_DENSE = 2
+_PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
+_NAMES = SparseNames(correction="gate.expert_bias")
+_GATES = OwnGates("g_proj")
+# transformers' name of a field → the hub's.
+_HUB_NAMES = {
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "num_experts_per_tok": "num_experts_per_token",
+}
+_DEFAULTS = {"rope_theta": 6e6, "n_group": 8, "topk_group": 4, "num_shared_experts": 1}
+# Fields of which one value is known.
+_FLAGS = {
+    "attention_bias": False,
+    "moe_router_enable_expert_bias": True,
+    "no_kda_lora": True,
+    "rope_interleave": True,
+    "scale_router_input": False,
+    "up_proj_norm": False,
+    "use_bias": False,
+    "use_kda_lora": False,
+    "use_mla_nope": False,
+    "use_qkv_bias": False,
+    "value_norm": False,
+}
+_TEXTS = {
+    "gated_attention_proj_granularity_type": "head_wise",
+    "score_function": "sigmoid",
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+}
+
+
+def build(config: Mapping[str, Any]) -> DecoderModel:
+    """The model that a config describes."""
+    f = _own(config)
+    for name, only in _FLAGS.items():
+        f.require(name, f.flag(name, only), only)
+    for name, usual in _TEXTS.items():
+        f.require(name, f.text(name, usual), usual)
+    linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
+    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True, names=_NAMES)
+    width = f.whole("moe_shared_expert_intermediate_size", default=sparse.width)
+    f.require("moe_shared_expert_intermediate_size", width, sparse.width)
+    limits = read_limits(f, "expert_swiglu_limit_list")
+    shared_limits = read_limits(f, "share_expert_swiglu_limit_list")
+    is_dense = read_typed_dense(f, _FIRST_DENSE)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        own, beside = limited(limits[i]), limited(shared_limits[i])
+        mlp = read_dense(f) if is_dense(i) else replace(sparse, glu=own, shared_glu=beside)
+        return linear if is_linear[i] else full, mlp
+
+    return assemble(f, "bailing_hybrid", parts, _PREFIXES)
+
+
+def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    f = _own(config)
+    kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
+    return cut_typed_dense({**f.values, "layer_types": kinds}, layers, _FIRST_DENSE)
+
+
+def _own(config: Mapping[str, Any]) -> Fields:
+    """The config in the hub's later spelling, with what it may leave out."""
+    f = Fields(config)
+    if not f.has("short_conv_kernel_size"):
+        raise BadCheckpoint(
+            f"{f.where}: short_conv_kernel_size is missing, as in Ling 2.5 and 2.6, which are not supported"
+        )
+    values = {**_DEFAULTS, **{k: v for k, v in f.values.items() if v is not None}}
+    for name, old in _HUB_NAMES.items():
+        if f.has(old) and not f.has(name):
+            values[name] = f.values[old]
+    return Fields(values, f.where)
+
+
+def _linear_layers(f: Fields) -> list[bool]:
+    """Of each layer, whether its attention is linear."""
+    kinds = read_types(f, "layer_types", _LINEAR, _FULL)
+    if kinds is not None:
+        return [kind == _LINEAR for kind in kinds]
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    group = f.whole("layer_group_size", high=MAX_LAYERS, default=6)
+    # Of layers behind the last whole group, vLLM and transformers say different things.
+    f.require_multiple("num_hidden_layers", n_layers, group)
+    return [(i + 1) % group != 0 for i in range(n_layers)]
+
+
+def _delta(f: Fields) -> KimiDelta:
+    """Linear attention."""
+    heads = f.whole("linear_num_heads", "num_attention_heads", high=MAX_HEADS)
+    # transformers keeps the width of these heads under another name once it has read `head_dim`.
+    dim = f.whole("linear_head_dim", "head_dim", high=4096, default=128)
+    f.require_width("width of linear attention", 3 * heads * dim)
+    f.require("num_kv_heads_for_linear_attn", f.values.get("num_kv_heads_for_linear_attn", 0), 0)
+    width = f.whole("linear_conv_kernel_dim", "short_conv_kernel_size", low=2, high=16)
+    lowest = f.number("kda_lower_bound", low=-1e3, high=-1e-3, default=-5.0)
+    bounded = f.flag("kda_safe_gate", True)
+    shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest if bounded else 0)
+    # The hub calls the last projection as in the first; transformers writes the second.
+    names = "o_proj", "dense"
+    return KimiDelta(f.whole("hidden_size"), shape, width, read_eps(f), direct=True, o_names=names)
+
+
+def _latent(f: Fields) -> LatentAttention:
+    """Latent attention, each of whose heads has a gate."""
+    heads = f.whole("num_attention_heads", high=MAX_HEADS)
+    f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
+    made = read_mla(f)
+    f.require("rotary_dim", f.whole("rotary_dim", default=made.shape.rope), made.shape.rope)
+    return replace(made, own_gates=_GATES, o_name="dense")
