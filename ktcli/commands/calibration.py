@@ -23,7 +23,8 @@ from ktcli.hardware.team import make_team
 from ktcli.models import build
 from ktcli.output import out
 from ktcli.planner.memory import need_bytes
-from ktcli.store.library import CALIBRATING, Entry
+from ktcli.store.library import Entry
+from ktcli.store.removal import CALIBRATING
 from ktcli.weights.convert import Calibration
 from ktcli.weights.convert import convert as convert_weights
 from ktcli.weights.pack import Pack, is_pack

@@ -26,7 +26,7 @@ from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import Numa
 from ktcli.output import out, safe
 from ktcli.planner.deferral import require
-from ktcli.store import catalog, library
+from ktcli.store import catalog, library, removal
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import Reference, parse
@@ -95,7 +95,7 @@ def prepare(
             raise UsageError(f"{name} is a conversion to {entry.formats}, not to {formats}")
         if not _is_stale(entry):
             return Ready(entry.name, entry.path)
-        library.remove(entry)
+        removal.remove(entry)
         entry = library.find(BUILTIN, Kind.CHECKPOINT)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model

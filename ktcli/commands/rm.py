@@ -10,7 +10,7 @@ from ktcli import config
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
-from ktcli.store import catalog, library
+from ktcli.store import catalog, library, removal
 from ktcli.store.library import Entry
 from ktcli.store.reference import parse
 
@@ -55,9 +55,9 @@ def rm(
             if not entry.complete and _was_completed(entry):
                 out.note(f"{entry.label} was completed meanwhile and stays")
                 continue
-            freed += library.remove(entry)
+            freed += removal.remove(entry)
             removed.append(entry.label)
-    freed += library.remove_leftovers()
+    freed += removal.remove_leftovers()
     document = {"removed": removed, "freed_bytes": freed}
     out.result(document, f"Removed {safe(', '.join(removed)) or 'nothing'}, freed {gib(freed)}.")
 

@@ -53,15 +53,8 @@ class Recording:
         pointer = self._ffi.NULL if gain is None else self._borrow("float[]", gain)
         width = run or (x.width if gain is None else gain.size)
         require(gain is None or gain.size == width, f"a gain for runs of {width} columns")
-        self._record(
-            "norm",
-            self._lib.kt_program_norm,
-            self._view(out),
-            self._view(x),
-            width,
-            pointer,
-            eps,
-        )
+        views = self._view(out), self._view(x)
+        self._record("norm", self._lib.kt_program_norm, *views, width, pointer, eps)
 
     def layer_norm(self, out: View, x: View, gain: F32Array, bias: F32Array, eps: float) -> None:
         """LayerNorm of each row; gain and bias [width]."""

@@ -5,13 +5,12 @@
     KT_HOME/heat/NAME@EXPERTS-DENSE.json          which of its experts were chosen (see `heat`)
 
 A folder whose manifest is missing is *partial*: its work was interrupted and can be continued. Nothing
-else is state. Removing never follows a link and never leaves the library folder.
+else is state.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -31,7 +30,6 @@ LOCAL = "local--"  # begins the names of what belongs to folders outside the lib
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
 HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
-CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -132,7 +130,7 @@ def heat_path(pack: Path) -> Path:
 
 def conversion_name(pack: Path) -> str:
     """What tells a conversion from all others, whether it is in the library or not."""
-    inside = pack.parent.resolve() == _folder_of(Kind.PACK).resolve()
+    inside = pack.parent.resolve() == folder_of(Kind.PACK).resolve()
     return pack.name if inside else local_name(pack, "pack")
 
 
@@ -219,68 +217,6 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     raise catalog.unknown(name, tuple(entry.name for entry in entries()))
 
 
-def remove(entry: Entry) -> int:
-    """Delete an entry's files, and the heat map of a conversion; the bytes that were freed.
-
-    Raises:
-        UsageError: it does not lie in the library.
-        KtError: the system refuses.
-    """
-    folder = _folder_of(entry.kind)
-    heat = heat_path(entry.path) if entry.kind is Kind.PACK else None
-    if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
-        raise UsageError(
-            f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
-        )
-    freed = 0
-    try:
-        if entry.path.is_symlink():
-            entry.path.unlink()
-            _forget(heat)
-            return 0
-        for _, status in walk(entry.path):
-            freed += status.st_size if status.st_nlink == 1 else 0
-        # Renamed first: whatever interrupts the deletion, no half model keeps a whole one's name.
-        trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
-        entry.path.rename(trash)
-        shutil.rmtree(trash)
-        _forget(heat)
-    except OSError as error:
-        raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
-    return freed
-
-
-def _forget(heat: Path | None) -> None:
-    """Delete a heat map, after its model: whoever writes maps looks for the model first."""
-    if heat is not None and heat.parent.is_dir():
-        with heat_lock():
-            heat.unlink(missing_ok=True)
-
-
-def leftovers() -> tuple[Path, ...]:
-    """Folders that an interrupted removal or a killed calibration left behind."""
-    folders = [_folder_of(kind) for kind in Kind]
-    removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
-    found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
-    return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
-
-
-def _is_running(process: str) -> bool:
-    return Path("/proc", process).exists()
-
-
-def remove_leftovers() -> int:
-    """Delete them; the bytes that were freed."""
-    freed = 0
-    for path in leftovers():
-        freed += sum(status.st_size for _, status in walk(path))
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-    return freed
-
-
 def parts(file: Path) -> list[Path]:
     """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
     return [path for name in numbered_set(file.name) if (path := file.parent / name).is_file()]
@@ -299,7 +235,8 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(item.path), item.stat(follow_symlinks=False)
 
 
-def _folder_of(kind: Kind) -> Path:
+def folder_of(kind: Kind) -> Path:
+    """Where entries of this kind lie."""
     return config.home() / f"{kind.value}s"
 
 
@@ -315,7 +252,7 @@ def _one_folder(name: str) -> str:
 
 
 def _scan(kind: Kind) -> Iterator[Entry]:
-    folder = _folder_of(kind)
+    folder = folder_of(kind)
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
     except FileNotFoundError:
@@ -393,7 +330,7 @@ def _local(folder: Path) -> Entry:
         raise NotFound(f"there is no model in {folder}", hint=hint)
     kind = Kind.PACK if pack else Kind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
-    if folder.parent == _folder_of(kind):
+    if folder.parent == folder_of(kind):
         return _entry(folder, kind)
     formats = source.formats if source and pack else ""
     origin = source.origin if source else ""

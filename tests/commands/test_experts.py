@@ -13,7 +13,7 @@ import pytest
 from ktcli.commands import experts
 from ktcli.commands.experts import SHADES, Canvas, Layout, Recorded, even_shares, render
 from ktcli.main import main
-from ktcli.store import heat, library, manifest
+from ktcli.store import heat, library, manifest, removal
 from ktcli.store.heat import Heat
 
 Capture = pytest.CaptureFixture[str]
@@ -56,7 +56,7 @@ def test_before_anything_is_recorded(pack: Path, capsys: Capture) -> None:
     assert said.out.endswith(f"Talk to it: kt chat {NAME}\n") and said.err == ""
     found = document(["show", NAME, "--experts"], capsys)
     assert found["tokens"] == 0 and len(found["layers"]) == LAYERS
-    library.remove(library.resolve(NAME))
+    removal.remove(library.resolve(NAME))
     assert main(["show", NAME, "--experts"]) == 0
     assert "kt chat" in capsys.readouterr().out
 

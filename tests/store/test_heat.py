@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktcli.store import heat, library, manifest
+from ktcli.store import heat, library, manifest, removal
 from ktcli.store.heat import FADE_TOKENS, Heat
 from ktcli.store.library import Entry, Kind
 
@@ -143,14 +143,14 @@ def test_a_map_goes_with_its_model(pack: Path) -> None:
     other = make_pack(library.pack_path("kimi-k2", "int8", "int8"))
     for folder in (pack, other):
         heat.add(folder, chosen(5))
-    library.remove(library.resolve("kimi-k2@int4-int8"))
+    removal.remove(library.resolve("kimi-k2@int4-int8"))
     assert heat.read(pack, SHAPE) is None and same(heat.read(other, SHAPE), chosen(5))
     # A chat that ends after its model was removed leaves nothing behind.
     assert not heat.add(pack, chosen(5)) and heat.read(pack, SHAPE) is None
 
 
 def test_removing_what_was_never_recorded_makes_no_folder(pack: Path, home: Path) -> None:
-    library.remove(library.resolve("kimi-k2"))
+    removal.remove(library.resolve("kimi-k2"))
     assert not (home / "heat").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_linked_pack_takes_its_map_along(pack: Path, tmp_path: Path) -> None:
     link.symlink_to(pack)
     heat.add(link, chosen(5))
     assert library.heat_path(link) != library.heat_path(pack)
-    library.remove(Entry("linked", Kind.PACK, link))
+    removal.remove(Entry("linked", Kind.PACK, link))
     assert not library.heat_path(link).exists() and pack.is_dir()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ktcli.errors import BadCheckpoint, NotFound, UsageError
-from ktcli.store import library, manifest
+from ktcli.store import library, manifest, removal
 from ktcli.store.library import Entry, Kind
 from ktcli.store.manifest import File, Manifest
 from ktcli.store.reference import parse
@@ -184,7 +184,7 @@ def test_remove_frees_what_the_entry_takes() -> None:
     add_pack("kimi-k2")
     entry = library.resolve("kimi-k2")
     size = entry.size_bytes
-    assert library.remove(entry) == size > 1000
+    assert removal.remove(entry) == size > 1000
     assert library.find("kimi-k2") is None
     assert list((library.pack_path("kimi-k2", "a", "b").parent).iterdir()) == []
 
@@ -196,12 +196,12 @@ def test_remove_does_not_follow_links(tmp_path: Path) -> None:
     folder = add_checkpoint("org--repo")
     (folder / "link").symlink_to(precious)
     (folder / "file-link").symlink_to(precious / "file")
-    library.remove(library.resolve("org/repo"))
+    removal.remove(library.resolve("org/repo"))
     assert (precious / "file").read_text() == "keep me"
     # A whole entry that is a link: the link goes, what it points to stays.
     precious.joinpath("config.json").write_text("{}")
     folder.symlink_to(precious)
-    assert library.remove(Entry("org--repo", Kind.CHECKPOINT, folder)) == 0
+    assert removal.remove(Entry("org--repo", Kind.CHECKPOINT, folder)) == 0
     assert not folder.exists()
     assert (precious / "file").exists()
 
@@ -211,32 +211,32 @@ def test_remove_stays_in_the_library(tmp_path: Path) -> None:
     outside.mkdir()
     for path in (outside, library.checkpoint_path("x") / "..", library.checkpoint_path("x").parent):
         with pytest.raises(UsageError):
-            library.remove(Entry("x", Kind.CHECKPOINT, path))
+            removal.remove(Entry("x", Kind.CHECKPOINT, path))
     with pytest.raises(UsageError):
-        library.remove(Entry("x", Kind.CHECKPOINT, outside, managed=False))
+        removal.remove(Entry("x", Kind.CHECKPOINT, outside, managed=False))
     assert outside.is_dir()
 
 
 def test_shared_bytes_are_not_counted_as_freed() -> None:
     folder = add_pack("kimi-k2")
     os.link(folder / "layer-00000.safetensors", folder.parent / "elsewhere")
-    assert library.remove(library.resolve("kimi-k2")) < 1000
+    assert removal.remove(library.resolve("kimi-k2")) < 1000
 
 
 def test_leftovers_of_a_killed_removal_are_removed() -> None:
     folder = add_pack("kimi-k2")
     folder.rename(folder.with_name(f".{folder.name}.removed.1"))
     assert [e for e in library.entries() if e.managed] == []
-    assert library.remove_leftovers() > 1000
-    assert library.leftovers() == ()
+    assert removal.remove_leftovers() > 1000
+    assert removal.leftovers() == ()
 
 
 def test_leftovers_of_a_killed_calibration(home: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     for process in (ended.pid, os.getpid()):
-        (home / f"{library.CALIBRATING}{process}-x").mkdir(parents=True)
-    assert [path.name for path in library.leftovers()] == [f"calibrate-{ended.pid}-x"]
+        (home / f"{removal.CALIBRATING}{process}-x").mkdir(parents=True)
+    assert [path.name for path in removal.leftovers()] == [f"calibrate-{ended.pid}-x"]
 
 
 # --- manifests --------------------------------------------------------------------------------

@@ -1,0 +1,75 @@
+"""Removing what is in the library, and what killed processes left there. Never follows a link, never leaves it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ktcli import config
+from ktcli.errors import KtError, UsageError
+from ktcli.store import library
+
+CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
+
+
+def remove(entry: library.Entry) -> int:
+    """Delete an entry's files, and the heat map of a conversion; the bytes that were freed.
+
+    Raises:
+        UsageError: it does not lie in the library.
+        KtError: the system refuses.
+    """
+    folder = library.folder_of(entry.kind)
+    heat = library.heat_path(entry.path) if entry.kind is library.Kind.PACK else None
+    if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
+        raise UsageError(
+            f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
+        )
+    freed = 0
+    try:
+        if entry.path.is_symlink():
+            entry.path.unlink()
+            _forget(heat)
+            return 0
+        for _, status in library.walk(entry.path):
+            freed += status.st_size if status.st_nlink == 1 else 0
+        # Renamed first: whatever interrupts the deletion, no half model keeps a whole one's name.
+        trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
+        entry.path.rename(trash)
+        shutil.rmtree(trash)
+        _forget(heat)
+    except OSError as error:
+        raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
+    return freed
+
+
+def _forget(heat: Path | None) -> None:
+    """Delete a heat map, after its model: whoever writes maps looks for the model first."""
+    if heat is not None and heat.parent.is_dir():
+        with library.heat_lock():
+            heat.unlink(missing_ok=True)
+
+
+def leftovers() -> tuple[Path, ...]:
+    """Folders that an interrupted removal or a killed calibration left behind."""
+    folders = [library.folder_of(kind) for kind in library.Kind]
+    removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
+    found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
+    return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
+
+
+def _is_running(process: str) -> bool:
+    return Path("/proc", process).exists()
+
+
+def remove_leftovers() -> int:
+    """Delete them; the bytes that were freed."""
+    freed = 0
+    for path in leftovers():
+        freed += sum(status.st_size for _, status in library.walk(path))
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return freed
