@@ -14,7 +14,7 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import DeviceRun
-from reference import CASES, Case, write_checkpoint
+from reference import CASES, ONE_OF_EACH, Case, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.layers.gpu.functions import Rows
@@ -30,14 +30,19 @@ from ktcli.layers.torch_backend import (
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
 BF16 = ("bf16", "bf16")
 Kind = tuple[Case, tuple[str, str]]
-# Every case in bf16; the other formats once for each kind of part.
+# One case of each family in bf16, and those with a part that it lacks; other formats once for each kind of part.
+OTHER_PARTS = ("deepseek-v2-lite", "glm-5", "ling-3-tiny", "minimax-m2", "qwen3.5-moe")
 THOROUGH = [
     (case, formats)
     for case in CASES
     if case.thorough
     for formats in (BF16, ("int8", "bf16"), ("int4", "int8"))
 ]
-KINDS = [*THOROUGH, *((case, BF16) for case in CASES if not case.thorough)]
+KINDS = [
+    *THOROUGH,
+    *((case, BF16) for case in ONE_OF_EACH if not case.thorough),
+    *((case, BF16) for case in CASES if case.name in OTHER_PARTS),
+]
 # The last: single rows from before a page's end to behind it.
 SIZES = ([1000], [7, 70, 40], [122, 1])
 
