@@ -7,7 +7,8 @@ BENCH  ?=
 PEERS  ?=
 
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Modules are compiled when they are first imported: few of torch's and transformers' ever are.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
 NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
