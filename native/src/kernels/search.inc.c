@@ -145,6 +145,7 @@ INLINE vf add_errors(const codebook *b, int is_linear, const piece *p, const tri
     return sum;
 }
 
+#if SEARCH_UNROLLED
 /* The total, from the leaves of its tree on, so that few sums are open at any time. */
 INLINE vf errors_8(const codebook *b, int is_linear, const piece *p, const trial *t, int64_t c)
 {
@@ -179,6 +180,7 @@ static vf whole_error(const codebook *b, const piece *p, const trial *t)
     }
     return b->is_linear ? errors_1(b, 1, &usual, t) : errors_1(b, 0, &usual, t);
 }
+#endif
 
 /* Of groups of several pieces, up to this one; the sums are kept in q. */
 static vf piece_error(const codebook *b, const piece *p, const trial *t, int is_first, vf *q)
@@ -282,7 +284,11 @@ static void search_scales(const codebook *b, int32_t type, const row_groups *g, 
         for (int i = 0; i < f.n; i++) {
             vf s = vf_load(f.scale[i]);
             trial t = {s, vf_div(vf_set1(1.0f), s)};
+#if SEARCH_UNROLLED
             vf error = g->size <= PIECE ? whole_error(b, &p, &t) : piece_error(b, &p, &t, c == 0, q[i]);
+#else
+            vf error = piece_error(b, &p, &t, c == 0, q[i]);
+#endif
             error = vf_less(none, vf_abs(s), error, endless);
             if (c + p.n == g->size) {
                 scale = vf_less(error, best, s, scale);

@@ -30,7 +30,7 @@
  *   vi_pairs(a, b, out) 32 columns each of two bf16 rows as pairs (a[c], b[c]): out[0] columns 0-3, 8-11,
  *                       16-19, 24-27, out[1] the rest;   vf_load_pairs vf_store_pairs  32 floats in that order
  *   transpose16(rows, out)  word j of line c of out = word c of row j, 16 by 16 words of 32 bits
- *   prefetch
+ *   prefetch            SEARCH_UNROLLED: groups of one piece have code of their own
  *   GEMV_TOKENS GEMM_* STREAM_MOST_* BF16_* SCORE_* VALUE_* EXACT_* DELTA_*    shapes of the tiles that fit the registers
  */
 #ifndef KT_VEC_H

@@ -217,6 +217,7 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 /* vpmaddubsw multiplies unsigned by signed and saturates at 16 bits: |w| <= 128 times sign(x, w) keeps
  * each pair within 2 * 128 * 127 = 32512, so weights stay signed and sums need no bias. */
+#define SEARCH_UNROLLED 1
 #define GEMV_TOKENS 2
 enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };

@@ -134,6 +134,7 @@ INLINE vi vf_nearest(vf v, const float *mid)
 
 /* vpdpbusd multiplies unsigned by signed: weights are made unsigned by an offset, and the sum begins at
  * -offset * sum of x. */
+#define SEARCH_UNROLLED 1
 #define GEMV_TOKENS 8
 enum { BF16_TOKENS = 8, BF16_PANELS = 2, BF16_STREAM = 8 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 4, VALUE_QUERIES = 8, VALUE_BLOCKS = 2 };

@@ -104,6 +104,7 @@ INLINE vi vf_nearest(vf v, const float *mid)
     return n;
 }
 
+#define SEARCH_UNROLLED 0
 #define GEMV_TOKENS 2
 enum { BF16_TOKENS = 4, BF16_PANELS = 1, BF16_STREAM = 4 };
 enum { SCORE_QUERIES = 4, SCORE_PANELS = 1, VALUE_QUERIES = 2, VALUE_BLOCKS = 1 };
