@@ -29,9 +29,9 @@ import numpy as np
 from naming import result_path
 
 from ktcli.hardware.probe import probe
-from ktcli.layers.tensors import Tensor
 from ktcli.models import build, cut
 from ktcli.native import Pool, packed_bytes
+from ktcli.ops.tensors import Tensor
 from ktcli.store import catalog
 from ktcli.weights.formats import format_named
 from ktcli.weights.header import encode_header

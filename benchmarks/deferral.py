@@ -27,9 +27,9 @@ from mini_tasks import MINI, is_right, tasks  # type: ignore[import-not-found]
 
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine
-from ktcli.engine.evaluate import Case, score, windows
-from ktcli.engine.intervals import interval
-from ktcli.layers.native_backend import NativeBackend
+from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.intervals import interval
+from ktcli.ops.native import NativeBackend
 
 LENGTH, SEED = 512, 2
 DEPTHS = range(1, 7)

@@ -31,12 +31,12 @@ from gpu_sections import SECTIONS, free
 from naming import result_path
 
 from ktcli import __version__
-from ktcli.engine.bench import Ceilings
-from ktcli.engine.engine import Options, make_pool
-from ktcli.engine.gpu.ceilings import measure_rates
-from ktcli.engine.gpu.usable import why_not
+from ktcli.engine.cpu import Options, make_pool
+from ktcli.engine.device.usable import why_not
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.probe import probe
+from ktcli.measure.bench import Ceilings
+from ktcli.measure.device_ceilings import measure_rates
 
 _STAND_IN = Gpu(0, "torch on the CPU", 8 << 30, 8 << 30)
 _FACTS = (("lscpu",), ("nvidia-smi",), ("nvidia-smi", "topo", "-m"))

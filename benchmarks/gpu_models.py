@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ktcli.engine.bench import Ceilings
-from ktcli.engine.engine import Engine, Options, make_pool
-from ktcli.engine.gpu.engine import DeviceEngine, Placement
-from ktcli.engine.gpu.experts import Handoff
-from ktcli.engine.gpu.steps import LongPrompts
+from ktcli.engine.cpu import Engine, Options, make_pool
+from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.loader import RandomSource
 from ktcli.engine.policy import Policy
-from ktcli.engine.synthetic import ApartSource
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import OFF
-from ktcli.layers.native_backend import Loaded
-from ktcli.layers.tensors import Role, Tensor
+from ktcli.measure.bench import Ceilings
+from ktcli.measure.synthetic import ApartSource
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool, Weight
+from ktcli.ops.native import Loaded
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Room, uniform
 from ktcli.planner.forecast import Forecast, Known

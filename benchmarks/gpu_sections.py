@@ -23,21 +23,21 @@ from gpu_models import (
     twins,
 )
 
-from ktcli.commands.device_figures import hit_rate, trace_figures
-from ktcli.engine.bench import Job, Kind, Measured, Yardstick, run, traced
-from ktcli.engine.gpu.ceilings import DeviceCeilings
-from ktcli.engine.gpu.engine import DeviceEngine
-from ktcli.engine.gpu.experts import Handoff, HostExperts, LayerWeights, Shape
-from ktcli.engine.gpu.stream import Stream, stream_on
-from ktcli.engine.gpu.synthetic import Setting, planned_engine
-from ktcli.engine.gpu.timing import layer_times
+from ktcli.commands.view.device_figures import hit_rate, trace_figures
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.device.stream import Stream, stream_on
+from ktcli.engine.device.timing import layer_times
 from ktcli.engine.loader import load
 from ktcli.engine.policy import Policy
-from ktcli.engine.synthetic import ApartSource, fitting_plan
 from ktcli.engine.trace import DEVICE, Trace
 from ktcli.hardware.gpu import CUDA
-from ktcli.layers.tensors import Role
+from ktcli.measure.bench import Job, Kind, Measured, Yardstick, run, traced
+from ktcli.measure.device_ceilings import DeviceCeilings
+from ktcli.measure.device_synthetic import Setting, planned_engine
+from ktcli.measure.synthetic import ApartSource, fitting_plan
 from ktcli.models import build
+from ktcli.ops.tensors import Role
 from ktcli.planner.deferral import Times, layer_seconds
 from ktcli.planner.host import host_of
 from ktcli.planner.plan import DevicePlan, Request

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.engine import Options, make_pool
+from ktcli.engine.cpu import Options, make_pool
 from ktcli.engine.loader import PackSource, load
-from ktcli.engine.measure import PAIRS, alternate
+from ktcli.measure.clock import PAIRS, alternate
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool
 from ktcli.store import catalog

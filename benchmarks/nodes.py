@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ktcli.engine.bench import Job, Kind, once
-from ktcli.engine.engine import Engine
-from ktcli.engine.measure import PAIRS, Measurement, alternate
-from ktcli.engine.synthetic import Request, random_engine
+from ktcli.engine.cpu import Engine
 from ktcli.hardware.numa import AUTO, OFF, Numa, parse_numa
 from ktcli.hardware.probe import probe
+from ktcli.measure.bench import Job, Kind, once
+from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.synthetic import Request, random_engine
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 

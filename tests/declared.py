@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
-from ktcli.layers.tensors import Role
 from ktcli.models import Model
+from ktcli.ops.tensors import Role
 
 
 def declared(model: Model, roles: Collection[Role] = tuple(Role)) -> dict[str, int]:

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.layers.gpu.kernels import Kernels
-from ktcli.layers.gpu.packed import Stack
+from ktcli.ops.torch.kernels import Kernels
+from ktcli.ops.torch.packed import Stack
 
 
 def late_slots(

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ktcli.engine.gpu.cache import DeviceCache
-from ktcli.engine.gpu.weights import DeviceModel, load_device
+from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
-from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.kernels import kernels_for
-from ktcli.layers.torch_backend import ResidentRunner, StepInputs, TorchBackend
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
+from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import kernels_for
 from ktcli.weights.pack import Pack
 
 CPU = torch.device("cpu")

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.engine.gpu.cache import DeviceCache
-from ktcli.engine.gpu.engine import DeviceEngine, Placement
-from ktcli.engine.gpu.weights import DeviceModel, load_device
+from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
-from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.kernels import EXACT
-from ktcli.layers.torch_backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
 from ktcli.models import Model, build
 from ktcli.native import Pool, Team
+from ktcli.ops.torch.backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import EXACT
 from ktcli.weights.pack import Pack
 
 CONTEXT = 200

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from stored import chosen, column_factors, view
 
-from ktcli.layers.tensors import Role, Tensor
 from ktcli.models import build
 from ktcli.native import Pool, packed_bytes
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.oracle import unpack
 from ktcli.weights.recipe import Recipe, format_of
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from typing import Any
 
 from ktcli.models import Model, build
 from ktcli.planner.cost import Rates
 from ktcli.planner.host import Host
 from ktcli.resources import data_path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 GB = 10**9
 GIB = 1 << 30

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ktcli.layers.tensors import Stored, Tensor
 from ktcli.native import Format
+from ktcli.ops.tensors import Stored, Tensor
 from ktcli.weights.columns import factors_of, suffers
 
 

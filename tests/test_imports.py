@@ -20,11 +20,14 @@ PACKAGE = Path(ktcli.__file__).parent
 # the floor. `output` belongs to the commands.
 LEVELS = [
     {"__init__", "_native", "config", "errors", "native", "numbered", "resources"},
+    {"ops"},
     {"layers"},
     {"models"},
     {"weights", "planner"},
     {"engine"},
+    {"measure"},
     {"chat", "server"},
+    {"assembly"},
     {"commands", "output"},
     {"main"},
     {"__main__"},
@@ -34,10 +37,15 @@ FLOOR = LEVELS[0]
 
 # These two stand beside: they know only the floor, and only these parts know them. The store asks the
 # hardware how much of a disk is free.
-ABOVE = {"engine", "chat", "server", "commands", "output", "main"}
+ABOVE = {"engine", "measure", "chat", "server", "assembly", "commands", "output", "main"}
 BESIDE = {"hardware": ABOVE | {"hardware", "store", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
-SIDEWAYS = {("planner", "weights"), ("commands", "output"), ("output", "commands")}
+SIDEWAYS = {
+    ("planner", "weights"),
+    ("commands", "output"),
+    ("output", "commands"),
+    ("assembly", "output"),
+}
 
 
 def modules() -> dict[str, Path]:

@@ -16,7 +16,7 @@ import pytest
 from convert import convert_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.engine.engine import Options, make_pool
+from ktcli.engine.cpu import Options, make_pool
 from ktcli.engine.loader import PackSource
 from ktcli.models import build
 from ktcli.resources import data_path

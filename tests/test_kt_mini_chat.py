@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from mini_quality import load_items, score
 
+from ktcli.assembly.prepare import Wanted, load, prepare
 from ktcli.chat.chat import Chat, Speaker, read_voice
 from ktcli.chat.settings import Settings
-from ktcli.commands.prepare import Wanted, load, prepare
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
 from ktcli.store import heat, library

@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine
-from ktcli.engine.evaluate import Case, score, windows
-from ktcli.engine.gpu.cache import DeviceCache
-from ktcli.engine.gpu.weights import load_device
-from ktcli.engine.intervals import interval
+from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.weights import load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
-from ktcli.layers.gpu.functions import Rows
-from ktcli.layers.gpu.kernels import EXACT
-from ktcli.layers.native_backend import NativeBackend
-from ktcli.layers.torch_backend import StepInputs, TorchBackend
+from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.intervals import interval
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.native import NativeBackend
+from ktcli.ops.torch.backend import StepInputs, TorchBackend
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import EXACT
 from ktcli.weights.pack import Pack
 
 pytestmark = pytest.mark.skipif(

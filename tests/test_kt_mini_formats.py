@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine
-from ktcli.engine.evaluate import Case, score, windows
-from ktcli.engine.intervals import interval
+from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.intervals import interval
 
 pytestmark = pytest.mark.skipif(
     not RECIPE.is_dir() or not (MINI / "model.safetensors").exists(),

@@ -8,8 +8,8 @@ from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.install import versions
 from benchmarks.peers.rows import DECODE, PAIRINGS, Pairing, Work, chosen
 from benchmarks.peers.shapes import MIXES, Mix, Part, expert_bits, metadata, size_bytes, tensors
-from ktcli.layers.tensors import Role
 from ktcli.models import build, cut
+from ktcli.ops.tensors import Role
 from ktcli.store import catalog
 from ktcli.weights.formats import FORMATS
 

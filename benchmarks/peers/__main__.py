@@ -29,9 +29,9 @@ from benchmarks.peers.measure import Pair, Watch, Worker, alternate
 from benchmarks.peers.rows import Pairing, Work, chosen
 from benchmarks.peers.shapes import MIXES, expert_bits
 from ktcli import __version__
-from ktcli.engine.measure import PAIRS
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.probe import probe
+from ktcli.measure.clock import PAIRS
 from ktcli.models import cut
 from ktcli.store import catalog
 from ktcli.weights.formats import format_named

@@ -5,7 +5,7 @@
 Runs in the private environment, which has the `gguf` package. Random blocks of each number format are
 made once and laid over a tensor again and again: speed does not depend on the values, and memory holds
 every copy apart. What decides the experts of a token is not repeated: embedding and router are drawn in
-full, and embeddings are about 64 times as large as what a layer adds (see ktcli.engine.synthetic), so
+full, and embeddings are about 64 times as large as what a layer adds (see ktcli.measure.synthetic), so
 that tokens stay apart and choose their experts evenly.
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.peers.arithmetic import Series
 from benchmarks.peers.install import ROOT, Unavailable
 from benchmarks.peers.rows import Work
-from ktcli.engine.measure import busy_seconds
+from ktcli.measure.clock import busy_seconds
 
 
 class Worker:

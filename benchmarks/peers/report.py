@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.arithmetic import Series, layer_ms, layer_ratios
 from benchmarks.peers.rows import Pairing, Work
-from ktcli.engine.measure import NOISY_SHARE
+from ktcli.measure.clock import NOISY_SHARE
 from ktcli.output import table
 
 Row = dict[str, Any]

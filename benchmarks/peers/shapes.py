@@ -15,7 +15,7 @@ Config = Mapping[str, Any]
 
 
 class Part(Enum):
-    """Decides a tensor's number format, as `ktcli.layers.tensors.Role` does for kt."""
+    """Decides a tensor's number format, as `ktcli.ops.tensors.Role` does for kt."""
 
     EXPERTS = "experts"
     DOWN = "down"  # the experts' down projection: some mixes give it more bits

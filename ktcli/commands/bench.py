@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.commands.device_figures import Seen, device_figures
-from ktcli.commands.devices import DeviceWords
-from ktcli.commands.figures import ceiling_figures, machine_figures
-from ktcli.commands.gpu import host_here, informed, torch_device, usable
+from ktcli.assembly.device_words import DeviceWords
+from ktcli.assembly.gpu import host_here, informed, torch_device, usable
+from ktcli.assembly.subject import Subject, find_subject
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
     DeferOpt,
@@ -30,9 +29,17 @@ from ktcli.commands.options import (
     ThreadsOpt,
     writable,
 )
-from ktcli.commands.speed import speed_row, speed_words, warn_about
-from ktcli.commands.subject import Subject, find_subject
-from ktcli.engine.bench import (
+from ktcli.commands.view.device_figures import Seen, device_figures
+from ktcli.commands.view.figures import ceiling_figures, machine_figures
+from ktcli.commands.view.speed import speed_row, speed_words, warn_about
+from ktcli.engine.cpu import Engine
+from ktcli.engine.policy import Policy
+from ktcli.errors import UsageError
+from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import Numa, asked_numa
+from ktcli.hardware.probe import probe
+from ktcli.measure.bench import (
     CEILING_BYTES,
     Ceilings,
     Job,
@@ -42,15 +49,8 @@ from ktcli.engine.bench import (
     run,
     traced,
 )
-from ktcli.engine.engine import Engine
-from ktcli.engine.measure import PAIRS
-from ktcli.engine.policy import Policy
-from ktcli.engine.synthetic import SPREAD_TOKENS, Request, fitting_plan, random_engine
-from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO, CPU
-from ktcli.hardware.machine import Machine
-from ktcli.hardware.numa import Numa, asked_numa
-from ktcli.hardware.probe import probe
+from ktcli.measure.clock import PAIRS
+from ktcli.measure.synthetic import SPREAD_TOKENS, Request, fitting_plan, random_engine
 from ktcli.models import Model, Spec, build, cut
 from ktcli.output import out
 from ktcli.planner.deferral import require
@@ -62,7 +62,7 @@ from ktcli.planner.plan import Request as PlanRequest
 from ktcli.weights.pack import Pack
 
 if TYPE_CHECKING:
-    from ktcli.engine.gpu.engine import DeviceEngine
+    from ktcli.engine.device.engine import DeviceEngine
 
 app = typer.Typer(
     add_completion=False,
@@ -315,8 +315,8 @@ def _without_ceilings(host: Host) -> Host:
 def _with_device(
     subject: Subject, wanted: Wanted, model: Model, plan: Plan, used: DevicePlan
 ) -> tuple[Result, Made, Seen]:
-    from ktcli.engine.gpu.ceilings import DeviceCeilings, measure_rates
-    from ktcli.engine.gpu.synthetic import Setting, planned_engine
+    from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
+    from ktcli.measure.device_synthetic import Setting, planned_engine
 
     device = torch_device(used.gpu.index)
     rates = measure_rates(device)  # before the weights, while there is room for it

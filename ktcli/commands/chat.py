@@ -30,9 +30,9 @@ from ktcli.store import library
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
+    from ktcli.assembly.prepare import Ready, Wanted
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
-    from ktcli.commands.prepare import Ready, Wanted
 
 GREETING = "Hello!"  # what is said to the model when standard input holds nothing
 MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
@@ -116,8 +116,8 @@ def chat(
 
       git diff | kt chat qwen3-30b-a3b --system "Review this change."
     """
-    from ktcli.commands.devices import DeviceWords
-    from ktcli.commands.prepare import Wanted
+    from ktcli.assembly.device_words import DeviceWords
+    from ktcli.assembly.prepare import Wanted
 
     given = {
         "greedy": True if greedy else None,
@@ -203,8 +203,8 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
 
 
 def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
+    from ktcli.assembly import prepare
     from ktcli.chat.chat import Chat, Speaker, read_voice
-    from ktcli.commands import prepare
 
     ready = prepare.prepare(model, wanted, read_voice)
     voice = read_voice(ready.name, ready.pack)

@@ -175,7 +175,7 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
 
 
 def _measure(machine: Machine, threads: int) -> Machine:
-    from ktcli.commands.gpu import measure_gpus
+    from ktcli.assembly.gpu import measure_gpus
 
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
     cpu = machine.cpu

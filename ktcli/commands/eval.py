@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from ktcli.assembly.ways import CACHES, Asked, cut, measure, read, ways_of
 from ktcli.chat.passage import read_passage
 from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, QuietOpt, ThreadsOpt, writable
-from ktcli.commands.quality import Found, document, words
-from ktcli.commands.ways import CACHES, Asked, cut, measure, read, ways_of
+from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
 from ktcli.hardware.text import whole
 from ktcli.output import out
@@ -163,7 +163,7 @@ def _require_plots() -> None:
 
 def _draw(found: Found, path: Path) -> None:
     """Beside and then renamed, so that an older drawing stays until the new one is whole."""
-    from ktcli.commands import plot
+    from ktcli.commands.view import plot
 
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.figures import (
+from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
+from ktcli.commands.view.figures import (
     ceiling_figures,
     ceiling_words,
     machine_figures,
@@ -17,15 +18,14 @@ from ktcli.commands.figures import (
     threads_words,
     warn_noisy,
 )
-from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
-from ktcli.engine.bench import CEILING_BYTES, Ceilings
-from ktcli.engine.engine import Options, make_pool, refusals
-from ktcli.engine.kernels import ExpertStack, LinearStack, Result, Stack, measure
-from ktcli.engine.measure import PAIRS
-from ktcli.engine.shapes import SHAPES, Shape, Work
+from ktcli.engine.cpu import Options, make_pool, refusals
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
+from ktcli.measure.bench import CEILING_BYTES, Ceilings
+from ktcli.measure.clock import PAIRS
+from ktcli.measure.layer import ExpertStack, LinearStack, Result, Stack, measure
+from ktcli.measure.shapes import SHAPES, Shape, Work
 from ktcli.native import Ceiling, Format, Pool
 from ktcli.output import out, table
 from ktcli.planner.memory import margin_bytes

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ktcli.assembly.prepare import Wanted, load, prepare
 from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
-from ktcli.commands.prepare import Wanted, load, prepare
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware.numa import OFF, asked_numa
 from ktcli.output import out, safe

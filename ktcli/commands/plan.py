@@ -7,15 +7,16 @@ from typing import Any
 
 import typer
 
-from ktcli.commands.auto import chosen, kept_by
-from ktcli.commands.devices import (
+from ktcli.assembly.auto import chosen, kept_by
+from ktcli.assembly.device_words import (
     DeviceWords,
     cost_words,
     device_document,
     device_rows,
     rate_rows,
 )
-from ktcli.commands.gpu import host_here, informed
+from ktcli.assembly.gpu import host_here, informed
+from ktcli.assembly.subject import find_subject
 from ktcli.commands.options import (
     ContextOpt,
     DeferOpt,
@@ -30,7 +31,6 @@ from ktcli.commands.options import (
     PrefillThresholdOpt,
     ThreadsOpt,
 )
-from ktcli.commands.subject import find_subject
 from ktcli.errors import NotEnoughMemory, gib
 from ktcli.hardware.gpu import AUTO, torch_installed
 from ktcli.hardware.numa import asked_numa, parse_numa

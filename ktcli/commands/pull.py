@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ktcli.assembly.fetch import fetch
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
-from ktcli.output import Progress, out, safe
+from ktcli.output import out, safe
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
-from ktcli.store.reference import HUBS, Reference, parse
+from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
 
@@ -57,43 +58,6 @@ def _download(reference: Reference) -> Entry:
             hint=f"kt pull {reference.name}, then kt convert {reference.name}",
         )
     return fetch(reference)
-
-
-def fetch(reference: Reference) -> Entry:
-    """Bring a repository into the library, with progress on stderr."""
-    from ktcli.store import download
-
-    where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
-    out.note(f"Looking at {where} on {HUBS[reference.hub]} …")
-    watcher = _Bars()
-    try:
-        return download.pull(reference, watcher)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"what arrived is kept; continue with: kt pull {reference.text}"
-        ) from None
-    finally:
-        watcher.end()
-
-
-class _Bars:
-    """Shows each part of a pull as a progress bar."""
-
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
-
-    def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
-        self.end()
-        self._bar = out.progress(what, total_bytes, done=done_bytes).__enter__()
-
-    def advance(self, n_bytes: int) -> None:
-        if self._bar is not None:
-            self._bar.advance(n_bytes)
-
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar = None
 
 
 def _render(entry: Entry, fresh: bool) -> str:

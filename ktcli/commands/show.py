@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ktcli.commands.convert import conversions_outside
+from ktcli.assembly.convert import conversions_outside
 from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import BadCheckpoint, KtError, gib
 from ktcli.output import out, safe, table
@@ -43,7 +43,7 @@ def show(
         library.resolve(model)
     config = profile.config if profile is not None else _config(entries[0])
     if experts:
-        from ktcli.commands.experts import show_experts
+        from ktcli.commands.view.experts import show_experts
 
         return show_experts(model, config)
     document: dict[str, Any] = {
@@ -77,8 +77,8 @@ def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) ->
         profile: whose parameters are as its makers count them; None counts what kt stores, which holds MLA's
             kv_b twice.
     """
-    from ktcli.layers.tensors import Role
     from ktcli.models import build
+    from ktcli.ops.tensors import Role
     from ktcli.planner.spec import kv_bytes_per_token
     from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -116,7 +116,7 @@ def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) ->
 
 
 def _place(entry: Entry) -> dict[str, Any]:
-    from ktcli.commands.fidelity import error_report
+    from ktcli.commands.view.fidelity import error_report
 
     return {
         "name": entry.label,
@@ -130,7 +130,7 @@ def _place(entry: Entry) -> dict[str, Any]:
 
 
 def _render(document: dict[str, Any]) -> str:
-    from ktcli.commands.fidelity import render_report
+    from ktcli.commands.view.fidelity import render_report
 
     rows = [("Model", document["title"])]
     for hub, repository in document["repositories"].items():

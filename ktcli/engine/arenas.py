@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.tensors import ceil_to
 from ktcli.native import Arena, Pool
+from ktcli.ops.tensors import ceil_to
 
 _LINE_BYTES = 64
 

@@ -12,9 +12,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.tensors import ceil_to
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS, Arena
+from ktcli.ops.tensors import ceil_to
 
 _LINE_BYTES = 64  # layers begin on cache lines
 

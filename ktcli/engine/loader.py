@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.errors import BadCheckpoint, BadPack
-from ktcli.layers.native_backend import Loaded
-from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models import Model
 from ktcli.native import Axis, Format, Pool, Weight
+from ktcli.ops.native import Loaded
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ktcli.layers.state import STATE_SLOTS
-from ktcli.layers.tensors import ceil_to
 from ktcli.models import Spec
+from ktcli.ops.state import STATE_SLOTS
+from ktcli.ops.tensors import ceil_to
 
 _LINE_ELEMENTS = 16  # f32: layers begin on cache lines
 # A prompt's last tokens are a chunk of their own, so that a position right before them can be gone back to: to

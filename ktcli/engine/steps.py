@@ -10,8 +10,8 @@ from ktcli.engine.kvcache import KvCache, PageLayout
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
 from ktcli.engine.states import StateLayout, StateSlots
-from ktcli.layers.state import STATE_SLOTS
 from ktcli.native import Program, Step, View
+from ktcli.ops.state import STATE_SLOTS
 
 
 @dataclass(frozen=True, slots=True)

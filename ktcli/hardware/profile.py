@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
+import tomllib
 import types
 import typing
 from collections import Counter
@@ -25,11 +25,6 @@ from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.text import cpu_list, cpu_text
 from ktcli.resources import data_path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MAX_BYTES = 1 << 16  # ten times the largest; a TOML parser takes quadratic time
 MAX_NUMBER = 1e18  # bytes, or operations per second

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
-from ktcli.layers.windows import MqaShape, PoolShape
+from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.windows import MqaShape, PoolShape
 
 
 @dataclass(frozen=True)

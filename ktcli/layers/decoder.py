@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, Reads, Value
 from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.backend import Backend, Reads, Value
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 Attention = (
     GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ktcli.layers.backend import Gate
+from ktcli.ops.backend import Gate
 
 
 @dataclass(frozen=True, slots=True)

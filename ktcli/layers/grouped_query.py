@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, Gate, GqaShape, Rope, Value
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Stored, Tensor, matrix, vector
+from ktcli.ops.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 
 class QkNorm(Enum):

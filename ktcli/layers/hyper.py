@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, MixShape, Reads, Value
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.backend import Backend, MixShape, Reads, Value
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)

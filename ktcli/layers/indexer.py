@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, ChooseShape, Reads, Rope, Value
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, matrix, vector
-from ktcli.layers.windows import PoolShape
+from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.windows import PoolShape
 
 
 @dataclass(frozen=True)

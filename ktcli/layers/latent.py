@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, MlaShape, Rope, Value
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import Indexer
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Band, Role, Stored, Tensor, matrix, vector
+from ktcli.ops.backend import Backend, MlaShape, Rope, Value
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Band, Role, Stored, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)

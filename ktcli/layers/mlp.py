@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, Reads, Routing, Value
-from ktcli.layers.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.ops.backend import Backend, Reads, Routing, Value
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
 @dataclass(frozen=True, slots=True)

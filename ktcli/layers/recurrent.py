@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.layers.backend import Backend, DeltaShape, Gate, Reads, Value
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
+from ktcli.ops.backend import Backend, DeltaShape, Gate, Reads, Value
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
 
 _LINE = 16  # f32 elements: where a part of the state begins
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.backend import Score
 from ktcli.layers.decoder import Attention, Multipliers
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import QkNorm
@@ -27,6 +26,7 @@ from ktcli.models.parts import (
     read_sparse,
     read_windows,
 )
+from ktcli.ops.backend import Score
 
 MODEL_TYPES: tuple[str, ...] = ("afmoe",)
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import DeltaShape
 from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.latent import LatentAttention
@@ -34,6 +33,7 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.models.step3p7 import limited, read_limits
+from ktcli.ops.backend import DeltaShape
 
 MODEL_TYPES: tuple[str, ...] = ("bailing_hybrid",)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import Rope
 from ktcli.layers.rope import Llama3, Yarn, rotary
+from ktcli.ops.backend import Rope
 
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18

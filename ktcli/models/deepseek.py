@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.backend import Routing
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -29,6 +28,7 @@ from ktcli.models.parts import (
     read_typed_dense,
     text_part,
 )
+from ktcli.ops.backend import Routing
 
 MODEL_TYPES: tuple[str, ...] = (
     "deepseek_v2",

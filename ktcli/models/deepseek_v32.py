@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
@@ -25,6 +24,7 @@ from ktcli.models.parts import (
     read_sparse,
     read_typed_dense,
 )
+from ktcli.ops.backend import ChooseShape
 
 _FIRST_DENSE = 3
 _FULL, _SHARED = "full", "shared"

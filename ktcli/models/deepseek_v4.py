@@ -12,10 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape, Rope, Routing, Score
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
 from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
-from ktcli.layers.windows import MqaShape, PoolShape
 from ktcli.models.config import (
     MAX_CHOSEN,
     MAX_CONTEXT,
@@ -37,6 +35,8 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
+from ktcli.ops.windows import MqaShape, PoolShape
 
 MODEL_TYPES: tuple[str, ...] = ("deepseek_v4",)
 

@@ -13,14 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import ChooseShape, DeltaShape, MlaShape
 from ktcli.layers.decoder import Attention
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import KimiDelta
-from ktcli.layers.windows import PoolShape
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.deepseek_v32 import read_shared
 from ktcli.models.model import DecoderModel
@@ -39,6 +37,8 @@ from ktcli.models.parts import (
     text_part,
 )
 from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
+from ktcli.ops.windows import PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
 MODEL_TYPES: tuple[str, ...] = ("glm5_next",)

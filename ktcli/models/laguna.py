@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import Gate, Score
 from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
@@ -28,6 +27,7 @@ from ktcli.models.parts import (
     read_typed_dense,
     read_windows,
 )
+from ktcli.ops.backend import Gate, Score
 
 MODEL_TYPES: tuple[str, ...] = ("laguna",)
 

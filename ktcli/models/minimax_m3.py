@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.backend import ChooseShape, Score
 from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.indexer import BlockIndexer
@@ -28,6 +27,7 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
+from ktcli.ops.backend import ChooseShape, Score
 
 MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
 

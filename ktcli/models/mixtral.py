@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.backend import Score
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import SparseMlp, SparseNames
 from ktcli.models.config import Fields
@@ -23,6 +22,7 @@ from ktcli.models.parts import (
     read_softmax_routing,
     read_windows,
 )
+from ktcli.ops.backend import Score
 
 MODEL_TYPES: tuple[str, ...] = ("mixtral", "minimax_m2")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from ktcli.layers.backend import Backend, Value
 from ktcli.layers.decoder import Decoder
 from ktcli.layers.mlp import SparseMlp
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Tensor
 from ktcli.native import Glu
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
 from ktcli.layers.decoder import (
     NO_MULTIPLIERS,
     NO_NORMS,
@@ -46,6 +45,7 @@ from ktcli.models.config import (
     rotated_columns,
 )
 from ktcli.models.model import DecoderModel
+from ktcli.ops.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
 
 
 @dataclass(frozen=True, slots=True)

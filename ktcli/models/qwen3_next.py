@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.backend import DeltaShape
 from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import Mlp, SparseNames
@@ -33,6 +32,7 @@ from ktcli.models.parts import (
     read_types,
     text_part,
 )
+from ktcli.ops.backend import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 MODEL_TYPES: tuple[str, ...] = (_NEXT, _MOE, f"{_MOE}_text", _DENSE, f"{_DENSE}_text")

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.backend import Score
 from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
@@ -35,6 +34,7 @@ from ktcli.models.parts import (
     text_part,
 )
 from ktcli.native import SILU, Glu
+from ktcli.ops.backend import Score
 
 MODEL_TYPES: tuple[str, ...] = ("step3p5", "step3p7")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from ktcli.errors import gib
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
-from ktcli.layers.tensors import Role
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.tensors import Role
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN

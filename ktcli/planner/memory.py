@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ktcli.hardware.machine import Node
-from ktcli.layers.tensors import Role
 from ktcli.models.model import Model
 from ktcli.native import PAGE_TOKENS, Team
+from ktcli.ops.tensors import Role
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
 from ktcli.weights.recipe import Recipe

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
-from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.models.model import Model
 from ktcli.native import Team
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import slices_of
 from ktcli.planner.spec import Stored, part_name
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes

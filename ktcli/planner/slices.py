@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import PANEL_ROWS, Format, cut_columns, packed_bytes
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, format_of_kind
 
 ROW_UNIT = PANEL_ROWS  # rows of a dense matrix

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ktcli.layers.state import STATE_SLOTS, LayerState
-from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.state import STATE_SLOTS, LayerState
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import touched
 from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.layers.state import LayerState
-from ktcli.layers.tensors import Role, Tensor
 from ktcli.models.model import Model
+from ktcli.ops.state import LayerState
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
     Share,

@@ -7,7 +7,7 @@ its whole `config.json`, from which plans and benchmarks are made.
 from __future__ import annotations
 
 import json
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +16,6 @@ from typing import Any
 
 from ktcli.errors import KtError, NotFound
 from ktcli.resources import data_path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True, slots=True)

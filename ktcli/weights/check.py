@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fnmatch import translate
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Role
 from ktcli.models import Model
 from ktcli.native import Format
+from ktcli.ops.tensors import Role
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.encode import pieces_of
 from ktcli.weights.formats import FORMATS

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ktcli.config import lock
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
-from ktcli.layers.tensors import Tensor
 from ktcli.models import build
 from ktcli.native import PackError, Pool
+from ktcli.ops.tensors import Tensor
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.encode import Encoder

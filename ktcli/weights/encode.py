@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.native import PANEL_ROWS, Format, PackError, Pool, packed_bytes
+from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.weights.coded import FP8_BLOCK
 from ktcli.weights.columns import factors_of, suffers
 from ktcli.weights.oracle import round_to_bf16

@@ -61,7 +61,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.errors import BadCheckpoint, BadPack, hinted
-from ktcli.layers.tensors import Role, Tensor
+from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
 from ktcli.weights.manifest import FileRecord, Manifest, parse_manifest

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ktcli.errors import UsageError
-from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import Format, packed_bytes
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
 
 BF16_BYTES = 2  # elements of a table

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Tensor
 from ktcli.native import Pool
+from ktcli.ops.tensors import Tensor
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.encode import PIECE_ELEMENTS, pieces_of
 from ktcli.weights.storage import Reader, Span

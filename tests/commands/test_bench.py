@@ -11,7 +11,7 @@ from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
 from ktcli.commands import bench as command
-from ktcli.commands.figures import ops_words
+from ktcli.commands.view.figures import ops_words
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
@@ -183,7 +183,7 @@ def test_people_see_what_was_reached(model: str, capsys):
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch = pytest.importorskip("torch")
-    from ktcli.engine.gpu import usable
+    from ktcli.engine.device import usable
 
     found = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
     monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=(found,)))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from chat.fake_engine import TEMPLATE, FakeEngine, speaker, write_tokenizer
 
+from ktcli.assembly import prepare
+from ktcli.assembly.prepare import Ready, Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
-from ktcli.commands import prepare
-from ktcli.commands.prepare import Ready, Wanted
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
@@ -287,7 +287,7 @@ def test_logits_wants_a_list_of_ids(
 def test_nothing_heavy_is_loaded() -> None:
     """An answer needs neither torch, transformers, a hub client, nor (into a pipe) a prompt."""
     code = (
-        "import sys; import ktcli.commands.chat, ktcli.commands.prepare, ktcli.chat.interactive;"
+        "import sys; import ktcli.commands.chat, ktcli.assembly.prepare, ktcli.chat.interactive;"
         "print(sorted(m for m in ('torch', 'transformers', 'huggingface_hub', 'modelscope',"
         "'prompt_toolkit', 'rich') if m in sys.modules))"
     )

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ktcli.commands import ways
-from ktcli.engine import evaluate
+from ktcli.assembly import ways
 from ktcli.hardware.machine import Memory
 from ktcli.main import main
+from ktcli.measure import evaluate
 from ktcli.resources import data_path
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
@@ -151,7 +151,7 @@ def test_a_plot_that_fails_leaves_the_older_one(
         path.write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("ktcli.commands.plot.draw", full)
+    monkeypatch.setattr("ktcli.commands.view.plot.draw", full)
     monkeypatch.setattr("ktcli.commands.eval._require_plots", lambda: None)
     path = tmp_path / "plot.svg"
     path.write_text("older")
@@ -220,7 +220,7 @@ def test_what_cannot_be_measured_is_refused(
 def test_nothing_is_pulled_for_what_cannot_be_compared(
     wrong: tuple[str, ...], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ktcli.commands.prepare.fetch", pytest.fail)
+    monkeypatch.setattr("ktcli.assembly.prepare.fetch", pytest.fail)
     assert main(["eval", *wrong, "--against", "qwen3-0.6b"]) in (2, 3)
     assert "qwen3-0.6b" not in capsys.readouterr().err
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ktcli.commands import experts
-from ktcli.commands.experts import SHADES, Canvas, Layout, Recorded, even_shares, render
+from ktcli.commands.view import experts
+from ktcli.commands.view.experts import SHADES, Canvas, Layout, Recorded, even_shares, render
 from ktcli.main import main
 from ktcli.store import heat, library, manifest, removal
 from ktcli.store.heat import Heat

@@ -14,14 +14,14 @@ import torch
 from chat.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 
-from ktcli.commands import gpu as command
-from ktcli.commands.devices import DeviceWords
-from ktcli.commands.prepare import Wanted
+from ktcli.assembly import gpu as command
+from ktcli.assembly.device_words import DeviceWords
+from ktcli.assembly.prepare import Wanted
+from ktcli.engine.device import load as loading
+from ktcli.engine.device import usable
+from ktcli.engine.device.decode import DecodeStep
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.generate import Generation
-from ktcli.engine.gpu import load as loading
-from ktcli.engine.gpu import usable
-from ktcli.engine.gpu.decode import DecodeStep
-from ktcli.engine.gpu.engine import DeviceEngine
 from ktcli.errors import DeviceError, OutOfDeviceMemory
 from ktcli.hardware import measured
 from ktcli.hardware.gpu import visible

@@ -3,7 +3,8 @@
 import pytest
 from shapes import RATES, shape
 
-from ktcli.engine import Engine, Options, engine
+from ktcli.engine import Engine, Options
+from ktcli.engine import cpu as engine
 from ktcli.hardware.machine import Memory
 from ktcli.planner.host import Host
 from ktcli.planner.memory import LEAST_CONTEXT, need_bytes

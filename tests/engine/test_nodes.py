@@ -23,7 +23,7 @@ from convert import convert_checkpoint
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.engine import engine as engine_module
+from ktcli.engine import cpu as engine_module
 from ktcli.errors import BadPack, NotEnoughMemory
 from ktcli.hardware.machine import Memory, Node
 from ktcli.hardware.numa import Numa

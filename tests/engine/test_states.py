@@ -11,7 +11,7 @@ import pytest
 from hybrid import CONTEXT, Made
 
 from ktcli.engine import Engine
-from ktcli.engine.gpu.engine import DeviceEngine
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.session import Chunk, Session
 from ktcli.engine.states import StateSlots
 

@@ -11,7 +11,7 @@ from cores import TWO
 from reference import CASES, ONE_OF_EACH, Case, Judged, judge, requantised, write_checkpoint
 
 from ktcli.engine import Engine
-from ktcli.engine.engine import Options
+from ktcli.engine.cpu import Options
 from ktcli.engine.loader import PackSource
 from ktcli.models import build
 from ktcli.native import Pool, isa_rows

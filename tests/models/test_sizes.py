@@ -13,8 +13,8 @@ import torch
 import transformers
 from declared import declared
 
-from ktcli.layers.tensors import Role
 from ktcli.models import Model, build
+from ktcli.ops.tensors import Role
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe, stored_bytes
 

@@ -7,8 +7,8 @@ import pytest
 from ktcli import native
 from ktcli.hardware.crossover import TileMin
 from ktcli.hardware.numa import MAX_TEAMS
-from ktcli.layers.backend import Gate, Reads
 from ktcli.native.library import library
+from ktcli.ops.backend import Gate, Reads
 
 CONSTANTS = {
     "KT_PAGE_TOKENS": native.PAGE_TOKENS,

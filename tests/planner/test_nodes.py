@@ -11,8 +11,8 @@ from ktcli.hardware.machine import Node
 from ktcli.hardware.numa import OFF, Numa
 from ktcli.hardware.profile import read_machine
 from ktcli.hardware.team import NodeTeam
-from ktcli.layers.tensors import Role
 from ktcli.native import PANEL_ROWS
+from ktcli.ops.tensors import Role
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import DEFAULT_CONTEXT
 from ktcli.planner.nodes import (

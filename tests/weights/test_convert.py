@@ -23,9 +23,9 @@ from weights.fake_checkpoint import (
 )
 
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
-from ktcli.layers.tensors import Role, Tensor, ceil_to
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.weights import convert as module
 from ktcli.weights import encode, oracle, writer
 from ktcli.weights.checkpoint import Checkpoint

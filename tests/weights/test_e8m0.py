@@ -15,8 +15,8 @@ from weights.test_encode import Counting
 from weights.test_storages import POOL, decoded
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Role, Stored, Tensor
 from ktcli.main import main
+from ktcli.ops.tensors import Role, Stored, Tensor
 from ktcli.weights import encode, oracle
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder

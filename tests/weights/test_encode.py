@@ -13,9 +13,9 @@ from stored import chosen, view
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, write_checkpoint
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Band, Role, Stored, Tensor
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.tensors import Band, Role, Stored, Tensor
 from ktcli.weights import encode
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder, sample

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from weights.fake_checkpoint import DEEPSEEK3, damaged, random_checkpoint
 
 from ktcli.errors import BadPack
-from ktcli.layers.tensors import Role
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.tensors import Role
 from ktcli.weights.convert import convert
 from ktcli.weights.manifest import parse_manifest
 from ktcli.weights.pack import Pack, is_pack

@@ -3,8 +3,8 @@
 import pytest
 
 from ktcli.errors import UsageError
-from ktcli.layers.tensors import Cut, Role, Tensor
 from ktcli.native import packed_bytes
+from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
 from ktcli.weights.recipe import Recipe, format_of, split_pair, stored_bytes
 

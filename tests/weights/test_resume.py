@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
-from ktcli.commands.fidelity import error_report
+from ktcli.commands.view.fidelity import error_report
 from ktcli.errors import BadPack, Busy, UsageError
 from ktcli.native import Pool
 from ktcli.weights import convert as module

@@ -15,8 +15,8 @@ from weights.quantised import Made, compressed
 from weights.test_encode import Counting, encoded
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.tensors import Role, Stored, Tensor
 from ktcli.native import Pool
+from ktcli.ops.tensors import Role, Stored, Tensor
 from ktcli.weights import encode, oracle
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder

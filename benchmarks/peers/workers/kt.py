@@ -6,10 +6,10 @@ from typing import Any
 
 from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
-from ktcli.engine.engine import Engine
+from ktcli.engine.cpu import Engine
 from ktcli.engine.sampler import Sampler, SamplingSettings
-from ktcli.engine.synthetic import Request, expert_spread, random_engine
 from ktcli.hardware.probe import probe
+from ktcli.measure.synthetic import Request, expert_spread, random_engine
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 

@@ -12,6 +12,7 @@ import json
 import math
 import random
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,11 +20,6 @@ from functools import lru_cache
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
 
 HERE = Path(__file__).parent
 HELD_OUT = HERE.parents[2] / "tests" / "data" / "kt_mini_questions.json"

@@ -1,0 +1,117 @@
+"""From a checkpoint to its conversion: which formats, in which folder, made under the model's lock."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ktcli import config
+from ktcli.errors import UsageError
+from ktcli.output import out
+from ktcli.store import catalog, library, manifest
+from ktcli.store.library import Entry, Kind
+from ktcli.weights.extras import extra_limit
+from ktcli.weights.gguf.header import is_gguf
+from ktcli.weights.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ktcli.weights.convert import Calibration, Provenance, Report
+
+
+def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
+    """The formats asked for, else those the catalogue recommends, else the defaults."""
+    profile = catalog.find(entry.name)
+    if profile is not None:
+        experts, dense = experts or profile.experts, dense or profile.dense
+    return Recipe.named(experts, dense)
+
+
+def convert_entry(
+    entry: Entry,
+    recipe: Recipe,
+    target: Path | None = None,
+    *,
+    threads: int | None = None,
+    calibration: Calibration | None = None,
+) -> Report:
+    """Convert a model of the library, with a progress bar; `target` None: into the library.
+
+    Raises:
+        UsageError: the recipe says that it is calibrated, and nothing says how.
+    """
+    if recipe.calibrated and calibration is None:
+        raise UsageError(
+            f"{recipe.experts_name} is made with a text",
+            hint=f"name one: kt convert {entry.name}@{recipe.name} --calibrate FILE",
+        )
+    from ktcli.hardware.cpu import read_cpu
+    from ktcli.hardware.probe import SYSTEM_ROOT
+    from ktcli.hardware.team import make_team
+    from ktcli.weights import convert as weights
+
+    managed = target is None
+    target = target or pack_folder(entry, recipe)
+    what = f"converting {entry.name}"
+    held: AbstractContextManager[None] = contextlib.nullcontext()
+    if managed:
+        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
+    with held, out.progress(f"Converting {entry.name}") as bar:
+        try:
+            return weights.convert(
+                entry.path,
+                target,
+                recipe,
+                make_team(read_cpu(SYSTEM_ROOT, ()), threads),
+                progress=lambda done, total: bar.update(done=done, total=total),
+                provenance=_provenance(entry.path),
+                calibration=calibration,
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                "what is complete is kept; the same command goes on from there"
+            ) from None
+
+
+def pack_folder(entry: Entry, recipe: Recipe) -> Path:
+    """Where its conversion lies: in the library. What lies outside of it is told apart by place and age."""
+    return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
+
+
+def _pack_name(entry: Entry) -> str:
+    if entry.managed or entry.name == library.BUILTIN:
+        return entry.name
+    return library.local_name(entry.path, str(newest_ns(entry.path)))
+
+
+def conversions_outside(entry: Entry) -> list[Entry]:
+    """Those of a checkpoint outside the library, which bear another name than it; of other entries none."""
+    if entry.kind is Kind.PACK or (name := _pack_name(entry)) == entry.name:
+        return []
+    return [each for each in library.entries() if each.name == name]
+
+
+def newest_ns(path: Path) -> int:
+    """When a file that a conversion is made of was last written; 0 if there are none."""
+    if is_gguf(path):
+        return max((part.stat().st_mtime_ns for part in library.parts(path)), default=0)
+    taken = (
+        each
+        for each in path.iterdir()
+        if (each.suffix == ".safetensors" or extra_limit(each.name)) and each.is_file()
+    )
+    return max((each.stat().st_mtime_ns for each in taken), default=0)
+
+
+def _provenance(path: Path) -> Provenance:
+    """Where a checkpoint was published, as far as it is known: of a GGUF file its name."""
+    from ktcli.weights.convert import Provenance
+
+    if is_gguf(path):
+        return Provenance("gguf", path.name)
+    source = manifest.read(path / manifest.CHECKPOINT)
+    if source is None:
+        return Provenance()
+    parts = (source.hub, source.repository, source.revision)
+    return Provenance(*(part or None for part in parts))

@@ -1,0 +1,291 @@
+"""The ways of running a model that `kt eval` compares: made, read with, and measured within the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ktcli.assembly.device_words import DeviceWords
+from ktcli.assembly.prepare import Ready, Wanted, load, prepare
+from ktcli.chat.interrupt import Interrupt
+from ktcli.chat.passage import Passage, Reading, read_with
+from ktcli.chat.tokenizer import load_tokenizer
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.gpu import CPU
+from ktcli.hardware.memory import read_memory
+from ktcli.hardware.numa import asked_numa
+from ktcli.hardware.probe import SYSTEM_ROOT
+from ktcli.measure.evaluate import Case, Scores, Window, piece_tokens, score, windows
+from ktcli.measure.intervals import LEAST_VALUES
+from ktcli.models import Model, build
+from ktcli.output import out
+from ktcli.planner.deferral import require
+from ktcli.planner.memory import need_bytes
+from ktcli.store import catalog, library
+from ktcli.store.reference import parse
+from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe, names_experts, split_pair
+
+CACHES = ("bf16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How the text is to be read.
+
+    Attributes:
+        length, stride: of windows, in tokens.
+        tokens: of the text, at most.
+        depths: of deferral.
+        caches: of CACHES.
+    """
+
+    length: int
+    stride: int
+    tokens: int
+    depths: tuple[int, ...]
+    caches: tuple[str, ...]
+
+    @property
+    def context(self) -> int:
+        """Positions that a window takes: its tokens, and the one that texts begin with."""
+        return self.length + 1
+
+    def require(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: the windows leave tokens out.
+        """
+        if self.stride > self.length:
+            raise UsageError(
+                f"--stride {self.stride} leaves out tokens between windows of {self.length}",
+                hint=f"use --stride {self.length} or less",
+            )
+
+    def wanted(self, threads: int | None, numa: str | None, way: Way | None = None) -> Wanted:
+        """How an engine is to be loaded; None: for preparing."""
+        return Wanted(
+            self.context,
+            threads,
+            all_logits=True,
+            kv_f32=way is not None and way.cache == "f32",
+            numa=asked_numa(numa),
+            device=DeviceWords(device=CPU, defer=max(self.depths)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A conversion, and how it is run.
+
+    Attributes:
+        defer: experts of each token that come a layer later.
+        cache: of CACHES.
+    """
+
+    ready: Ready
+    recipe: Recipe
+    model: Model
+    defer: int = 0
+    cache: str = CACHES[0]
+
+    @property
+    def conversion(self) -> str:
+        """Its name for people."""
+        return f"{self.ready.name}@{self.recipe.experts_name}-{self.recipe.dense.name}"
+
+    @property
+    def label(self) -> str:
+        """All of it for people."""
+        late = f", {self.defer} deferred" if self.defer else ""
+        return f"{self.conversion}{late}{', f32 cache' if self.cache == 'f32' else ''}"
+
+    @property
+    def engine(self) -> tuple[Path, str]:
+        """Ways with the same share one."""
+        return self.ready.pack, self.cache
+
+    def need_bytes(self, context: int) -> int:
+        """Memory of its engine and of the logits that are looked at: its own, those kept, and temporaries."""
+        logits = 3 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
+        return need_bytes(self.model, self.recipe, 2 * context) + logits
+
+
+def ways_of(
+    name: str,
+    against: str | None,
+    formats: str | None,
+    asked: Asked,
+    threads: int | None,
+    numa: str | None,
+) -> tuple[Way, ...]:
+    """What is measured, in order, pulled and converted if need be; the first is what others are compared with.
+
+    Raises:
+        UsageError: a depth, window or format that a model cannot have.
+        KtError: as `prepare`.
+    """
+
+    def made(name: str, formats: str = "") -> tuple[Ready, Recipe, Model]:
+        wanted = asked.wanted(threads, numa)
+        ready = prepare(name, wanted, lambda name, folder: load_tokenizer(folder), formats)
+        pack = Pack.open(ready.pack)
+        model = build(pack.config)
+        if asked.context > model.spec.context:
+            raise UsageError(
+                f"--context {asked.length} is more than {ready.name} can read",
+                hint=f"use --context {model.spec.context - 1} or less",
+            )
+        require(max(asked.depths), model.spec.top_k)
+        return ready, pack.recipe, model
+
+    wanted = conversions_of(name, formats)
+    _require_known(name)
+    first = [] if against is None else [Way(*made(against), cache=asked.caches[0])]
+    conversions = [made(name, each) for each in wanted]
+    more = (
+        Way(*each, depth, cache)
+        for each in conversions
+        for depth in asked.depths
+        for cache in asked.caches
+    )
+    return (*first, *more)
+
+
+def _require_known(name: str) -> None:
+    """Refused before another model is pulled to be compared with it."""
+    reference = parse(name)
+    if not reference.repository and not library.matching(reference.name or name):
+        library.resolve(name)
+
+
+def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
+    """A list of formats as "<experts>-<dense>"; one name alone is the experts', also where it could be a pair.
+    None: as the model is.
+
+    Raises:
+        UsageError: there is no such format, it is named twice, or `name` has formats of its own.
+    """
+    if said is None:
+        return ("",)
+    reference = parse(name)
+    if reference.formats:
+        raise UsageError(
+            f"{name} is one conversion, --formats compares several",
+            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+        )
+    profile = catalog.find(reference.name)
+    made = []
+    for word in (word.strip() for word in said.split(",")):
+        experts, dense = (word, "") if names_experts(word) else split_pair(word)
+        default = profile.dense if profile is not None else None
+        made.append(Recipe.named(experts, dense or default).name)
+    if len(set(made)) != len(made):
+        raise UsageError(f"--formats {said[:80]} names a conversion twice")
+    return tuple(made)
+
+
+def read(ways: Sequence[Way], passage: Passage, most: int) -> Reading:
+    """The text as ids, the same for all.
+
+    Raises:
+        UsageError: two models cut it differently.
+    """
+    readings = {way.ready.pack: read_with(way.ready.pack, passage, most) for way in ways}
+    first = readings[ways[0].ready.pack]
+    for way in ways:
+        if (
+            readings[way.ready.pack].ids != first.ids
+            or way.model.spec.vocab != ways[0].model.spec.vocab
+        ):
+            raise UsageError(
+                f"{way.conversion} and {ways[0].conversion} cut the text into different tokens, "
+                "so their predictions cannot be compared in pairs",
+                hint="measure each by itself and compare nats per byte",
+            )
+    return first
+
+
+def cut(reading: Reading, passage: Passage, asked: Asked) -> list[Window]:
+    """The windows of the text.
+
+    Raises:
+        UsageError: it is too short for an interval.
+    """
+    over = windows(reading.ids, asked.length, asked.stride, reading.begin)
+    n = sum(window.counted for window in over)
+    if n < LEAST_VALUES:
+        raise UsageError(
+            f"{passage.name} gives {n:,} tokens to predict, at least {LEAST_VALUES:,} are needed",
+            hint="take a longer text or a larger --tokens; 40,000 tell small differences apart",
+        )
+    if passage.cut:
+        out.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
+    return over
+
+
+def measure(
+    ways: Sequence[Way], over: Sequence[Window], asked: Asked, threads: int | None, numa: str | None
+) -> tuple[list[Scores], bool]:
+    """What each way makes of the text, and whether all of it was read.
+
+    All engines at once if they fit into memory; else one after the other, without the divergence of
+    their predictions, for which two must be looked at together.
+
+    Raises:
+        NotEnoughMemory: one does not fit alone; nothing was loaded.
+    """
+    found = [_NOTHING] * len(ways)
+    for group in _groups(ways, asked):
+        some = [ways[i] for i in group]
+        try:
+            engines = {
+                way.engine: load(way.ready, asked.wanted(threads, numa, way))
+                for way in {way.engine: way for way in some}.values()
+            }
+        except KeyboardInterrupt:
+            return found, False
+        cases = [Case(engines[way.engine], way.defer) for way in some]
+        scores, complete = _scores(cases, over, compare=0 in group)
+        for i, each in zip(group, scores, strict=True):
+            found[i] = each
+        if not complete:
+            return found, False
+        del engines, cases
+    return found, True
+
+
+_NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
+
+
+def _scores(
+    cases: Sequence[Case], over: Sequence[Window], *, compare: bool
+) -> tuple[list[Scores], bool]:
+    """Of the windows that were read before Ctrl-C; and whether these are all."""
+    total = sum(len(window.ids) - 1 for window in over) * len(cases)
+    with Interrupt() as interrupt, out.progress("Reading", total, unit="tokens") as bar:
+
+        def progress(n: int) -> None:
+            bar.update(done=n)
+
+        scores = score(cases, over, compare=compare, progress=progress, cancelled=interrupt)
+        return scores, not interrupt.asked
+
+
+def _groups(ways: Sequence[Way], asked: Asked) -> list[list[int]]:
+    """Which ways are measured together."""
+    needs = {way.engine: way.need_bytes(asked.context) for way in ways}
+    have = read_memory(SYSTEM_ROOT).free_bytes
+    for way in ways:
+        if needs[way.engine] > have:
+            raise NotEnoughMemory(way.conversion, needs[way.engine], have)
+    if sum(needs.values()) <= have:
+        return [list(range(len(ways)))]
+    out.note(
+        "the models do not fit into memory together: they are measured one after the other, without KL"
+    )
+    return [[i for i, way in enumerate(ways) if way.engine == engine] for engine in needs]

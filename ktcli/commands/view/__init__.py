@@ -1,0 +1,1 @@
+"""What several commands show: figures, tables and documents made from results."""

@@ -1,0 +1,115 @@
+"""What a benchmark says of a GPU beside the speed: who had which experts, who was busy, what launches cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.policy import COPIES, GPU_EXPERTS, SEQUENTIAL
+from ktcli.engine.trace import CPU, DEVICE, Trace
+from ktcli.measure.bench import Result
+from ktcli.planner.plan import DevicePlan
+
+if TYPE_CHECKING:
+    from ktcli.engine.device.engine import DeviceEngine
+    from ktcli.planner.device_cost import DeviceRates
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known of an engine with a device after a measurement.
+
+    Attributes:
+        trace: of one decode step; None: none was taken.
+    """
+
+    engine: DeviceEngine
+    plan: DevicePlan
+    rates: DeviceRates
+    trace: Trace | None
+
+
+def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
+    """As JSON."""
+    placement, trace = seen.engine.placement, seen.trace
+    parts = dict(result.profile.operations)
+    cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
+    found: dict[str, Any] = {
+        "gpu": seen.plan.gpu.name,
+        "policy": placement.policy.value,
+        "handoff": placement.handoff.value,
+        "gpu_experts": placement.mask.sum(axis=1).tolist(),
+        "rule": seen.plan.rule,
+        "hit_percent": 100 * hit_rate(result.chosen, placement.mask),
+        "hit_percent_planned": 100 * seen.plan.hit_rate,
+        "defer": seen.engine.depth_at(result.job.context),
+        "cpu_busy_percent": 100 * cpu_s / result.measured.seconds,
+        "read_gb_s": seen.rates.read_bps / 1e9,
+        "bf16_tflop_s": seen.rates.bf16_ops / 1e12,
+        "copy_gb_s": seen.rates.copy_bps / 1e9,
+    }
+    if placement.policy in SEQUENTIAL:
+        found["phases_s"] = parts
+    if trace is not None:
+        found |= trace_figures(trace)
+    return found
+
+
+def trace_figures(trace: Trace) -> dict[str, Any]:
+    """Of the traced step. The profiler slows it down a little, so shares count, not its time."""
+    of_device = [event for event in trace.events if event.track == DEVICE]
+    found: dict[str, Any] = {
+        "traced_step_ms": 1e3 * trace.seconds,
+        "launches_per_token": trace.launches,
+        "launch_percent": 100 * trace.launch_share,
+        "cpu_busy_percent_traced": 100 * trace.busy_share(CPU),
+    }
+    if of_device:
+        found["gpu_busy_percent"] = 100 * trace.busy_share(DEVICE)
+        found["kernels_per_token"] = len(of_device)
+    return found
+
+
+def hit_rate(chosen: NDArray[np.int64], mask: NDArray[np.bool_]) -> float:
+    """Share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
+    return float(chosen[mask].sum() / max(1, chosen.sum()))
+
+
+def device_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """For people."""
+    counts = found["gpu_experts"]
+    each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
+    rows = [
+        (
+            "GPU",
+            f"{found['gpu']}: read {found['read_gb_s']:.0f} GB/s, bf16 {found['bf16_tflop_s']:.0f}"
+            f" TFLOP/s, copies to it {found['copy_gb_s']:.1f} GB/s",
+        ),
+        (
+            "Experts there",
+            f"{each} per layer ({found['rule']}), {found['hit_percent']:.0f} % of the hits"
+            f" ({found['hit_percent_planned']:.0f} % planned), {found['defer']} deferred",
+        ),
+        ("Busy", _busy_words(found)),
+    ]
+    if "phases_s" in found:
+        words = ", ".join(f"{name} {1e3 * s:.2f} ms" for name, s in found["phases_s"].items())
+        rows.append(("Phases", f"{words} of a run, policy {found['policy']}"))
+    if "launches_per_token" in found:
+        rows.append(
+            (
+                "Launches",
+                f"{found['launches_per_token']:.0f} per token,"
+                f" {found['launch_percent']:.1f} % of the step",
+            )
+        )
+    return rows
+
+
+def _busy_words(found: dict[str, Any]) -> str:
+    cpu = f"CPU {found['cpu_busy_percent']:.0f} %"
+    gpu = found.get("gpu_busy_percent")
+    return cpu if gpu is None else f"{cpu}, GPU {gpu:.0f} % of the time"

@@ -1,0 +1,258 @@
+"""`kt show NAME --experts`: a model's heat map, drawn as one row of shades per MoE layer.
+
+A row shows all experts of a layer by number, several to a cell where there are more than columns. A
+shade is a multiple of an even share, the same in all rows, so that layers can be compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.assembly import prepare
+from ktcli.errors import UsageError
+from ktcli.models import build
+from ktcli.ops.tensors import Role
+from ktcli.output import out, safe
+from ktcli.store import heat
+from ktcli.store.heat import Heat
+
+SHARES = (0.1, 0.25, 0.5)  # of all experts: what a device could hold
+HITS = (0.5, 0.9)  # of a layer's choices
+HOTTEST = 3  # experts named per layer
+SETTLED = (
+    32  # choices per expert from which the picture no longer changes much: its noise is 1 in 6
+)
+WIDTH = 100  # columns where there is no terminal
+WIDEST_CELL = 3  # columns of one expert
+
+F64Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """How a cell looks that has at least `least` even shares."""
+
+    least: float
+    glyph: str
+    ascii: str
+    style: str
+    words: str
+
+
+SHADES = (
+    Shade(0.0, "·", ".", "dim", "< 1/4"),
+    Shade(0.25, "░", ":", "cyan", "< 3/4"),
+    Shade(0.75, "▒", "+", "", "about 1"),
+    Shade(1.5, "▓", "*", "yellow", "> 1.5"),
+    Shade(3.0, "█", "#", "red", "> 3"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A heat map and what it is of.
+
+    Attributes:
+        name: of the model, for people; `again`: for the command line.
+        layers: numbers of the MoE layers, in the order of the map's rows.
+        heat: of no tokens if nothing was recorded yet.
+    """
+
+    name: str
+    again: str
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+    heat: Heat
+
+
+def show_experts(model: str, config: Mapping[str, Any]) -> None:
+    """Draw the heat map of the conversion that `kt chat MODEL` would use.
+
+    Raises:
+        UsageError: the model has no experts.
+        KtError: kt cannot build it.
+    """
+    built = build(config)
+    spec = built.spec
+    if not spec.moe_layers:
+        raise UsageError(f"{model} has no experts: it is a dense model")
+    layers = tuple(sorted({t.layer or 0 for t in built.tensors if t.role is Role.EXPERTS}))
+    ready = prepare.converted(model)
+    shape = (spec.moe_layers, spec.experts)
+    found = heat.read(ready.pack, shape, out.warn) if ready else None
+    found = found or Heat(np.zeros(shape, np.int64), 0)
+    name = ready.name if ready else model
+    recorded = Recorded(name, model, layers, spec.experts, spec.top_k, found)
+    out.result(document(recorded), lambda: render(recorded, Canvas.of(sys.stdout)))
+
+
+def document(recorded: Recorded) -> dict[str, Any]:
+    """The map for --json."""
+    known = recorded.heat
+    return {
+        "name": recorded.name,
+        "experts": recorded.experts,
+        "experts_per_token": recorded.top_k,
+        "tokens": known.tokens,
+        "hit_rates": [{"share": share, "hit_rate": known.hit_rate(share)} for share in SHARES],
+        "layers": [
+            {"layer": layer, "counts": counts}
+            for layer, counts in zip(recorded.layers, known.counts.tolist(), strict=True)
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """What is drawn on.
+
+    Attributes:
+        stream: decides on colours.
+        width: columns.
+        plain: only ASCII can be written.
+    """
+
+    stream: TextIO
+    width: int
+    plain: bool
+
+    @classmethod
+    def of(cls, stream: TextIO) -> Canvas:
+        try:
+            "".join(shade.glyph for shade in SHADES).encode(stream.encoding or "ascii")
+            plain = False
+        except (UnicodeEncodeError, LookupError):
+            plain = True
+        return cls(stream, shutil.get_terminal_size((WIDTH, 24)).columns, plain)
+
+    def paint(self, shade: Shade, cells: int = 1) -> str:
+        """So many cells of one shade."""
+        text = (shade.ascii if self.plain else shade.glyph) * cells
+        return out.style(text, shade.style, self.stream) if shade.style else text
+
+
+def render(recorded: Recorded, canvas: Canvas) -> str:
+    """The picture and what it says."""
+    title = safe(recorded.name)
+    if not recorded.heat.tokens:
+        return (
+            f"Nothing is recorded yet of which experts {title} uses.\n"
+            f"Talk to it: kt chat {safe(recorded.again)}"
+        )
+    said = (
+        f"{title}: which of {recorded.experts} experts were chosen in chats of"
+        f" {recorded.heat.tokens:,} tokens, {recorded.top_k} per token and layer"
+    )
+    lines = [
+        *wrap(said, canvas.width),
+        "",
+        *_rows(recorded, canvas),
+        "",
+        *_legend(canvas),
+        *(line for words in _summary(recorded) for line in wrap(words, canvas.width)),
+    ]
+    return "\n".join(lines)
+
+
+def _legend(canvas: Canvas) -> list[str]:
+    """What each shade means, in lines that fit."""
+    lines = ["Shades, in even shares:"]
+    used = len(lines[0])
+    for shade in SHADES:
+        words = f"{canvas.paint(shade)} {shade.words}"
+        columns = 4 + len(shade.words)  # two spaces before, the cell, one after
+        if used + columns <= canvas.width:
+            lines[-1] += f"  {words}"
+            used += columns
+        else:
+            lines.append(f"  {words}")
+            used = columns
+    return lines
+
+
+def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
+    """The heading and a row per layer."""
+    known = recorded.heat
+    needed = [known.needed(hits) for hits in HITS]
+    digits = len(str(recorded.experts))
+    tail = [f"{hits:>{max(4, digits)}.0%}" for hits in HITS]
+    beside = len("layer") + 2 + sum(2 + len(cell) for cell in tail) + 2 + HOTTEST * (digits + 1)
+    layout = Layout.of(recorded.experts, canvas.width - beside)
+    last = str(recorded.experts - 1)
+    scale = "0" + last.rjust(layout.columns - 1) if layout.columns > len(last) + 1 else ""
+    lines = ["  ".join(["layer", scale.ljust(layout.columns), *tail, "hottest"])]
+    for i, layer in enumerate(recorded.layers):
+        counts = known.counts[i]
+        hottest = [int(e) for e in np.argsort(-counts, kind="stable")[:HOTTEST] if counts[e]]
+        cells = [f"{column[i]:>{len(cell)}}" for column, cell in zip(needed, tail, strict=True)]
+        names = " ".join(f"{e:>{digits}}" for e in hottest)
+        lines.append("  ".join([f"{layer:>5}", _strip(counts, layout, canvas), *cells, names]))
+    return [line.rstrip() for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the experts of a layer share its row.
+
+    Attributes:
+        per_cell: experts of a cell; of the last perhaps fewer.
+        cell: columns of a cell.
+        columns: of the row.
+    """
+
+    per_cell: int
+    cell: int
+    columns: int
+
+    @classmethod
+    def of(cls, experts: int, room: int) -> Layout:
+        """As wide as `room` allows, all cells alike."""
+        per_cell = -(-experts // max(8, room))
+        cells = -(-experts // per_cell)
+        cell = max(1, min(WIDEST_CELL, room // cells)) if per_cell == 1 else 1
+        return cls(per_cell, cell, cells * cell)
+
+
+def even_shares(counts: NDArray[np.int64], per_cell: int) -> F64Array:
+    """What the experts of each cell were chosen on average, in multiples of an even share."""
+    starts = np.arange(0, counts.size, per_cell)
+    sizes = np.diff(np.append(starts, counts.size))
+    shares: F64Array = np.add.reduceat(counts, starts) / sizes
+    return shares * counts.size / max(1, int(counts.sum()))
+
+
+def _strip(counts: NDArray[np.int64], layout: Layout, canvas: Canvas) -> str:
+    """The cells of one layer; equal neighbours are painted at once."""
+    least = [shade.least for shade in SHADES]
+    levels = np.searchsorted(least, even_shares(counts, layout.per_cell), side="right") - 1
+    return "".join(
+        canvas.paint(SHADES[level], layout.cell * len(list(run)))
+        for level, run in groupby(levels.tolist())
+    )
+
+
+def _summary(recorded: Recorded) -> list[str]:
+    """What the columns mean, and what a device that holds some of the experts would catch."""
+    known = recorded.heat
+    rates = ", ".join(f"{share:.0%} take {known.hit_rate(share):.0%}" for share in SHARES)
+    shares = [f"{share:.0%}" for share in SHARES]
+    lines = [
+        f"{HITS[0]:.0%}, {HITS[1]:.0%}: so many experts of the layer take that much of its choices.",
+        f"Of all experts the best {rates} of the choices"
+        f" (evenly used: {', '.join(shares[:-1])} and {shares[-1]}).",
+    ]
+    each = known.tokens * recorded.top_k / recorded.experts
+    if each < SETTLED:
+        enough = SETTLED * recorded.experts // recorded.top_k
+        lines.append(f"This is little to go by: the picture settles after some {enough:,} tokens.")
+    return lines

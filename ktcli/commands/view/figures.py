@@ -1,0 +1,65 @@
+"""What every benchmark says beside its rows: the machine, its ceilings, and whether others disturbed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktcli.hardware.machine import Machine
+from ktcli.measure.bench import Ceilings
+from ktcli.measure.clock import NOISY_SHARE
+from ktcli.native import Ceiling, Pool
+from ktcli.output import out
+
+
+def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
+    """The machine without its name: results are meant to be shared."""
+    return {
+        "cpu": machine.cpu.model,
+        "sockets": machine.cpu.sockets,
+        "cores": len(machine.cpu.cores),
+        "memory_bytes": machine.memory.total_bytes,
+        "isa": pool.isa,
+        "threads": pool.threads,
+        "teams": len(pool.node_threads),
+    }
+
+
+def threads_words(pool: Pool) -> str:
+    """The threads for people: "2, avx512", "64 in 2 teams, amx"."""
+    teams = len(pool.node_threads)
+    return f"{pool.threads}{f' in {teams} teams' if teams > 1 else ''}, {pool.isa}"
+
+
+def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
+    """All ceilings; one that the work did not need is measured now."""
+    return {
+        "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
+        "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
+        "bf16_gflop_s": ceilings.rate(Ceiling.BF16) / 1e9,
+    }
+
+
+def ceiling_words(ceilings: Ceilings) -> str:
+    """The same for people."""
+    rates = ceiling_figures(ceilings)
+    int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
+    return (
+        f"read {rates['read_gb_s']:.1f} GB/s, int8 {ops_words(int8)},"
+        f" bf16 {ops_words(bf16, 'FLOP')}, measured between the runs"
+    )
+
+
+def ops_words(rate: float, what: str = "OP") -> str:
+    """Operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
+    prefix, value = ("T", rate / 1e12) if rate >= 0.9995e12 else ("G", rate / 1e9)
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {prefix}{what}/s"
+
+
+def warn_noisy(others_share: float) -> None:
+    """Say that other processes used so much of the cores."""
+    out.warn(
+        f"other processes used {others_share:.0%} of the cores"
+        f" (more than {NOISY_SHARE:.0%}): these figures are too low",
+        hint="stop them and run the benchmark again",
+    )

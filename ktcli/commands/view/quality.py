@@ -1,0 +1,175 @@
+"""What `kt eval` found: as intervals, as a document, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from textwrap import wrap
+from typing import Any
+
+from ktcli.assembly.ways import Asked, Way
+from ktcli.chat.passage import Passage, Reading
+from ktcli.measure.evaluate import Difference, Scores, difference
+from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
+from ktcli.output import out, safe, table
+
+METHOD = (
+    f"95 % intervals: Student's t on the means of up to {MOST_BLOCKS} blocks of consecutive tokens"
+    " of equal length; differences are taken token by token first"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One way of running a model.
+
+    Attributes:
+        tokens: that it predicted.
+        nll: negative log-likelihood, nats per token.
+        against: the first way, in pairs; None: this is the first.
+    """
+
+    way: Way
+    tokens: int
+    nll: Interval
+    against: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All of them, and the text.
+
+    Attributes:
+        complete: all of the text was read by all.
+    """
+
+    results: tuple[Result, ...]
+    passage: Passage
+    reading: Reading
+    asked: Asked
+    complete: bool
+
+    @classmethod
+    def of(
+        cls,
+        ways: Sequence[Way],
+        scores: Sequence[Scores],
+        passage: Passage,
+        reading: Reading,
+        asked: Asked,
+        complete: bool,
+    ) -> Found:
+        """Results of the ways that predicted enough for an interval."""
+        results = tuple(
+            Result(
+                way, len(each.nll), interval(each.nll), difference(each, scores[0]) if i else None
+            )
+            for i, (way, each) in enumerate(zip(ways, scores, strict=True))
+            if len(each.nll) >= LEAST_VALUES
+        )
+        return cls(results, passage, reading, asked, complete)
+
+    @property
+    def tokens(self) -> int:
+        """That every result has."""
+        return min((result.tokens for result in self.results), default=0)
+
+
+# --- for --json -------------------------------------------------------------------------------------
+
+
+def document(found: Found) -> dict[str, Any]:
+    """All figures, nats per token unless their name says otherwise."""
+    text = found.passage.text.encode()
+    return {
+        "text": {
+            "name": found.passage.name,
+            "sha256": sha256(text).hexdigest(),
+            "tokens": len(found.reading.ids),
+            "bytes_per_token": found.reading.bytes_per_token,
+        },
+        "context": found.asked.length,
+        "stride": found.asked.stride,
+        "predicted_tokens": found.tokens,
+        "complete": found.complete,
+        "method": METHOD,
+        "first": found.results[0].way.label,
+        "results": [_row(result, found.reading) for result in found.results],
+    }
+
+
+def _row(result: Result, reading: Reading) -> dict[str, Any]:
+    way, against = result.way, result.against
+    row: dict[str, Any] = {
+        "name": way.label,
+        "model": way.ready.name,
+        "experts": way.recipe.experts_name,
+        "dense": way.recipe.dense.name,
+        "defer": way.defer,
+        "kv": way.cache,
+        "nll": _figures(result.nll),
+        "perplexity": _figures(result.nll.exp()),
+        "nll_per_byte": _figures(result.nll.scaled(1 / reading.bytes_per_token)),
+    }
+    if against is not None:
+        row["against_first"] = {
+            "delta_nll": _figures(against.nll),
+            "kl": None if against.kl is None else _figures(against.kl),
+            "same_top_token": _figures(against.same_best),
+        }
+    return row
+
+
+def _figures(value: Interval) -> dict[str, float]:
+    return {"mean": value.mean, "low": value.low, "high": value.high}
+
+
+# --- for people -------------------------------------------------------------------------------------
+
+
+def words(found: Found) -> str:
+    """A table, and what its columns mean."""
+    asked, reading = found.asked, found.reading
+    width = min(80, out.width or 80)
+    lines = wrap(
+        f"{safe(found.passage.name)}: {found.tokens:,} tokens in windows of {asked.length:,},"
+        f" {reading.bytes_per_token:.2f} bytes per token",
+        out.width or 1000,
+    )
+    first, *others = found.results
+    rows = [
+        (
+            result.way.label,
+            _shown(result.nll),
+            _perplexity(result.nll.exp().mean),
+            f"{result.nll.mean / reading.bytes_per_token:.4f}",
+        )
+        for result in found.results
+    ]
+    head = ("", "nats per token", "perplexity", "nats per byte")
+    lines += ["", table(rows, head, right=(1, 2, 3))]
+    if others:
+        rows = [
+            (result.way.label, *_compared(result.against)) for result in others if result.against
+        ]
+        head = (f"against {safe(first.way.label)}", "nats per token", "KL", "same top token")
+        lines += ["", table(rows, head, right=(1, 2, 3))]
+    return "\n".join([*lines, "", *wrap(f"± {METHOD}", width)])
+
+
+def _compared(against: Difference) -> tuple[str, str, str]:
+    same = against.same_best.scaled(100)
+    return (
+        _shown(against.nll, "+.4f"),
+        "-" if against.kl is None else _shown(against.kl),
+        f"{same.mean:.2f} ± {same.half:.2f} %",
+    )
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:,.3f}" if value < 1e6 else f"{value:.3e}"
+
+
+def _shown(value: Interval, form: str = ".4f") -> str:
+    return f"{value.mean:{form}} ± {value.half:.4f}"

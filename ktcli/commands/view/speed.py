@@ -1,0 +1,117 @@
+"""A measured speed: as a row of JSON, and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktcli.assembly.subject import Subject
+from ktcli.commands.view.device_figures import device_rows
+from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
+from ktcli.errors import gib
+from ktcli.measure.bench import Ceilings, Kind, Measured, Result
+from ktcli.models import build
+from ktcli.native import Pool
+from ktcli.output import out, table
+
+
+def speed_row(subject: Subject, engine: Measured, result: Result) -> dict[str, Any]:
+    """One result, with the keys every benchmark of kt has first."""
+    measured, spread = result.measured, result.spread
+    attention_s = result.attention_s  # 0 where the CPU has none of it
+    row: dict[str, Any] = {
+        "work": result.job.kind.value,
+        "model": subject.name,
+        "format": engine.recipe.experts_name if engine.spec.moe_layers else None,
+        "isa": engine.pool.isa,
+        "threads": engine.pool.threads,
+        "n_tokens": result.job.n_tokens,
+        "context": result.job.context,
+        "tok_s": result.tok_s,
+        "tok_s_min": result.job.n_tokens / measured.slowest_s,
+        "tok_s_max": result.job.n_tokens / measured.fastest_s,
+        "gb_s": result.read_bps / 1e9,
+        "gop_s": result.ops / 1e9,
+        "percent_of_ceiling": 100 * measured.share,
+        "predicted_tok_s": result.job.n_tokens / result.predicted_s,
+        "dense": engine.recipe.dense.name,
+        "layers": engine.spec.layers,
+        "layers_of_model": build(subject.config).spec.layers,
+        "weights_bytes": engine.weights_bytes,
+        "bytes_per_token": result.demand.read_bytes / result.job.n_tokens,
+        "ops_per_token": result.demand.all_ops / result.job.n_tokens,
+        "runs": len(measured.runs),
+        "noisy": measured.noisy,
+        "others_percent": 100 * measured.others_share,
+    }
+    if attention_s:
+        row["attention_gb_s"] = result.demand.attention[0] / attention_s / 1e9
+        row["attention_gop_s"] = result.demand.attention[1] / attention_s / 1e9
+    if spread is not None:
+        row["experts_seen_percent"] = 100 * spread.seen
+        row["experts_seen_percent_if_even"] = 100 * spread.expected
+        row["busiest_expert_load"] = spread.busiest
+    return row
+
+
+def speed_words(
+    row: dict[str, Any], result: Result, pool: Pool, ceilings: Ceilings, profile: bool
+) -> str:
+    """The same for people."""
+    of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
+    layers = f"{row['layers']} of {row['layers_of_model']} layers"
+    experts = f"{row['format']} experts, " if row["format"] else ""
+    weights = f"{experts}{row['dense']} dense, {gib(row['weights_bytes'])}"
+    rows = [
+        ("Model", f"{row['model']}, {layers}, {weights}"),
+        ("Threads", threads_words(pool)),
+        (
+            result.job.kind.value.capitalize(),
+            f"{row['tok_s']:.1f} tokens/s ({row['tok_s_min']:.1f} to {row['tok_s_max']:.1f},"
+            f" {row['runs']} runs of {row['n_tokens']} tokens)",
+        ),
+        ("Memory", f"{row['gb_s']:.1f} GB/s, {gib(row['bytes_per_token'])} per token"),
+        ("Arithmetic", f"{row['gop_s']:.0f} GOP/s, {row['ops_per_token'] / 1e9:.2f} GOP per token"),
+        ("Ceiling", ceiling_words(ceilings)),
+        *([("Attention", _attention_words(row))] if "attention_gb_s" in row else []),
+        ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
+        ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
+    ]
+    if result.spread is not None:
+        rows.append(("Experts", _spread_words(result)))
+    if "device" in row:
+        rows += device_rows(row["device"])
+    text = table(rows)
+    return f"{text}\n\n{_profile_table(result)}" if profile else text
+
+
+def _attention_words(row: dict[str, Any]) -> str:
+    after = f", after {row['context']} tokens" if row["context"] else ""
+    return f"{row['attention_gb_s']:.1f} GB/s, {row['attention_gop_s']:.0f} GFLOP/s{after}"
+
+
+def _spread_words(result: Result) -> str:
+    spread = result.spread
+    assert spread is not None
+    return (
+        f"{spread.tokens} tokens reached {spread.seen:.0%} of them (even chances: {spread.expected:.0%}),"
+        f" the busiest {spread.busiest:.1f} times the mean"
+    )
+
+
+def _profile_table(result: Result) -> str:
+    seconds = result.measured.seconds
+    operations = [*result.profile.operations]
+    operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
+    rows = [
+        (name, f"{1e3 * s / result.job.n_tokens:.3f} ms", f"{s / seconds:.1%}")
+        for name, s in operations
+    ]
+    return table(rows, ("operation", "per token", "share"), right=(1, 2))
+
+
+def warn_about(result: Result) -> None:
+    """Say what makes the figures worth less."""
+    if result.measured.noisy:
+        warn_noisy(result.measured.others_share)
+    if result.spread is not None and not result.spread.even:
+        out.warn("the random weights favour some experts: a trained model spreads them wider")

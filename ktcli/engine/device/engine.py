@@ -1,0 +1,332 @@
+"""A model loaded onto a device and into main memory: ids in, logits out. `Session` is one timeline on it.
+
+The device has the dense parts, attention with its cache, and the experts that the placement gives it; all
+other experts lie in main memory and are the CPU's. Nothing is chosen here: a `Placement` says what goes
+where, and a policy in which order CPU and device work.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ktcli.engine.cpu import refusals
+from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.decode import DecodeStep, Sizes
+from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.device.runners import Coupled, OnDemand, Resident, Streamed
+from ktcli.engine.device.slabs import SlabStream, slabs_of
+from ktcli.engine.device.steps import DeviceSteps, LongPrompts, Runner, Ways
+from ktcli.engine.device.stream import device_errors, stream_on
+from ktcli.engine.device.tracing import trace
+from ktcli.engine.device.weights import DeviceModel, load_device
+from ktcli.engine.kvcache import pages_for
+from ktcli.engine.loader import Progress, TensorSource, load
+from ktcli.engine.policy import SEQUENTIAL, Policy
+from ktcli.engine.session import Session
+from ktcli.engine.states import before_tail
+from ktcli.engine.trace import Trace
+from ktcli.models import Model, Spec
+from ktcli.native import Pool
+from ktcli.ops.state import STATE_SLOTS
+from ktcli.ops.tensors import Role
+from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import Kernels, kernels_for, triton_missing
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.weights.recipe import Recipe, stored_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What goes where.
+
+    Attributes:
+        mask: bool [layers with experts, experts]: those on the device.
+        context: positions of the cache.
+        depths: (position, depth): from which position on how many experts of a token may come a layer later;
+            positions ascend from 0.
+        slab_bytes: of each of two buffers through which experts come to the device.
+        on_cpu: whether an expert with so many tokens is computed on the CPU; FIDDLER needs it, nobody else.
+    """
+
+    mask: NDArray[np.bool_]
+    context: int
+    depths: tuple[tuple[int, int], ...] = ((0, 0),)
+    long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
+    slab_bytes: int = 256 << 20
+    handoff: Handoff = Handoff.CALLS
+    policy: Policy = Policy.KT
+    on_cpu: Callable[[int], bool] | None = None
+
+    def under_policy(self) -> Placement:
+        """As the policy wants it."""
+        if self.policy is Policy.KT:
+            return self
+        if self.policy is not Policy.ALL_CPU:
+            return replace(self, depths=((0, 0),))
+        long = replace(self.long_prompts, short=PREFILL_CHUNK)
+        mask = np.zeros_like(self.mask)
+        return replace(self, mask=mask, depths=((0, 0),), long_prompts=long)
+
+
+class DeviceEngine:
+    """A loaded model.
+
+    Attributes:
+        spec: the model's shape.
+        context: positions the cache can hold.
+        pool: the team that runs the experts in main memory.
+        warnings: what the system refused, and what that costs; a sentence each.
+
+    Args:
+        max_outputs: rows of a chunk that can give logits.
+        exact: f32 activations and cache, to compare with a reference.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        recipe: Recipe,
+        source: TensorSource,
+        pool: Pool,
+        placement: Placement,
+        device: torch.device,
+        *,
+        max_outputs: int = 1,
+        exact: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        placement = placement.under_policy()
+        self.exact = exact
+        self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
+        self.spec: Spec = model.spec
+        self.context = placement.context
+        self._max_outputs = max_outputs
+        self._stream, self._copies = stream_on(device), stream_on(device)
+        # Also what lies on the device is made in the stream: it does not wait for any other.
+        with device_errors("loading"), self._stream.running():
+            self._load(source, progress)
+            self._ways = self._make_ways()
+
+    def depth_at(self, position: int) -> int:
+        """How many experts the token at `position` may defer."""
+        depths = self.placement.depths
+        return next(depth for start, depth in reversed(depths) if start <= position)
+
+    def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
+        """Defer by other depths from now on, see `Placement.depths`."""
+        self.placement = replace(self.placement, depths=depths)
+
+    @property
+    def host(self) -> HostExperts | None:
+        """The experts in main memory, if there are any."""
+        return self._ways.host
+
+    def session(self) -> Session:
+        """A new timeline; its part of the cache is reserved now.
+
+        Raises:
+            NotEnoughMemory: other sessions have it.
+        """
+        return Session(self.steps(), self.context)
+
+    def steps(self) -> DeviceSteps:
+        """What computes a session's chunks; its pages go back when nobody has it any more.
+
+        Raises:
+            NotEnoughMemory: other sessions have the cache.
+        """
+        free = self._cache
+        pages = free.pages.take(pages_for(self.context))
+        slots = free.slots.take(STATE_SLOTS if free.states else 0)
+        made = DeviceSteps(self._ways, np.array(pages, dtype=np.int32), slots)
+        weakref.finalize(made, free.pages.give_back, pages)
+        weakref.finalize(made, free.slots.give_back, slots)
+        return made
+
+    def forget_choices(self) -> None:
+        """Count from nothing again: what was chosen to measure says nothing."""
+        with self._stream.running():
+            self._chosen.zero_()
+
+    @property
+    def weights_bytes(self) -> int:
+        return self._host_bytes + self._on_device.size_bytes
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
+        with device_errors("counting"), self._stream.running():
+            counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
+        return counts
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of a prompt's next chunk, when so many are left."""
+        size = self.placement.long_prompts.chunk_tokens(left)
+        return before_tail(size, left) if self.spec.sequence_elements else size
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation of the CPU, or phase of a sequential policy, nanoseconds so far)."""
+        return self._ways.runner.operations()
+
+    def traced(self, step: Callable[[], None]) -> Trace:
+        """Run one step, and say what happened when on the CPU, the device, and between them."""
+        return trace(step, self._stream, self._ways.host)
+
+    # -- loading -------------------------------------------------------------------------------------
+
+    def _load(self, source: TensorSource, progress: Progress | None) -> None:
+        mask, device = self.placement.mask, self._stream.device
+        first, then = _one_count(progress, self.model, self.recipe)
+        self._kernels: Kernels = kernels_for(device, exact=self.exact)
+        # Before a byte is read: where memory is short, that is found out at once.
+        self._cache = DeviceCache(self.spec, pages_for(self.context), device, exact=self.exact)
+        self._on_device: DeviceModel = load_device(
+            self.model, self.recipe, source, mask, device, first
+        )
+        loaded = load(
+            self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
+        )
+        self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
+        # Of each layer gate_up comes before down.
+        slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
+        pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
+        found = [LayerWeights(gate_up, down, stack.extras) for gate_up, down, stack in pairs]
+        self._layers = [None if mask[i].all() else each for i, each in enumerate(found)]
+        biases = sum(layer.extras.bias_bytes for layer in self._layers if layer)  # copied back
+        self._host_bytes = loaded.size_bytes + biases
+        self._chosen = torch.zeros(mask.shape, dtype=torch.int64, device=device)
+
+    # -- how steps run -------------------------------------------------------------------------------
+
+    def _make_ways(self) -> Ways:
+        placement, stream = self.placement, self._stream
+        host = self._host_experts() if any(self._layers) else None
+        resident = Resident(self._kernels, self._on_device.stacks)
+        runner = self._runner(host, resident)
+        whole = _Forward(
+            self.model,
+            self._on_device.weights,
+            self._cache.layers,
+            self._kernels,
+            self._chosen,
+            self._cache.states,
+        )
+        ways = Ways(
+            forward=whole,
+            decode=None,
+            runner=runner,
+            streamed=self._streamed(resident),
+            host=host,
+            stream=stream,
+            table=self._on_device.embedding,
+            vocab=self.spec.vocab,
+            long_prompts=placement.long_prompts,
+            max_outputs=self._max_outputs,
+        )
+        if placement.policy in SEQUENTIAL:
+            return ways
+
+        def forward(embedded: Tensor, rows: Rows) -> Tensor:
+            return whole(embedded, rows, 0, runner)
+
+        recurrent = bool(self._cache.states)
+        sizes = Sizes(1, pages_for(self.context), self.spec.vocab, recurrent)
+        step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
+        self.forget_choices()
+        return replace(ways, decode=step)
+
+    def _host_experts(self) -> HostExperts:
+        spec, placement = self.spec, self.placement
+        shape = Shape(spec.hidden, spec.experts, spec.top_k, min(PREFILL_CHUNK, self.context))
+        elsewhere = placement.mask.astype(np.uint8)
+        return HostExperts(
+            self.pool,
+            self._layers,
+            shape,
+            elsewhere,
+            self._stream,
+            deferral=placement.policy is Policy.KT,
+            handoff=placement.handoff,
+            exact=self.exact,
+        )
+
+    def _runner(self, host: HostExperts | None, resident: Resident) -> Coupled | OnDemand:
+        placement = self.placement
+        if placement.policy not in SEQUENTIAL or host is None:
+            return Coupled(host, resident)
+        on_cpu = placement.on_cpu if placement.policy is Policy.FIDDLER else lambda n_tokens: False
+        assert on_cpu is not None
+        return OnDemand(
+            host, resident, self._layers, placement.mask, self._stream, self.pool, on_cpu
+        )
+
+    def _streamed(self, resident: Resident) -> Streamed | None:
+        placement = self.placement
+        if placement.long_prompts.threshold is None:
+            return None
+        slabs = slabs_of(self._layers, ~placement.mask, placement.slab_bytes)
+        stream = SlabStream(slabs, self.pool, self._stream, self._copies, self.spec.experts)
+        return Streamed(stream, resident)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """The forward of an engine, which does not hold the engine: device memory goes with the last who needs it.
+
+    Attributes:
+        caches: of each layer its pages.
+        chosen: int64 [layers with experts, experts], counted up.
+        states: of each layer what it keeps of sequences.
+    """
+
+    model: Model
+    weights: Weights
+    caches: Sequence[Tensor]
+    kernels: Kernels
+    chosen: Tensor
+    states: Sequence[Tensor] = ()
+
+    def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
+        """Logits [outputs, vocab] of rows that were embedded; counts the experts they chose."""
+        inputs = StepInputs(embedded, rows, self.caches, first_output, self.states)
+        backend = TorchBackend(self.weights, inputs, self.kernels, runner)
+        logits: Tensor = self.model.forward(backend)
+        if backend.routings:
+            count(self.chosen, [ids for ids, _ in backend.routings])
+        return logits
+
+
+def _one_count(
+    progress: Progress | None, model: Model, recipe: Recipe
+) -> tuple[Progress, Progress] | tuple[None, None]:
+    """What two loads are to tell, one after the other, which together read every tensor once."""
+    if progress is None:
+        return None, None
+    total = sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
+    return (
+        lambda done, of: progress(done, total),
+        lambda done, of: progress(total - of + done, total),
+    )
+
+
+def _slower(device: torch.device) -> tuple[str, ...]:
+    """Why the device's kernels are not the fast ones, as a warning."""
+    reason = triton_missing() if device.type == "cuda" else ""
+    return (
+        (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
+    )
+
+
+def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:
+    """Add to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
+    layers, experts = chosen.shape
+    first = torch.arange(0, layers * experts, experts, device=chosen.device)
+    places = (torch.stack(list(ids)).long() + first[:, None, None]).flatten()
+    chosen.view(-1).index_add_(0, places, torch.ones_like(places))

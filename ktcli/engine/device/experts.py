@@ -1,0 +1,240 @@
+"""The routed experts that stay in main memory, as work that a stream of the device enters and leaves.
+
+One program holds all of them: for each layer a part that computes the experts of now, and one for those
+that are deferred (kt.h, "offload"). Its buffers are pinned, so the stream copies the layer's input
+and routing straight into them and the result out; a thread of the native library runs the parts in
+between, while the stream goes on with the device's share.
+
+The stream may overwrite a buffer only when nobody reads it any more. Parts run in the order they were
+submitted, so when a layer has been waited for, all of the layer before it is done, deferred experts
+included. Hence two inputs, used in turn, are enough; results are copied out before the next layer is
+entered; ids and gates of each layer have their own place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ktcli.engine.device.stream import Stream
+from ktcli.native import Offload, Pool, Program, Span, View, Weight
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras
+
+WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
+
+
+class Handoff(Enum):
+    """How a stream tells the CPU to begin, and waits for it."""
+
+    CALLS = "calls"  # host functions in the stream
+    FLAGS = "flags"  # words in pinned memory: the stream writes and waits, the CPU polls
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Experts of one layer in main memory: of each node its rows of gate_up and its columns of down.
+
+    Attributes:
+        extras: on the device.
+    """
+
+    gate_up: Sequence[Weight]
+    down: Sequence[Weight]
+    extras: Extras = NO_EXTRAS
+
+    @cached_property
+    def slice_extras(self) -> tuple[Extras, ...]:
+        """Of each node that has some columns."""
+        ends = np.cumsum([down.k for down in self.down]).tolist()
+        spans = zip([0, *ends[:-1]], ends, strict=True)
+        return tuple(self.extras.columns(first, last) for first, last in spans if last > first)
+
+    @property
+    def biases(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Of gate_up and down, copied to main memory."""
+        wide, narrow = self.extras.gate_up_bias, self.extras.down_bias
+        if wide is None or narrow is None:
+            return None
+        return wide.cpu().numpy().copy(), narrow.cpu().numpy().copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of all layers with experts."""
+
+    hidden: int
+    experts: int
+    top_k: int
+    max_tokens: int
+
+
+class HostExperts:
+    """All layers' experts in main memory.
+
+    Args:
+        layers: in order; None: all experts are on the device.
+        elsewhere: [layers, experts] uint8: 1 where the CPU leaves an expert to the device. It may be
+            changed between steps.
+        deferral: layers may defer experts to the next one.
+        exact: f32 activations in the products.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        layers: Sequence[LayerWeights | None],
+        shape: Shape,
+        elsewhere: NDArray[np.uint8],
+        stream: Stream,
+        *,
+        deferral: bool = False,
+        handoff: Handoff = Handoff.CALLS,
+        exact: bool = False,
+    ) -> None:
+        self.shape, self.elsewhere, self._stream = shape, elsewhere, stream
+        present = [layer for layer, weights in enumerate(layers) if weights is not None]
+        self._numbers = {layer: i for i, layer in enumerate(present)}
+        self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
+        inputs, out, now, late, routings = self._record(layers, deferral)
+        self._program.finish()
+        self._inputs = [self._rows(view) for view in inputs]
+        self._out = self._rows(out)
+        self._ids, self._gate = self._routings(routings)
+        self._pin()
+        self._flags: NDArray[np.int32] | None = None
+        if handoff is Handoff.FLAGS:
+            self._flags = stream.pinned(2 * len(present) * 4).view(torch.int32).numpy()
+            self._flags[:] = 0
+        self._offload = Offload(self._program, now, late, timeout_ms=WATCHDOG_MS, flags=self._flags)
+
+    def has(self, layer: int) -> bool:
+        """Whether the CPU has experts of a layer."""
+        return layer in self._numbers
+
+    # -- of a step -----------------------------------------------------------------------------------
+
+    def begin(self, n_tokens: int, defer: int) -> None:
+        """Before the work of a step is given to the stream."""
+        self._offload.begin(n_tokens, defer)
+
+    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        """Let the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
+        n, i, copy = x.shape[0], self._numbers[layer], self._stream.copy
+        target = self._copied_part(self._inputs[i % 2], n)
+        with self._stream.running():
+            x = pad(x, (0, gap)) if (gap := target.shape[1] - x.shape[1]) else x.contiguous()
+        copy(target, x)
+        copy(self._ids[i][:n], ids)
+        copy(self._gate[i][:n], gate)
+        if self._flags is None:
+            self._stream.call(self._offload.submit, self._offload.ticket(i))
+        else:
+            self._stream.write_flag(self._flags[i:].ctypes.data)
+
+    def leave(self, layer: int, n_tokens: int) -> Tensor:
+        """Wait for the CPU -> its sum [T, hidden] f32, on the device."""
+        i = self._numbers[layer]
+        if self._flags is None:
+            self._stream.call(self._offload.wait, self._offload.ticket(i))
+        else:
+            done = self._offload.layers + i
+            self._stream.await_flag(self._flags[done:].ctypes.data)
+        source = self._copied_part(self._out, n_tokens)
+        with self._stream.running():
+            result = torch.empty(source.shape, device=self._stream.device)
+        self._stream.copy(result, source)
+        return result[:, : self.shape.hidden]
+
+    def check(self) -> None:
+        """After the stream was synchronized: raise what went wrong on the CPU.
+
+        Raises:
+            KtError: with the sentence of the native library.
+        """
+        self._offload.result()
+
+    def spans(self) -> Sequence[Span]:
+        """When the parts of the last step ran; layers counted as `layers` has them, without None."""
+        return self._offload.spans()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of each layer that is counted in `spans`, its number with the others."""
+        return tuple(self._numbers)
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation, nanoseconds so far), over all steps, in the order in which they run."""
+        return self._program.profile()
+
+    def hits(self, n_tokens: int) -> dict[int, int]:
+        """Experts that the CPU computed in the last step, of each layer it has."""
+        ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
+        return {
+            layer: int((self.elsewhere[layer][chosen[chosen >= 0]] == 0).sum())
+            for layer, chosen in ids.items()
+        }
+
+    # -- recording -----------------------------------------------------------------------------------
+
+    def _record(
+        self, layers: Sequence[LayerWeights | None], deferral: bool
+    ) -> tuple[tuple[View, View], View, list[int], list[int], list[int]]:
+        """-> inputs, result, parts of now, parts of later (-1: none), routings; of each layer that is here."""
+        p, shape = self._program, self.shape
+        inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
+        out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
+        now: list[int] = []
+        late: list[int] = []
+        routings: list[int] = []
+        for layer, i in self._numbers.items():
+            weights, x = layers[layer], inputs[i % 2]
+            assert weights is not None
+            # What is deferred is added by the very next layer, so that one must come here too.
+            defers = deferral and self.has(layer + 1)
+            now.append(p.part() if i else 0)
+            p.input(x)
+            routings.append(p.given(shape.experts, shape.top_k))
+            at_once, later = p.split(routings[i], self.elsewhere[layer], late=defers)
+            experts = weights.gate_up, weights.down, weights.extras.glu, weights.biases
+            p.experts(out, x, at_once, *experts)
+            if i and late[-1] >= 0:
+                p.carry(out, kept)
+            late.append(p.part() if defers else -1)
+            if defers:
+                p.experts(kept, x, later, *experts)
+        return inputs, out, now, late, routings
+
+    def _copied_part(self, rows: Tensor, n: int) -> Tensor:
+        """Of a buffer that holds n rows: all in one piece, with the gaps between rows if there are several."""
+        return rows[:1, : self.shape.hidden] if n == 1 else rows[:n]
+
+    def _rows(self, view: View) -> Tensor:
+        """All rows of a buffer, and the gaps that the program leaves between them."""
+        rows = self._program.rows(view, self.shape.max_tokens)
+        whole = np.lib.stride_tricks.as_strided(rows, (len(rows), rows.strides[0] // rows.itemsize))
+        return torch.from_numpy(whole)
+
+    def _routings(self, numbers: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
+        shape = self.shape
+        found = [self._program.routing(n, shape.max_tokens, shape.top_k) for n in numbers]
+        return [torch.from_numpy(ids) for ids, _ in found], [
+            torch.from_numpy(gate) for _, gate in found
+        ]
+
+    def _pin(self) -> None:
+        """One range around everything the stream copies: ranges that share a page cannot both be pinned."""
+        tensors = [*self._inputs, self._out, *self._ids, *self._gate]
+        first = min(t.data_ptr() for t in tensors)
+        last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
+        self._stream.pin(first, last - first)
+        # Called when nobody holds this any more, but before the offload and the memory itself go.
+        weakref.finalize(self, self._stream.unpin, first)

@@ -1,0 +1,162 @@
+"""Experts on their way from main memory to the device: slabs through a double buffer.
+
+A slab is as many experts of one layer as its buffer holds. While the device computes with one slab, the
+next is on the link and the one after it is being gathered in pinned memory. The order of slabs is known
+beforehand, over all layers, so that the link never waits for a router.
+
+Experts lie in main memory as the nodes' slices, cut by width. A slice is an expert of its own, only
+narrower, and what the slices give is added up; so nothing is put together again on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ktcli.engine.device.experts import LayerWeights
+from ktcli.engine.device.stream import Mark, Stream
+from ktcli.engine.loader import runs_of
+from ktcli.native import Pool, Weight, packed_bytes
+from ktcli.ops.tensors import ceil_to
+from ktcli.ops.torch.packed import Packed, Stack
+
+_LINE_BYTES = 256  # each stack in a slab begins where loads of any width are aligned
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Experts of one layer that travel together, all slices of each.
+
+    Attributes:
+        experts: their ids, ascending.
+    """
+
+    layer: int
+    weights: LayerWeights
+    experts: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(padded for _, _, padded in self._places())
+
+    def gather(self, memory: Tensor, pool: Pool) -> None:
+        """Copy the experts to host memory, one stack behind the other, with all threads of the pool."""
+        assert memory.nbytes >= self.size_bytes
+        pieces: list[tuple[int, int, int]] = []
+        for weight, first, _ in self._places():
+            size = _matrix_bytes(weight)
+            for run in runs_of(self.experts):
+                source = weight.address + run.start * size
+                pieces.append((memory.data_ptr() + first, source, len(run) * size))
+                first += len(run) * size
+        pool.copy(pieces)
+
+    def stacks(self, memory: Tensor, slots: Tensor) -> list[Stack]:
+        """What `gather` wrote, seen as stacks: one pair for each slice."""
+        packed = []
+        for weight, first, _ in self._places():
+            size = _matrix_bytes(weight)
+            rows = memory[first : first + len(self.experts) * size]
+            packed.append(Packed(weight.format, weight.n, weight.k, rows.view(-1, size)))
+        pairs = zip(packed[::2], packed[1::2], strict=True)
+        return [
+            Stack(slots, gate_up, down, extras)
+            for (gate_up, down), extras in zip(pairs, self.weights.slice_extras, strict=True)
+        ]
+
+    def slots(self, experts: int) -> Tensor:
+        """int32 [experts]: which row of the stacks is whose; -1: none."""
+        found = torch.full((experts,), -1, dtype=torch.int32)
+        found[list(self.experts)] = torch.arange(len(self.experts), dtype=torch.int32)
+        return found
+
+    def _places(self) -> Iterator[tuple[Weight, int, int]]:
+        """Every stack: of which weight, where it begins, and the bytes to the next."""
+        at = 0
+        for gate_up, down in zip(self.weights.gate_up, self.weights.down, strict=True):
+            for weight in (gate_up, down) if down.k else ():
+                size = ceil_to(len(self.experts) * _matrix_bytes(weight), _LINE_BYTES)
+                yield weight, at, size
+                at += size
+
+
+def slabs_of(
+    layers: Sequence[LayerWeights | None], wanted: NDArray[np.bool_], size_bytes: int
+) -> tuple[Slab, ...]:
+    """The wanted experts [layers, experts] in slabs of at most `size_bytes`, at least one expert each."""
+    found = []
+    for i, weights in enumerate(layers):
+        if weights is not None:
+            ids = np.flatnonzero(wanted[i]).tolist()
+            most = max(1, size_bytes // Slab(i, weights, (0,)).size_bytes)
+            found += [Slab(i, weights, tuple(ids[k : k + most])) for k in range(0, len(ids), most)]
+    return tuple(found)
+
+
+class SlabStream:
+    """Brings slabs to the device in their order, one ahead.
+
+    Args:
+        pool: gathers the slabs; nobody else uses it between `begin` and the last slab.
+        compute: where the slabs are used.
+        copies: a second stream of the same device.
+        experts: of a layer, chosen or not.
+    """
+
+    def __init__(
+        self, slabs: Sequence[Slab], pool: Pool, compute: Stream, copies: Stream, experts: int
+    ) -> None:
+        self._slabs, self._pool = slabs, pool
+        self._compute, self._copies = compute, copies
+        size = max((slab.size_bytes for slab in slabs), default=0)
+        self._device = [torch.empty(size, dtype=torch.uint8, device=compute.device) for _ in "ab"]
+        self._staged = [compute.pinned(size) for _ in "ab"]
+        self._slots = [slab.slots(experts).to(compute.device) for slab in slabs]
+        self._copied: list[Mark | None] = [None, None]
+        self._used: list[Mark | None] = [None, None]
+        self._loaded = self._taken = 0
+
+    def begin(self) -> None:
+        """All slabs will be taken once more; the first two are on their way. The compute stream is idle."""
+        self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
+        self._loaded = self._taken = 0
+        self._load()
+        self._load()
+
+    def of_layer(self, layer: int) -> Iterator[list[Stack]]:
+        """The slabs of a layer: of each its slices. What is done with one must be in the stream before
+        the next is asked for."""
+        while self._taken < len(self._slabs) and self._slabs[self._taken].layer == layer:
+            which, slab = self._taken % 2, self._slabs[self._taken]
+            copied = self._copied[which]
+            assert copied is not None
+            self._compute.after(copied)
+            yield slab.stacks(self._device[which], self._slots[self._taken])
+            self._used[which] = self._compute.mark()
+            self._taken += 1
+            self._load()
+
+    def _load(self) -> None:
+        """Gather the next slab in pinned memory, and start its copy."""
+        if self._loaded == len(self._slabs):
+            return
+        which, slab = self._loaded % 2, self._slabs[self._loaded]
+        copied, used = self._copied[which], self._used[which]
+        if copied is not None:
+            copied.wait()  # what was staged here before is on the device by now
+        slab.gather(self._staged[which], self._pool)
+        if used is not None:
+            self._copies.after(used)
+        size = slab.size_bytes
+        self._copies.copy(self._device[which][:size], self._staged[which][:size])
+        self._copied[which] = self._copies.mark()
+        self._loaded += 1
+
+
+def _matrix_bytes(weight: Weight) -> int:
+    return packed_bytes(weight.format, weight.n, weight.k)

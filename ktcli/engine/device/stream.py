@@ -1,0 +1,324 @@
+"""A stream: work that a device does in the order in which it was given.
+
+All device work of the engine goes through one of these, so that the same code runs on a GPU, where the
+calls only enqueue, and on a CPU, where each is done at once. On the CPU the order of events is thereby
+that of a GPU which is never late, and everything but speed can be tested.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ktcli.engine.device import cuda
+from ktcli.errors import DeviceError, OutOfDeviceMemory
+
+_LOG_CALLS = 1 << 14  # more than the largest model's step has
+_HostFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Mark(Protocol):
+    """A point in a stream's work."""
+
+    def wait(self) -> None:
+        """Return when the stream has got there."""
+
+
+class Stream(Protocol):
+    """Ordered work on one device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """target = source; of one shape and dtype, without gaps; either may lie in pinned host memory."""
+
+    def call(self, function: int, argument: int) -> None:
+        """Run a C function of type cudaHostFn_t, given by address, with its argument."""
+
+    def write_flag(self, address: int) -> None:
+        """Write 1 to the 32 bits of pinned memory at a host address."""
+
+    def await_flag(self, address: int) -> None:
+        """Wait until the 32 bits at a host address are 1, then write 0."""
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """Make host memory fit for `copy` beside other work, until `unpin`."""
+
+    def unpin(self, address: int) -> None:
+        """Before memory that was pinned goes: wait for what the stream still does with it, then let go."""
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        """New host memory that is fit for it, uint8."""
+
+    def mark(self) -> Mark:
+        """The end of what was given to the stream so far."""
+
+    def after(self, mark: Mark) -> None:
+        """What is given from now on waits for a mark of another stream of the device."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What repeats `work`: it must always touch the same memory and never look at a result.
+
+        It has run before: kernels are compiled and workspaces taken by then."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """Within this block, torch's own operations go to the stream."""
+
+    def synchronize(self) -> None:
+        """Return when everything is done.
+
+        Raises:
+            DeviceError: something failed.
+        """
+
+
+class Call(NamedTuple):
+    """A call of a host stream, and when it was made: nanoseconds of CLOCK_MONOTONIC."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class HostStream:
+    """A stream of the CPU: everything is done at once.
+
+    Attributes:
+        log: the last calls, for traces and tests.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.log: deque[Call] = deque(maxlen=_LOG_CALLS)
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        _require_whole(target, source)
+        with self._logged("copy"):
+            target.copy_(source)
+
+    def call(self, function: int, argument: int) -> None:
+        with self._logged("call"):
+            _HostFunction(function)(argument)
+
+    def write_flag(self, address: int) -> None:
+        with self._logged("write_flag"):
+            ctypes.c_int32.from_address(address).value = 1
+
+    def await_flag(self, address: int) -> None:
+        with self._logged("await_flag"):
+            flag = ctypes.c_int32.from_address(address)
+            while flag.value != 1:
+                time.sleep(0)
+            flag.value = 0
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        pass
+
+    def unpin(self, address: int) -> None:
+        with self._logged("unpin"):
+            pass
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def mark(self) -> Mark:
+        return _Past()
+
+    def after(self, mark: Mark) -> None:
+        pass
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def synchronize(self) -> None:
+        pass
+
+    @contextmanager
+    def _logged(self, name: str) -> Iterator[None]:
+        start = time.monotonic_ns()
+        yield
+        self.log.append(Call(name, start, time.monotonic_ns()))
+
+
+class _Past:
+    """What is behind us already."""
+
+    def wait(self) -> None:
+        pass
+
+
+class _Event:
+    """A point in the work of a CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        with device_errors("a copy"):
+            self.event.synchronize()
+
+
+class CudaStream:
+    """A stream of an NVIDIA GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Host address -> the device's: asked for once, which is before a capture.
+        self._seen_at: dict[int, int] = {}
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        _require_whole(target, source)
+        with self.running():
+            target.copy_(source, non_blocking=True)
+
+    def call(self, function: int, argument: int) -> None:
+        cuda.launch_host_function(self._now, function, argument)
+
+    def write_flag(self, address: int) -> None:
+        cuda.write_flag(self._now, self._device_address(address))
+
+    def await_flag(self, address: int) -> None:
+        cuda.await_flag(self._now, self._device_address(address))
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        cuda.register(address, size_bytes)
+
+    def unpin(self, address: int) -> None:
+        with suppress(DeviceError):
+            self.synchronize()
+        cuda.unregister(address)
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        with device_errors("reserving pinned memory"):
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self) -> Mark:
+        return _Event(self._stream)
+
+    def after(self, mark: Mark) -> None:
+        assert isinstance(mark, _Event)
+        self._stream.wait_event(mark.event)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate or copy meanwhile: only this one's calls are captured.
+        capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        with device_errors("capturing a decode step"), _nothing_collected(), capture:
+            work()
+
+        def replay() -> None:
+            with self.running():
+                graph.replay()
+
+        return replay
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def synchronize(self) -> None:
+        with device_errors("a step"):
+            self._stream.synchronize()
+
+    def _device_address(self, address: int) -> int:
+        if address not in self._seen_at:
+            self._seen_at[address] = cuda.device_address(address)
+        return self._seen_at[address]
+
+    @property
+    def _now(self) -> int:
+        return int(self._stream.cuda_stream)
+
+
+def _require_whole(target: Tensor, source: Tensor) -> None:
+    """Anything else takes a detour through memory that is not pinned: it is read when the copy is asked for,
+    not when the stream gets there."""
+    same = target.shape == source.shape and target.dtype == source.dtype
+    assert same and target.is_contiguous() and source.is_contiguous(), (target.shape, source.shape)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What the collector frees in the middle of a capture, with calls that are not allowed there, ends it."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def one_step(stream: Stream) -> Iterator[None]:
+    """Around a step: nothing of the one before is in flight, nor anything of this one if it is broken off,
+    by Ctrl-C say; the buffers that steps share are free.
+
+    Raises:
+        DeviceError: the device failed.
+    """
+    stream.synchronize()
+    try:
+        with device_errors("a step"):
+            yield
+    except BaseException:
+        with suppress(DeviceError):
+            stream.synchronize()
+        raise
+
+
+def stream_on(device: torch.device) -> Stream:
+    """A new stream of a device."""
+    return CudaStream(device) if device.type == "cuda" else HostStream()
+
+
+@contextmanager
+def device_errors(doing: str) -> Iterator[None]:
+    """Turn what torch raises for a failed device into `DeviceError`.
+
+    Raises:
+        OutOfDeviceMemory: the device's memory is full.
+        DeviceError: anything else CUDA reports.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError and torch.AcceleratorError are such
+        text = str(error)
+        full = any(map(_is_full, _chain(error)))
+        if not full and "cuda" not in text.lower() and "cublas" not in text.lower():
+            raise
+        if full:
+            raise OutOfDeviceMemory(f"the GPU's memory is full while {doing}") from error
+        raise DeviceError(f"the GPU failed in {doing}: {text.splitlines()[0][:200]}") from error
+
+
+def _is_full(error: BaseException) -> bool:
+    text = str(error)
+    known = "CUDA" in text or "CUBLAS" in text
+    by_text = known and ("out of memory" in text or "ALLOC_FAILED" in text)
+    return isinstance(error, torch.OutOfMemoryError) or by_text
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those it was raised in the handling of: a capture ends with an error of its own."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__

@@ -1,0 +1,49 @@
+"""What a layer takes, read off the CPU's side of a few decode steps: t_e and T_g of planner/deferral.py.
+
+Without deferral the CPU waits for the device between two layers, so the gap between the end of one part
+and the beginning of the next is the device's share (attention, norms, router, copies), and a part's length
+over the experts it computed is the time of one. No clock of the device is needed.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.session import Chunk
+from ktcli.planner.deferral import Times
+from ktcli.planner.device_cost import MEASURED_AT
+
+_STEPS = 6
+_SEED = 5
+
+
+def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
+    """t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the CPU.
+
+    Positions before MEASURED_AT hold whatever the cache holds: only the time counts.
+
+    Args:
+        shared_s: T_s, which cannot be seen from the CPU.
+    """
+    host = engine.host
+    if host is None:
+        return None
+    steps, draw = engine.steps(), np.random.default_rng(_SEED)
+    experts: list[float] = []
+    gaps: list[float] = []
+    for _ in range(_STEPS):
+        ids = draw.integers(0, engine.spec.vocab, 1).astype(np.int32)
+        steps.run(Chunk(ids, min(MEASURED_AT, engine.context - 1), 0))
+        spans, hits = host.spans(), host.hits(1)
+        layers = [host.numbers[span.layer] for span in spans]
+        taken = zip(spans, (hits[layer] for layer in layers), strict=True)
+        experts += [(span.end_ns - span.start_ns) / n / 1e9 for span, n in taken if n]
+        # Between two layers that are not neighbours the device does more than its share of one.
+        pairs = zip(pairwise(spans), pairwise(layers), strict=True)
+        gaps += [(b.start_ns - a.end_ns) / 1e9 for (a, b), (i, j) in pairs if j == i + 1]
+    engine.forget_choices()
+    return Times(median(experts), median(gaps), shared_s) if experts and gaps else None

@@ -1,0 +1,305 @@
+"""A model's tensors in device memory: everything but the embedding, and of the experts those a mask names.
+
+All of it lies in one allocation, whose size is known before a byte is read; the bytes come from the same
+sources as the CPU's, in pieces of whole panels through pinned memory, and each that is needed is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ktcli.engine.loader import (
+    Mask,
+    Progress,
+    TensorSource,
+    as_array,
+    expert_rows,
+    require_ids,
+)
+from ktcli.models import Model
+from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
+from ktcli.ops.tensors import Role, Tensor, ceil_to
+from ktcli.ops.torch.backend import Weights
+from ktcli.ops.torch.packed import Extras, Matrix, Packed, Plain, Stack, unpack
+from ktcli.weights.recipe import Recipe, format_of
+
+_ALIGNMENT = 256  # bytes: what an allocation of its own would begin on
+_STAGING_BYTES = 64 << 20  # of each of the two pinned buffers, unless one panel is larger
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """What a model has on a device.
+
+    Attributes:
+        embedding: bf16 [vocab, H] in host memory: a step needs a few of its rows.
+        stacks: of each layer with experts those that are here.
+        size_bytes: on the device.
+    """
+
+    weights: Weights
+    embedding: torch.Tensor
+    stacks: tuple[Stack, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One tensor as it will lie on the device.
+
+    Attributes:
+        format: as stored; None: a vector.
+        indices: the matrices that are taken, ascending.
+        dtype: of the values if it is un-packed; uint8: it stays packed.
+    """
+
+    tensor: Tensor
+    format: Format | None
+    indices: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Of one matrix as stored."""
+        t = self.tensor
+        return 4 * t.n * t.k if self.format is None else packed_bytes(self.format, t.n, t.k)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.dtype is torch.uint8:
+            return len(self.indices), self.matrix_bytes
+        if self.tensor.is_expert_bias:
+            return self.tensor.count, self.tensor.k
+        return (self.tensor.n, self.tensor.k) if self.format is not None else (self.tensor.k,)
+
+    @property
+    def size_bytes(self) -> int:
+        """On the device."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+def device_bytes(model: Model, recipe: Recipe, mask: Mask) -> int:
+    """Device memory of the weights."""
+    return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask))
+
+
+def load_device(
+    model: Model,
+    recipe: Recipe,
+    source: TensorSource,
+    mask: Mask,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> DeviceModel:
+    """Fill device memory.
+
+    Args:
+        mask: bool [layers with experts, experts], true: the expert is on the device.
+    Raises:
+        torch.OutOfMemoryError: the device has not so much; nothing was read.
+        BadPack: the files are damaged.
+    """
+    parts = _parts(model, recipe, mask)
+    memory = _Memory(device_bytes(model, recipe, mask), device)
+    table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
+    table_bytes = 2 * table.elements
+    total = table_bytes + sum(part.matrix_bytes * len(part.indices) for part in parts)
+    filler = _Filler(source, device, total, progress)
+    embedding = torch.empty(table.n, table.k, dtype=torch.bfloat16)
+    filler.fill_host(table, embedding)
+    data: dict[str, torch.Tensor] = {}
+    for part in parts:
+        data[part.tensor.name] = memory.take(part)
+        filler.fill(part, data[part.tensor.name])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    matrices: dict[str, Matrix] = {}
+    vectors: dict[str, torch.Tensor] = {}
+    for part in parts:
+        found, name = data[part.tensor.name], part.tensor.name
+        if part.format is None:
+            if part.tensor.below:
+                require_ids(part.tensor, found.cpu().numpy())
+            vectors[name] = found
+        else:
+            matrices[name] = _matrix(part, found, part.format)
+    stacks = _stacks(model, matrices, vectors, mask)
+    return DeviceModel(Weights(matrices, vectors), embedding, stacks, memory.size_bytes)
+
+
+def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
+    """The tensors of a device, in the order of the model."""
+    rows = expert_rows(model)
+    parts = []
+    for tensor in model.tensors:
+        fmt = format_of(tensor, recipe)
+        indices = tuple(range(tensor.count))
+        if tensor.role is Role.EXPERTS and tensor.layer is not None:
+            indices = tuple(np.flatnonzero(mask[rows[tensor.layer]]).tolist())
+        if tensor.role is not Role.TABLE:
+            parts.append(_Part(tensor, fmt, indices, _dtype(tensor, fmt)))
+    return parts
+
+
+def _dtype(tensor: Tensor, fmt: Format | None) -> torch.dtype:
+    """Matrices of plain numbers that are used alone are rows, for the vendor's products; the router's are
+    f32, as it is computed so."""
+    if fmt is None:
+        return torch.float32
+    if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
+        return torch.uint8
+    return torch.float32 if tensor.role is Role.KEPT or fmt.bits == 32 else torch.bfloat16
+
+
+def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
+    if part.dtype is torch.uint8:
+        return Packed(fmt, part.tensor.n, part.tensor.k, data)
+    return Plain(data)
+
+
+def _stacks(
+    model: Model, matrices: dict[str, Matrix], vectors: dict[str, torch.Tensor], mask: Mask
+) -> tuple[Stack, ...]:
+    """Takes the experts out of matrices and vectors; one stack for each layer with experts."""
+    stacks = []
+    for layer, row in expert_rows(model).items():
+        of_layer = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
+        gate_up, down = (
+            matrices.pop(tensor.name)
+            for tensor in sorted(of_layer, key=lambda tensor: not tensor.alternate)
+        )
+        assert isinstance(gate_up, Packed) and isinstance(down, Packed)
+        here = mask[row]
+        slots = np.where(here, np.cumsum(here) - 1, -1).astype(np.int32)
+        biases = sorted(
+            (t for t in model.tensors if t.is_expert_bias and t.layer == layer),
+            key=lambda tensor: not tensor.alternate,
+        )
+        extras = Extras(model.spec.glus[row], *(vectors.pop(tensor.name) for tensor in biases))
+        slots_there = torch.from_numpy(slots).to(gate_up.data.device)
+        stacks.append(Stack(slots_there, gate_up, down, extras))
+    return tuple(stacks)
+
+
+class _Memory:
+    """One allocation, handed out piece by piece."""
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        self.size_bytes = size_bytes
+        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def take(self, part: _Part) -> torch.Tensor:
+        """The next piece, in the part's dtype and shape."""
+        first, size = self._used, part.size_bytes
+        self._used += ceil_to(size, _ALIGNMENT)
+        return self._bytes[first : first + size].view(part.dtype).view(part.shape)
+
+
+class _Filler:
+    """Brings bytes from a source to the device, and says how many there are so far."""
+
+    def __init__(
+        self, source: TensorSource, device: torch.device, total: int, progress: Progress | None
+    ) -> None:
+        self._source, self._device = source, device
+        self._done, self._total, self._progress = 0, total, progress
+        self._staging = _Staging() if device.type == "cuda" else None
+
+    def fill_host(self, tensor: Tensor, target: torch.Tensor) -> None:
+        """A tensor that is not packed, to host memory."""
+        memory = target.view(torch.uint8).numpy().reshape(-1)
+        self._source.fill(tensor, as_array(tensor, memory), memory)
+        self._count(memory.nbytes)
+
+    def fill(self, part: _Part, target: torch.Tensor) -> None:
+        """A part, matrix by matrix, to where it belongs."""
+        if part.format is None:
+            self._vector(part.tensor, target)
+            return
+        for slot, index in enumerate(part.indices):
+            for piece in _pieces(part, part.format):
+                offset = index * part.matrix_bytes + piece.offset
+                if part.dtype is torch.uint8:
+                    to = target[slot, piece.offset : piece.offset + piece.size_bytes]
+                    self._piece(part, piece, offset, to)
+                    continue
+                to = torch.empty(piece.size_bytes, dtype=torch.uint8, device=self._device)
+                self._piece(part, piece, offset, to)
+                rows = Packed(part.format, piece.rows, part.tensor.k, to[None])
+                target[piece.first : piece.first + piece.rows] = unpack(rows, 0, part.dtype)
+
+    def _vector(self, tensor: Tensor, target: torch.Tensor) -> None:
+        def read(memory: NDArray[np.uint8]) -> None:
+            self._source.fill(tensor, as_array(tensor, memory), memory)
+
+        self._write(target.view(-1).view(torch.uint8), read)
+
+    def _piece(self, part: _Part, piece: _Piece, offset: int, target: torch.Tensor) -> None:
+        """Some panels of a matrix, from byte `offset` of the tensor."""
+        fmt, k = part.format, part.tensor.k
+        assert fmt is not None
+
+        def read(memory: NDArray[np.uint8]) -> None:
+            weight = Weight(fmt, piece.rows, k, 1, memory.ctypes.data, memory)
+            self._source.fill(part.tensor, (weight,), memory, offset)
+
+        self._write(target, read)
+
+    def _write(self, target: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
+        """What `read` writes into the memory it is given, to `target`, uint8 [n]."""
+        if self._staging is None:
+            read(target.numpy())
+        else:
+            self._staging.write(target, read)
+        self._count(target.nbytes)
+
+    def _count(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        if self._progress:
+            self._progress(self._done, self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive panels of a matrix: rows [first, first + rows), bytes [offset, offset + size_bytes)."""
+
+    first: int
+    rows: int
+    offset: int
+    size_bytes: int
+
+
+def _pieces(part: _Part, fmt: Format) -> Iterator[_Piece]:
+    panel_bytes = packed_bytes(fmt, PANEL_ROWS, part.tensor.k)
+    step = PANEL_ROWS * max(1, _STAGING_BYTES // panel_bytes)
+    for first in range(0, part.tensor.n, step):
+        rows = min(step, part.tensor.n - first)
+        panels = -(-rows // PANEL_ROWS)
+        yield _Piece(first, rows, first // PANEL_ROWS * panel_bytes, panels * panel_bytes)
+
+
+class _Staging:
+    """Two pinned buffers in turn: while one is copied, the other is filled. Not yet run on a GPU."""
+
+    def __init__(self) -> None:
+        self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
+        self._copied = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._next = 0
+
+    def write(self, target: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Read into a buffer and start its copy to `target`, uint8 [n], on the current stream."""
+        which, self._next = self._next, 1 - self._next
+        self._copied[which].synchronize()
+        if self._buffers[which].nbytes < target.nbytes:
+            size = max(_STAGING_BYTES, target.nbytes)
+            self._buffers[which] = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        part = self._buffers[which][: target.nbytes]
+        read(part.numpy())
+        target.copy_(part, non_blocking=True)
+        self._copied[which].record()

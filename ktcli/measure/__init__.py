@@ -1,0 +1,1 @@
+"""What looks at an engine from outside: benchmarks, evaluation, calibration."""

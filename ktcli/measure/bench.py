@@ -1,0 +1,342 @@
+"""Decode and prefill, measured against what the machine can do at that moment.
+
+Decode is compared with reading its bytes at the speed of the best plain read loop, prefill with doing
+its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
+token say nothing about those of the next and the weights never come from a cache.
+
+What is measured is whatever runs sessions and can say what it did (`Measured`); what it is compared with
+is a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.sampler import Sampler, SamplingSettings
+from ktcli.engine.session import Session
+from ktcli.engine.trace import Trace
+from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.synthetic import Spread, expert_spread
+from ktcli.models import Model, Spec
+from ktcli.native import Arena, Ceiling, Pool
+from ktcli.planner.cost import Rates, has_tiles, step_seconds
+from ktcli.planner.spec import Step, Unit, step_work
+from ktcli.weights.recipe import Recipe
+
+CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
+_CEILING_S = 0.15
+ATTENTION = ("choose", "gqa", "mla")  # operations of the program
+_SEED = 20_260_101
+WARM_UPS = 3  # steps before one that is looked at closely
+
+
+class Kind(Enum):
+    """What is measured."""
+
+    DECODE = "decode"
+    PREFILL = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of the work.
+
+    Attributes:
+        n_tokens: tokens of one run.
+        context: tokens that lie in the cache before each run.
+    """
+
+    kind: Kind
+    n_tokens: int
+    context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one run of the work reads and computes.
+
+    Attributes:
+        attention: of that, the part over the KV cache: (bytes, operations).
+    """
+
+    read_bytes: int
+    ops: dict[Unit, int]
+    attention: tuple[int, int]
+
+    @property
+    def all_ops(self) -> int:
+        return sum(self.ops.values())
+
+
+class Measured(Protocol):
+    """A loaded model, on whatever it runs: what a measurement needs of it."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def pool(self) -> Pool:
+        """The team that runs the CPU's part."""
+
+    @property
+    def context(self) -> int:
+        """Positions a session can hold."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Memory of the weights, wherever they lie."""
+
+    def session(self) -> Session:
+        """A new timeline."""
+
+    def depth_at(self, position: int) -> int:
+        """How many experts the token at `position` may defer."""
+
+    def chunk_tokens(self, left: int) -> int:
+        """Tokens of a prompt's next chunk, when so many are left."""
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[MoE layers, E]: how often each expert was chosen so far."""
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
+
+    def traced(self, step: Callable[[], None]) -> Trace:
+        """Run one step, and say what happened when."""
+
+
+class Yardstick(Protocol):
+    """What a measurement is compared with."""
+
+    def ideal_s(self, engine: Measured, job: Job) -> float:
+        """Seconds of a run at the machine's ceilings, measured now."""
+
+    def predicted_s(self, engine: Measured, job: Job) -> float:
+        """Seconds of a run that the planner expects, at the ceilings of this measurement."""
+
+
+def steps(engine: Measured, job: Job) -> Iterator[Step]:
+    """The steps of a run."""
+    done = 0
+    while done < job.n_tokens:
+        left = job.n_tokens - done
+        chunk = 1 if job.kind is Kind.DECODE else engine.chunk_tokens(left)
+        # Only the last token of a prompt, and every token of an answer, gives logits.
+        outputs = 1 if chunk == left or job.kind is Kind.DECODE else 0
+        yield Step(chunk, job.context + done, outputs)
+        done += chunk
+
+
+def demand(engine: Measured, job: Job) -> Demand:
+    """Bytes and operations of a run."""
+    read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
+    for step in steps(engine, job):
+        for work in step_work(engine.model, engine.recipe, step):
+            read += work.read_bytes
+            ops[work.unit] += work.ops
+            cached += work.read_bytes if work.unit is Unit.ATTENTION else 0
+    return Demand(read, ops, (cached, ops[Unit.ATTENTION]))
+
+
+@dataclass(slots=True)
+class Ceilings:
+    """The machine's limits, sampled whenever they are asked for.
+
+    Attributes:
+        seconds: that one sample takes.
+        samples: rates per second, in the order they were measured.
+    """
+
+    pool: Pool
+    arenas: tuple[Arena, ...]
+    seconds: float = _CEILING_S
+    samples: dict[Ceiling, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pool: Pool) -> Ceilings:
+        nodes = range(len(pool.node_threads))
+        arenas = tuple(pool.arena(CEILING_BYTES // len(nodes), node) for node in nodes)
+        for arena in arenas:  # untouched pages would all be one zero page, which caches hold
+            arena.bytes.fill(1)
+        return cls(pool, arenas)
+
+    @property
+    def unbound(self) -> str:
+        """Why the system did not bind memory to the pool's nodes; "" if it did, or need not."""
+        return next((arena.refused for arena in self.arenas if arena.refused), "")
+
+    def measure(self, kind: Ceiling) -> float:
+        """This ceiling now."""
+        data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
+        rate = self.pool.ceiling(kind, self.seconds, data)
+        self.samples.setdefault(kind, []).append(rate)
+        return rate
+
+    def rate(self, kind: Ceiling) -> float:
+        """Median of what was measured so far."""
+        return median(self.samples.get(kind) or [self.measure(kind)])
+
+    def rates(self) -> Rates:
+        """As the planner takes them."""
+        read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
+        basis, tiles = "measured in this run", has_tiles(self.pool.isa)
+        return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
+
+    def ideal_s(self, engine: Measured, job: Job) -> float:
+        wanted = demand(engine, job)
+        if job.kind is Kind.DECODE:
+            return wanted.read_bytes / self.measure(Ceiling.READ)
+        return self.compute_s(wanted.ops)
+
+    def compute_s(self, ops: dict[Unit, int]) -> float:
+        """Seconds of operations at the arithmetic peaks, measured now."""
+        int8 = ops[Unit.INT8]
+        rest = sum(ops.values()) - int8
+        peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
+        return sum(n / self.measure(kind) for n, kind in peaks if n)
+
+    def predicted_s(self, engine: Measured, job: Job) -> float:
+        rates = self.rates()
+        works = ((step_work(engine.model, engine.recipe, s), s) for s in steps(engine, job))
+        return sum(step_seconds(work, engine.spec, rates, s.n_tokens) for work, s in works)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Where the time of one run went: (kind of operation, seconds), longest first."""
+
+    operations: tuple[tuple[str, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.operations)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """One measured work.
+
+    Attributes:
+        demand: of one run.
+        spread: how evenly experts were chosen; None without experts.
+        chosen: [MoE layers, E]: how often the measured runs chose each expert.
+        profile: of the CPU, in an average run.
+        predicted_s: what the plan expects of a run, at the ceilings of this measurement.
+    """
+
+    job: Job
+    measured: Measurement
+    demand: Demand
+    spread: Spread | None
+    chosen: NDArray[np.int64]
+    profile: Profile
+    predicted_s: float
+
+    @property
+    def tok_s(self) -> float:
+        return self.job.n_tokens / self.measured.seconds
+
+    @property
+    def read_bps(self) -> float:
+        return self.demand.read_bytes / self.measured.seconds
+
+    @property
+    def ops(self) -> float:
+        """Operations per second."""
+        return self.demand.all_ops / self.measured.seconds
+
+    @property
+    def attention_s(self) -> float:
+        """Time of the attention operations of a run, products inside them included."""
+        return sum(s for name, s in self.profile.operations if name in ATTENTION)
+
+
+def run(
+    engine: Measured,
+    job: Job,
+    yardstick: Yardstick,
+    *,
+    pairs: int = PAIRS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Result:
+    """Measure one work on a loaded engine.
+
+    Args:
+        job: its tokens and what lies before them fit the engine's context.
+        pairs: runs of the work, each between two measurements of the ceiling.
+        progress: told after each run how many are done.
+    """
+    session = engine.session()
+    spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
+    draw = np.random.default_rng(_SEED)
+    done = 0
+
+    def work() -> None:
+        nonlocal done
+        once(engine, session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        done += 1
+        progress(done)
+
+    if job.context:
+        session.feed(draw.integers(0, engine.spec.vocab, job.context).tolist())
+    work()
+    done = 0
+    before, chosen = _operation_seconds(engine), engine.chosen()
+    measured = alternate(work, lambda: yardstick.ideal_s(engine, job), pairs=pairs)
+    profile = _profile(before, _operation_seconds(engine), pairs)
+    chosen = engine.chosen() - chosen
+    predicted_s = yardstick.predicted_s(engine, job)
+    return Result(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
+
+
+def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
+    """One run. A decode step ends with choosing a token, as an answer does."""
+    session.rewind(job.context)
+    if job.kind is Kind.PREFILL:
+        session.feed(ids)
+        return
+    sampler = Sampler(SamplingSettings(greedy=True))
+    for token in ids:
+        depth = engine.depth_at(session.length)
+        sampler.next(session.feed([token], temperature=sampler.sums_at, defer=depth), ())
+
+
+def traced(engine: Measured, context: int) -> Trace:
+    """One decode step after `context` tokens, when a few have been decoded already."""
+    session, draw = engine.session(), np.random.default_rng(_SEED)
+    job = Job(Kind.DECODE, 1, context)
+    ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
+    if context:
+        session.feed(ids[:context])
+    for token in ids[context:-1]:
+        once(engine, session, job, [token])
+    return engine.traced(lambda: once(engine, session, job, ids[-1:]))
+
+
+def _operation_seconds(engine: Measured) -> list[tuple[str, float]]:
+    """(operation, seconds so far) in recording order; the last product is the output head."""
+    times = [(label, ns / 1e9) for label, ns in engine.operations()]
+    linears = [i for i, (label, _) in enumerate(times) if label == "linear"]
+    if linears:
+        times[linears[-1]] = ("output head", times[linears[-1]][1])
+    return times
+
+
+def _profile(before: list[tuple[str, float]], after: list[tuple[str, float]], runs: int) -> Profile:
+    sums: dict[str, float] = {}
+    for (label, start), (_, end) in zip(before, after, strict=True):
+        sums[label] = sums.get(label, 0.0) + (end - start) / runs
+    return Profile(tuple(sorted(sums.items(), key=lambda item: -item[1])))

@@ -1,0 +1,178 @@
+"""How large the inputs of each matrix are when a model reads a text: what a calibrated conversion weighs errors by.
+
+The error of a product is the error of each weight times the input of its column; so a column whose inputs are
+large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read
+in windows, several at a time, so that each matrix is un-packed once for some thousand tokens.
+
+An expert that few tokens choose knows little of its inputs. A floor keeps it from starving: its mean is taken as if
+FLOOR_TOKENS more had come, with the inputs of all experts of its layer (gate and up), or with columns of equal size
+(down, whose columns are each expert's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.weights import load_device
+from ktcli.engine.kvcache import pages_for
+from ktcli.engine.loader import PackSource, expert_rows
+from ktcli.models import Model, build
+from ktcli.native import Pool
+from ktcli.ops.backend import Reads
+from ktcli.ops.tensors import Role, Tensor
+from ktcli.ops.torch.backend import StepInputs, TorchBackend
+from ktcli.ops.torch.functions import Rows, product, swiglu
+from ktcli.ops.torch.kernels import EXACT
+from ktcli.ops.torch.packed import Stack, unpack
+from ktcli.weights.pack import Pack
+
+FLOOR_TOKENS = 32
+WINDOW = 512  # tokens read from an empty cache
+AT_ONCE = 4  # windows
+LEAST, MOST = 2.0**-10, 2.0**10  # of an importance, where the mean is 1
+STEPS = 8  # to a factor of two: last bits of sums, which differ between machines, are rounded away
+
+Importance = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass
+class _Sums:
+    """Of the inputs of one tensor's matrices: squares [count, k], and how many rows they are of [count]."""
+
+    squares: NDArray[np.float64]
+    rows: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Sums:
+        return cls(np.zeros((tensor.count, tensor.k)), np.zeros(tensor.count))
+
+    def add(self, index: int, x: torch.Tensor) -> None:
+        """x [T, K] went into matrix `index`."""
+        self.squares[index] += x.double().square().sum(0).numpy()
+        self.rows[index] += len(x)
+
+
+class _Listener(TorchBackend):
+    """Notes what goes into dense matrices."""
+
+    sums: dict[str, _Sums]
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: Tensor,
+        *,
+        bias: Tensor | None = None,
+        reads: Reads = Reads.FORMAT,
+    ) -> torch.Tensor:
+        if weight.name in self.sums:
+            self.sums[weight.name].add(0, x)
+        return super().linear(x, weight, bias=bias, reads=reads)
+
+
+class _Experts:
+    """All experts, one after the other; notes what goes into both of their matrices."""
+
+    def __init__(
+        self, stacks: Sequence[Stack], names: Sequence[tuple[str, str]], sums: dict[str, _Sums]
+    ) -> None:
+        self._stacks, self._names, self._sums = stacks, names, sums
+
+    def start(self, layer: int, x: torch.Tensor, ids: torch.Tensor, gate: torch.Tensor) -> Any:
+        stack = self._stacks[layer]
+        into_gate_up, into_down = (self._sums[name] for name in self._names[layer])
+        out = x.new_zeros(x.shape[0], stack.down.n)
+        for expert in torch.unique(ids[ids >= 0]).tolist():
+            rows, slots = (ids == expert).nonzero(as_tuple=True)
+            own, extras = x[rows], stack.extras
+            wide = product(own, unpack(stack.gate_up, expert, torch.float32), exact=True)
+            if extras.gate_up_bias is not None:
+                wide = wide + extras.gate_up_bias[expert]
+            hidden = swiglu(wide, stack.down.k, extras.glu)
+            y = product(hidden, unpack(stack.down, expert, torch.float32), exact=True)
+            if extras.down_bias is not None:
+                y = y + extras.down_bias[expert]
+            out.index_add_(0, rows, y * gate[rows, slots][:, None])
+            into_gate_up.add(expert, own)
+            into_down.add(expert, hidden)
+        return out
+
+    def finish(self, pending: Any) -> torch.Tensor:
+        found: torch.Tensor = pending
+        return found
+
+
+def calibrate(
+    path: Pack, pool: Pool, ids: Sequence[int], begin: int | None, progress: Callable[[int], None]
+) -> Importance:
+    """The importance of the columns of a model's matrices, by tensor: [count, k] f32 with mean 1.
+
+    Args:
+        path: a conversion of the model.
+        ids: of the text, `begin` before each window.
+        progress: called with the tokens read so far.
+    """
+    model = build(path.config)
+    sums = {t.name: _Sums.of(t) for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE)}
+    everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
+    device = torch.device("cpu")
+    loaded = load_device(model, path.recipe, PackSource(path, pool), everything, device)
+    runner = _Experts(loaded.stacks, _names(model), sums)
+    step = WINDOW - (begin is not None)
+    windows = [ids[at : at + step] for at in range(0, len(ids), step)]
+    done = 0
+    while windows:
+        size = len(windows[0])
+        some = [each for each in windows[:AT_ONCE] if len(each) == size]
+        windows = windows[len(some) :]
+        read = [([] if begin is None else [begin]) + list(each) for each in some]
+        length, pages = len(read[0]), pages_for(len(read[0]))
+        count = len(read)
+        cache = DeviceCache(model.spec, pages * count, device, slots=2 * count, exact=True)
+        table = torch.tensor([cache.pages.take(pages) for _ in read], dtype=torch.int32)
+        slots = torch.arange(2 * count).view(2, count) if cache.states else None
+        tokens = torch.tensor(read).flatten()
+        rows = Rows(torch.arange(length).repeat(count), table, length, slots, tokens)
+        x = loaded.embedding[tokens].float()
+        inputs = StepInputs(x, rows, cache.layers, states=cache.states)
+        listener = _Listener(loaded.weights, inputs, EXACT, runner)
+        listener.sums = sums
+        with torch.inference_mode():
+            model.forward(listener)
+        done += size * len(some)
+        progress(done)
+    return {t.name: _importance(t, sums[t.name]) for t in model.tensors if t.name in sums}
+
+
+def _names(model: Model) -> list[tuple[str, str]]:
+    """gate_up and down of each layer with experts."""
+    names = []
+    for layer in expert_rows(model):
+        both = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
+        first, second = sorted(both, key=lambda tensor: not tensor.alternate)
+        names.append((first.name, second.name))
+    return names
+
+
+def _importance(tensor: Tensor, sums: _Sums) -> NDArray[np.float32]:
+    rows = sums.rows[:, None]
+    if tensor.role is Role.EXPERTS:
+        flat = sums.squares.sum() / max(1.0, float(sums.rows.sum()) * tensor.k)
+        prior = np.full((1, tensor.k), flat)
+        if tensor.alternate and sums.rows.sum():
+            prior = sums.squares.sum(0, keepdims=True) / sums.rows.sum()
+        means = (sums.squares + FLOOR_TOKENS * prior) / (rows + FLOOR_TOKENS)
+    else:
+        means = sums.squares / np.maximum(rows, 1.0)
+    size = means.mean(1, keepdims=True)
+    shares = np.where(size > 0, means / np.where(size > 0, size, 1.0), 1.0)
+    steps = np.rint(np.log2(np.clip(shares, LEAST, MOST)) * STEPS) / STEPS
+    found: NDArray[np.float32] = np.exp2(steps).astype(np.float32)
+    return found

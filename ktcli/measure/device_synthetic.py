@@ -1,0 +1,67 @@
+"""Engines with a device for measuring: placed as a plan says, with weights from anywhere, random ones too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ktcli.engine.cpu import Options, make_pool
+from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.load import placement
+from ktcli.engine.loader import PackSource, Progress, RandomSource
+from ktcli.engine.policy import Policy
+from ktcli.hardware.numa import Numa
+from ktcli.measure.synthetic import ApartSource
+from ktcli.models import Model
+from ktcli.planner.forecast import forecast
+from ktcli.planner.plan import DevicePlan, Plan
+from ktcli.weights.pack import Pack
+
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is free when a plan is made.
+
+    Attributes:
+        pack: whose weights are loaded; None: random ones.
+    """
+
+    device: torch.device
+    policy: Policy = Policy.KT
+    handoff: Handoff = Handoff.CALLS
+    numa: Numa | None = None
+    pack: Pack | None = None
+
+
+def placement_of(model: Model, plan: Plan, planned: DevicePlan, setting: Setting) -> Placement:
+    """What goes where, as planned, under a policy."""
+    return replace(
+        placement(plan, planned),
+        handoff=setting.handoff,
+        policy=setting.policy,
+        on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
+    )
+
+
+def planned_engine(
+    model: Model, plan: Plan, setting: Setting, progress: Progress | None = None
+) -> DeviceEngine:
+    """An engine of the model's true shapes, as planned.
+
+    Raises:
+        NotEnoughMemory: it does not fit after all.
+        DeviceError: the device failed.
+    """
+    assert plan.device is not None
+    plan.require("the model with its context")
+    pool = make_pool(Options(threads=plan.host.threads, numa=setting.numa))
+    source: RandomSource | PackSource = ApartSource(pool, _SEED)
+    if setting.pack is not None:
+        source = PackSource(setting.pack, pool)
+    placed = placement_of(model, plan, plan.device, setting)
+    device = setting.device
+    return DeviceEngine(model, plan.recipe, source, pool, placed, device, progress=progress)

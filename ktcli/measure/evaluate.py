@@ -1,0 +1,255 @@
+"""How well engines predict a text, token by token: ids in, numbers out.
+
+Every window of the text is read by all engines side by side, a piece of some rows at a time: the first
+engine's logits of the piece are kept while the others' are compared with them, over the whole vocabulary,
+and then forgotten. So memory does not grow with the text. Which token comes next is always given
+(teacher forcing); what is measured is the probability that a model gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.logits import F32Array
+from ktcli.engine.session import Session
+from ktcli.errors import KtError
+from ktcli.measure.intervals import Interval, interval
+from ktcli.models import Spec
+
+F64Array = NDArray[np.float64]
+I32Array = NDArray[np.int32]
+
+PIECE_BYTES = (
+    64 << 20
+)  # of logits of one piece, at most: one engine's are kept, one's are looked at
+_AT_ONCE_BYTES = 2 << 20  # of those, in one numpy call: its temporaries stay in the cache
+_PIECE_TOKENS = 512  # no more are of use to an engine
+
+# progress(tokens read, by all engines together)
+Progress = Callable[[int], None]
+
+
+class EngineLike(Protocol):
+    """What is needed of an engine."""
+
+    @property
+    def spec(self) -> Spec:
+        """The model's shape."""
+
+    def session(self) -> Session:
+        """A new timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model in one way of running it.
+
+    Attributes:
+        defer: experts of each token that come a layer later, at every position: as if all the text were
+            an answer.
+    """
+
+    engine: EngineLike
+    defer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of text that is read from an empty cache.
+
+    Attributes:
+        ids: [T + 1] int32; each but the last is read.
+        first: predictions of ids[first + 1:] count; those before were counted in the window before.
+    """
+
+    ids: I32Array
+    first: int
+
+    @property
+    def counted(self) -> int:
+        return len(self.ids) - 1 - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one case made of the text, one value for each of N predictions, in the text's order.
+
+    Attributes:
+        nll: negative log-likelihood of the token that came, nats.
+        best: the likeliest token.
+        kl: of the first case's prediction from this one's, nats; None: they were not compared.
+    """
+
+    nll: F64Array
+    best: I32Array
+    kl: F64Array | None
+
+    def first(self, n: int) -> Scores:
+        """Of the first n predictions."""
+        return Scores(self.nll[:n], self.best[:n], None if self.kl is None else self.kl[:n])
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One case against another, over the same tokens in pairs.
+
+    Attributes:
+        nll: how much more one loses than the other, nats per token.
+        same_best: share of tokens where both find the same token likeliest.
+        kl: mean divergence of the other's predictions from this one's, nats per token; None: not known.
+    """
+
+    nll: Interval
+    same_best: Interval
+    kl: Interval | None
+
+
+def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
+    """Cut a text; every id is predicted once, but the first of all where nothing is before it.
+
+    Args:
+        length: ids of the text in a window.
+        stride: from the start of one window to that of the next, 1..length.
+        begin: id before each window; None: the model has none, and a window's first id is given.
+    """
+    text = np.asarray(ids, dtype=np.int32)
+    before = np.array([] if begin is None else [begin], dtype=np.int32)
+    made, done = [], 0 if begin is not None else 1
+    for start in range(0, len(text), stride):
+        end = min(start + length, len(text))
+        # Without an id before it the first of a window cannot be predicted, unless the window before did.
+        least = start if begin is not None else start + 1
+        if end > max(done, least):
+            made.append(Window(np.concatenate([before, text[start:end]]), max(done, least) - least))
+            done = end
+    return made
+
+
+def piece_tokens(vocab: int) -> int:
+    """Tokens of a piece."""
+    return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
+
+
+def score(
+    cases: Sequence[Case],
+    over: Sequence[Window],
+    *,
+    compare: bool = True,
+    progress: Progress = lambda n: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> list[Scores]:
+    """What each case makes of these windows; of equally many predictions each.
+
+    Args:
+        cases: of models with one vocabulary.
+        compare: find how far each prediction is from the first case's.
+        cancelled: asked between pieces; then the windows that are done are given.
+    Raises:
+        KtError: a model gave what is no number.
+    """
+    found = [_room(sum(window.counted for window in over), compare) for _ in cases]
+    sessions = [case.engine.session() for case in cases]
+    rows = piece_tokens(cases[0].engine.spec.vocab)
+    done = read = 0
+    for window in over:
+        for session in sessions:
+            session.truncate(0)
+        at = done
+        for piece in _pieces(window, rows):
+            here, kept = slice(at, at + len(piece.targets)), None
+            for case, session, scores in zip(cases, sessions, found, strict=True):
+                if cancelled():
+                    return [each.first(done) for each in found]
+                logits = session.logits(piece.ids.tolist(), defer=case.defer)[piece.skip :]
+                this = _Predictions(logits, _measure(logits, piece.targets, scores, here))
+                kept = kept or this
+                if scores.kl is not None:
+                    scores.kl[here] = _divergence(kept, this)
+                read += len(piece.ids)
+                progress(read)
+            at = here.stop
+        done = at
+    return found
+
+
+def _room(n: int, compare: bool) -> Scores:
+    return Scores(np.empty(n), np.empty(n, np.int32), np.empty(n) if compare else None)
+
+
+def difference(this: Scores, other: Scores) -> Difference:
+    """This case against the other, over the predictions that both made."""
+    n = min(len(this.nll), len(other.nll))
+    one, two = this.first(n), other.first(n)
+    same = interval((one.best == two.best).astype(np.float64)).within(0.0, 1.0)
+    kl = None if one.kl is None else interval(one.kl)
+    return Difference(interval(one.nll - two.nll), same, kl)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Ids that are read in one go; the logits after the first `skip` predict `targets`."""
+
+    ids: I32Array
+    targets: I32Array
+    skip: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Predictions:
+    """Logits [R, V] and the logarithms of the sums of their powers [R]."""
+
+    logits: F32Array
+    sums: F64Array
+
+
+def _pieces(window: Window, rows: int) -> Iterator[_Piece]:
+    for start in range(0, len(window.ids) - 1, rows):
+        end = min(start + rows, len(window.ids) - 1)
+        skip = min(max(0, window.first - start), end - start)
+        yield _Piece(window.ids[start:end], window.ids[start + skip + 1 : end + 1], skip)
+
+
+def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> F64Array:
+    """Fill in likelihoods and likeliest tokens; log(sum(e^logits)) of each row, [R].
+
+    Powers are f32, with an error of 1e-7 of each; their sums and what follows are f64.
+    """
+    sums = np.empty(len(logits))
+    for part in _parts(*logits.shape):
+        rows = logits[part]
+        peak = rows.max(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # what is no number is found below
+            sums[part] = np.log(np.exp(rows - peak).sum(axis=1, dtype=np.float64)) + peak[:, 0]
+    into.nll[here] = _numbers(sums - logits[np.arange(len(logits)), targets])
+    into.best[here] = logits.argmax(axis=1)
+    return sums
+
+
+def _divergence(first: _Predictions, this: _Predictions) -> F64Array:
+    """KL(first || this) of each row: the sum over the vocabulary of p (log p - log q), [R]."""
+    found = np.empty(len(this.sums))
+    apart = (first.sums - this.sums).astype(np.float32)[:, None]
+    for part in _parts(*this.logits.shape):
+        p = np.exp(first.logits[part] - first.sums.astype(np.float32)[part, None])
+        far = first.logits[part] - this.logits[part] - apart[part]  # log p - log q
+        found[part] = (p * far).sum(axis=1, dtype=np.float64)
+    return _numbers(found)
+
+
+def _numbers(values: F64Array) -> F64Array:
+    if not np.isfinite(values).all():
+        raise KtError(
+            "the model gave logits that are no numbers",
+            hint="kt verify NAME checks its files; KT_ISA=portable tries the plainest kernels",
+        )
+    return values
+
+
+def _parts(rows: int, vocab: int) -> Iterator[slice]:
+    step = max(1, _AT_ONCE_BYTES // (4 * vocab))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))

@@ -1,0 +1,345 @@
+"""One layer by itself: its experts or a dense product, on random weights, beside the machine's ceiling.
+
+What counts is the operation as a model runs it, from quantising the activations to the weighted sum, and
+until the last thread is done. Which experts a token goes to is dealt like cards, so that all have the
+same load: a token's id picks a row of logits, and the router does the rest outside the clock. A stack of
+equal layers is many times as large as the caches, and the walk through it never comes back early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.arenas import NodeMemory, aligned
+from ktcli.errors import NotEnoughMemory
+from ktcli.measure.bench import Ceilings
+from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.shapes import Case, Shape, Work
+from ktcli.native import (
+    PAGE_TOKENS,
+    PANEL_ROWS,
+    Ceiling,
+    Format,
+    Pool,
+    Program,
+    Step,
+    View,
+    Weight,
+    cache_bytes,
+    packed_bytes,
+)
+from ktcli.ops.backend import Reads
+from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
+from ktcli.planner.slices import Slice, slices_of
+from ktcli.weights.recipe import Recipe
+
+# A stack of layers: far larger than a usual last cache, or 8 times this machine's, within reason.
+_STACK_BYTES = 512 << 20
+_STACK_CACHES = 8
+_MOST_STACK_BYTES = 4 << 30
+_MOST_LAYERS = 64  # tiny shapes of tests: they would need thousands
+_RUN_S = 0.1  # a run repeats its step for about this long
+_SEED = 20_260_102
+_LINEAR_TOKENS = (1, 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured row; all times are those of one layer and one step.
+
+    Attributes:
+        shape, format: their names.
+        ceiling: which one it was compared with.
+        rate: that ceiling in this measurement, per second.
+        layers: of the stack.
+    """
+
+    shape: str
+    format: str
+    case: Case
+    measured: Measurement
+    ceiling: Ceiling
+    rate: float
+    layers: int
+    stack_bytes: int
+
+    @property
+    def cached(self) -> bool:
+        """The weights may have come from a cache: they are not many times as large."""
+        return self.stack_bytes < _STACK_CACHES / 2 * cache_bytes(3)
+
+    @property
+    def read_bps(self) -> float:
+        return self.case.read_bytes / self.measured.seconds
+
+    @property
+    def ops(self) -> float:
+        """Operations per second."""
+        return self.case.ops / self.measured.seconds
+
+
+class Stack:
+    """Equal layers recorded as a program, and a walk through the tokens that go in.
+
+    Attributes:
+        name: of the shape.
+        layers: how many.
+        size_bytes: of all weights.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pool: Pool,
+        fmt: Format,
+        matrices: Sequence[Tensor],
+        max_tokens: int,
+        free_bytes: int,
+    ) -> None:
+        """`matrices`: the weights of one layer."""
+        layer_bytes = sum(packed_bytes(fmt, t.n, t.k) * t.count for t in matrices)
+        self.layers = min(_MOST_LAYERS, ceil(_stack_bytes() / layer_bytes))
+        self.size_bytes = self.layers * layer_bytes
+        # Beside the weights: each layer's input, a copy of it as products read it, what comes out.
+        width = max(max(tensor.n, tensor.k) for tensor in matrices)
+        need = self.size_bytes + (self.layers + 4) * max_tokens * width * 4
+        if need > free_bytes:
+            raise NotEnoughMemory("the layers to be measured", need, free_bytes)
+        self.name, self.pool, self.format = name, pool, fmt
+        self.draw = np.random.default_rng(_SEED)
+        self.program = Program(pool, max_tokens=max_tokens, max_outputs=1, exact=False)
+        self._matrices = matrices
+        self._slices = [_slices(tensor, fmt, pool.node_threads) for tensor in matrices]
+        self._memory = NodeMemory(
+            pool,
+            [
+                self.layers * sum(aligned(slices[node].size_bytes) for slices in self._slices)
+                for node in range(len(pool.node_threads))
+            ],
+            0,
+        )
+        self._seed = 0
+        self._first = 0
+        self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
+
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+        """The rows that this stack can measure."""
+        raise NotImplementedError
+
+    def ids(self, n_tokens: int) -> NDArray[np.int32]:
+        """The tokens of the next step."""
+        raise NotImplementedError
+
+    def run(self, n_tokens: int, steps: int) -> float:
+        """Seconds of `steps` steps, of the layers alone."""
+        before = self._seconds()
+        for _ in range(steps):
+            ids = self.ids(n_tokens)
+            self.program.run(Step(ids, 0, self._pages, n_tokens))
+        return self._seconds() - before
+
+    def _weights(self) -> list[tuple[Weight, ...]]:
+        """The matrices of the next layer, filled: of each the slices of the nodes."""
+        return [
+            tuple(self._weight(each, tensor, node) for node, each in enumerate(slices))
+            for tensor, slices in zip(self._matrices, self._slices, strict=True)
+        ]
+
+    def _weight(self, of: Slice, tensor: Tensor, node: int) -> Weight:
+        piece = self._memory.take(of.size_bytes, node)
+        fmt = self.format.of_columns(tensor.k)
+        weight = Weight(fmt, of.n, of.k, tensor.count, piece.address, piece.owner)
+        self._seed += 1
+        if weight.size_bytes:
+            self.pool.fill_random(weight, self._seed)
+        return weight
+
+    def _record(self, width: int, layer: Callable[[View], View]) -> None:
+        """Record all layers. Each reads inputs of its own, else they would be quantised only once."""
+        self._first = len(self.program.labels)
+        inputs = [self.program.buffer(width) for _ in range(self.layers)]
+        for view in inputs:
+            out = layer(view)
+        # Reads a little of the last result, so that its time holds the wait for the last thread.
+        end, part = self.program.buffer(1), View(out.buffer, 0, 1)
+        self.program.add(end, part, part)
+        self.program.finish()
+        for view in inputs:
+            rows = self.program.rows(view, self.program.max_tokens)
+            rows[:] = self.draw.standard_normal(rows.shape, np.float32)
+
+    def _seconds(self) -> float:
+        return sum(ns for _, ns in self.program.profile()[self._first :]) / 1e9
+
+
+class ExpertStack(Stack):
+    """Layers of routed experts."""
+
+    def __init__(
+        self, pool: Pool, shape: Shape, fmt: Format, max_tokens: int, free_bytes: int
+    ) -> None:
+        inner = 2 * ceil_to(shape.width, PANEL_ROWS)
+        e = shape.experts
+        matrices = (
+            Tensor("gate_up", inner, shape.hidden, Role.EXPERTS, (), count=e, cut=Cut.ROWS),
+            Tensor("down", shape.hidden, shape.width, Role.EXPERTS, (), count=e, cut=Cut.COLUMNS),
+        )
+        super().__init__(shape.name, pool, fmt, matrices, max_tokens, free_bytes)
+        self._shape = shape
+        self._deal, table = _deals(shape, max_tokens, self.draw)
+        self._rows, self._next = len(table), 0
+        logits, out = self.program.buffer(e), self.program.buffer(shape.hidden)
+        self.program.embed(logits, table)
+        self.routing = self.program.route(logits, (e, shape.top_k, 1, 1, 0, 0, 1, 1.0), None)
+
+        def layer(x: View) -> View:
+            gate_up, down = self._weights()
+            self.program.experts(out, x, self.routing, gate_up, down)
+            return out
+
+        self._record(shape.hidden, layer)
+
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+        tokens = [1] if Work.DECODE in works else []
+        if Work.PREFILL in works:
+            tokens += [self._shape.tokens(n) for n in per_expert]
+        return [self._case(n) for n in tokens]
+
+    def _case(self, n_tokens: int) -> Case:
+        shape, slots = self._shape, n_tokens * self._shape.top_k
+        expert_bytes = self.size_bytes // self.layers // shape.experts
+        return Case(
+            Work.DECODE if n_tokens == 1 else Work.PREFILL,
+            n_tokens,
+            1.0 if n_tokens == 1 else slots / shape.experts,
+            min(slots, shape.experts) * expert_bytes,
+            2 * 3 * shape.hidden * shape.width * slots,
+        )
+
+    def ids(self, n_tokens: int) -> NDArray[np.int32]:
+        if (
+            n_tokens == 1
+        ):  # always the same deal: an expert comes again when all others had their turn
+            self._next = (self._next + 1) % self._deal
+            return np.array([self._next], np.int32)
+        first = int(self.draw.integers(self._rows // self._deal)) * self._deal
+        ids = (first + np.arange(n_tokens)) % self._rows
+        self.draw.shuffle(ids)
+        return ids.astype(np.int32)
+
+
+class LinearStack(Stack):
+    """Dense products [4096, 2048]."""
+
+    N, K = 4096, 2048
+
+    def __init__(self, pool: Pool, fmt: Format, free_bytes: int) -> None:
+        name = f"{self.N}x{self.K}"
+        matrices = (Tensor(name, self.N, self.K, Role.DENSE, (), cut=Cut.ROWS),)
+        super().__init__(name, pool, fmt, matrices, max(_LINEAR_TOKENS), free_bytes)
+        out = self.program.buffer(self.N)
+
+        def layer(x: View) -> View:
+            (slices,) = self._weights()
+            self.program.linear(out, x, slices, None, Reads.FORMAT)
+            return out
+
+        self._record(self.K, layer)
+
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+        if Work.LINEAR not in works:
+            return []
+        size, elements = self.size_bytes // self.layers, self.N * self.K
+        return [Case(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
+
+    def ids(self, n_tokens: int) -> NDArray[np.int32]:
+        return np.zeros(n_tokens, np.int32)
+
+
+def measure(
+    stack: Stack,
+    case: Case,
+    ceilings: Ceilings,
+    *,
+    pairs: int = PAIRS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Result:
+    """Measure one row.
+
+    Args:
+        pairs: runs, each between two measurements of the ceiling.
+        progress: told after each run how many are done.
+    """
+    kind = _ceiling(stack, case)
+    amount = case.read_bytes if kind is Ceiling.READ else case.ops
+    warm = max(
+        1, ceil(stack.size_bytes / case.read_bytes / stack.layers)
+    )  # steps through all weights
+    stack.run(case.n_tokens, warm)
+    steps = max(1, ceil(_RUN_S * warm / stack.run(case.n_tokens, warm)))
+    rates: list[float] = []
+    done = 0
+
+    def work() -> float:
+        nonlocal done
+        seconds = stack.run(case.n_tokens, steps) / (steps * stack.layers)
+        done += 1
+        progress(done)
+        return seconds
+
+    def ideal() -> float:
+        rates.append(ceilings.measure(kind))
+        return amount / rates[-1]
+
+    measured = alternate(work, ideal, pairs=pairs)
+    return Result(
+        stack.name,
+        stack.format.name,
+        case,
+        measured,
+        kind,
+        float(np.median(rates)),
+        stack.layers,
+        stack.size_bytes,
+    )
+
+
+def _ceiling(stack: Stack, case: Case) -> Ceiling:
+    if case.n_tokens == 1:
+        return Ceiling.READ
+    return Ceiling.INT8 if stack.format.activation_bits == 8 else Ceiling.BF16
+
+
+def _slices(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
+    """Of each node; all of it where there is one."""
+    size = packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
+    slices = slices_of(tensor, Recipe(fmt, fmt), shares)
+    return slices or (Slice(range(tensor.n), tensor.n, tensor.k, size),)
+
+
+def _stack_bytes() -> int:
+    return min(_MOST_STACK_BYTES, max(_STACK_BYTES, _STACK_CACHES * cache_bytes(3)))
+
+
+def _deals(
+    shape: Shape, n_tokens: int, draw: np.random.Generator
+) -> tuple[int, NDArray[np.uint16]]:
+    """(tokens of a deal, logits [at least n_tokens, E] as bf16 bits).
+
+    A deal hands out a shuffled deck of all experts, K to each token, until everybody had the same.
+    """
+    deal = lcm(shape.experts, shape.top_k) // shape.top_k
+    rows = ceil_to(max(n_tokens, deal), deal)
+    hands = [
+        np.resize(draw.permutation(shape.experts), (deal, shape.top_k)) for _ in range(rows // deal)
+    ]
+    chosen: NDArray[Any] = np.concatenate(hands)
+    logits = np.full((rows, shape.experts), -8.0, np.float32)
+    logits[np.arange(rows)[:, None], chosen] = draw.uniform(0, 2, chosen.shape)
+    return deal, (logits.view(np.uint32) >> 16).astype(np.uint16)

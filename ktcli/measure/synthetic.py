@@ -1,0 +1,223 @@
+"""Engines for measuring: the true shapes of a model, random weights, as many layers as fit.
+
+A layer costs the same wherever it stands, so a few layers of a model that does not fit say what the
+whole would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.cpu import Engine, Options, make_pool
+from ktcli.engine.loader import Progress, RandomSource
+from ktcli.engine.session import Session
+from ktcli.errors import NotEnoughMemory, UsageError
+from ktcli.hardware.gpu import CPU, CUDA
+from ktcli.hardware.numa import Numa
+from ktcli.models import Model, Spec, build, cut
+from ktcli.ops.native import Loaded
+from ktcli.ops.tensors import Role, Tensor
+from ktcli.planner.host import Host
+from ktcli.planner.memory import need_bytes
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan
+from ktcli.planner.plan import Request as PlanRequest
+from ktcli.planner.spec import experts_touched
+from ktcli.weights.recipe import Recipe
+
+_SEED = 1
+SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
+
+
+def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free_bytes: int) -> int:
+    """The most layers that fit into `free_bytes`.
+
+    Raises:
+        NotEnoughMemory: not even one does.
+    """
+    whole = build(config).spec.layers
+    low, high = 0, whole
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = need_bytes(build(cut(config, middle)), recipe, context) <= free_bytes
+        low, high = (middle, high) if fits else (low, middle - 1)
+    if low == 0:
+        need = need_bytes(build(cut(config, 1)), recipe, context)
+        raise NotEnoughMemory("one layer of the model", need, free_bytes)
+    return low
+
+
+def fitting_plan(
+    config: Mapping[str, Any], host: Host, request: PlanRequest, layers: int | None = None
+) -> tuple[Model, Plan]:
+    """So many layers with their plan, or as many as fit into main memory and that of the GPU.
+
+    Whether a GPU is used, and which, is decided by the whole model.
+
+    Raises:
+        UsageError: more layers than the model has, or what `place` says.
+        NotEnoughMemory: the GPU cannot hold one layer.
+    """
+    whole = build(config)
+    _require_layers(whole.spec, layers)
+    chosen = place(whole, host, _rows_of(request, whole.spec)).device
+    if chosen is None:
+        model = build(cut(config, layers or 1))
+        return model, place(model, host, replace(_rows_of(request, model.spec), device=CPU))
+    asked = replace(request, device=f"{CUDA}:{chosen.gpu.index}")
+
+    def plan(n: int) -> tuple[Model, Plan]:
+        model = build(cut(config, n))
+        return model, place(model, host, _rows_of(asked, model.spec))
+
+    if layers is not None:
+        return plan(layers)
+    low, high = 1, whole.spec.layers
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(plan, middle) else (low, middle - 1)
+    return plan(low)
+
+
+def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
+    try:
+        return plan(layers)[1].fits
+    except NotEnoughMemory:
+        return False
+
+
+def _rows_of(request: PlanRequest, spec: Spec) -> PlanRequest:
+    """The request of a model's first layers: as many rows of what speaks of every layer."""
+    wish, heat = request.gpu_experts, request.heat
+    return replace(
+        request,
+        gpu_experts=wish[: spec.moe_layers] if isinstance(wish, np.ndarray) else wish,
+        heat=None if heat is None else heat[: spec.moe_layers],
+    )
+
+
+def _require_layers(spec: Spec, asked: int | None) -> None:
+    if asked is not None and asked > spec.layers:
+        raise UsageError(f"the model has {spec.layers} layers, --layers asks for {asked}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to make.
+
+    Attributes:
+        layers: None = as many as fit.
+        context: positions of a session.
+        free_bytes: memory that may be used.
+        threads, numa, defer: as in `engine.Options`.
+    """
+
+    recipe: Recipe
+    layers: int | None
+    context: int
+    free_bytes: int
+    threads: int | None = None
+    numa: Numa | None = None
+    defer: int = 0
+
+
+def random_engine(
+    config: Mapping[str, Any], request: Request, progress: Progress | None = None
+) -> Engine:
+    """An engine of the config's shapes with random weights.
+
+    Raises:
+        UsageError: more layers than the model has.
+        NotEnoughMemory: the layers do not fit.
+    """
+    _require_layers(build(config).spec, request.layers)
+    layers = request.layers or fitting_layers(
+        config, request.recipe, request.context, request.free_bytes
+    )
+    model = build(cut(config, layers))
+    options = Options(request.context, request.threads, numa=request.numa, defer=request.defer)
+    pool = make_pool(options)
+    return Engine(model, request.recipe, ApartSource(pool, _SEED), pool, options, progress)
+
+
+class ApartSource(RandomSource):
+    """Random weights with which tokens stay apart.
+
+    Averaging by attention keeps what tokens have in common and shrinks the rest: with random weights,
+    after some layers all tokens look alike and choose the same experts. So embeddings are about 64
+    times as large as what a layer adds; the norms before every product take the size out again.
+    """
+
+    # Sign, lowest exponent bit and mantissa are random; magnitudes from 32 to 128.
+    _RANDOM_BITS = np.uint16(0x80FF)
+    _EXPONENT = np.uint16((127 + 5) << 7)
+    _BLOCK_ROWS = 4096
+
+    def fill(
+        self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
+    ) -> None:
+        if tensor.role is not Role.TABLE:
+            super().fill(tensor, target, memory, offset)
+            return
+        draw = np.random.default_rng(_SEED)
+        table = memory.view(np.uint16).reshape(tensor.n, tensor.k)
+        for first in range(0, tensor.n, self._BLOCK_ROWS):
+            block = table[first : first + self._BLOCK_ROWS]
+            bits = draw.integers(0, 1 << 16, block.shape, dtype=np.uint16)
+            block[:] = (bits & self._RANDOM_BITS) + self._EXPONENT
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly the router chose experts over some tokens.
+
+    Attributes:
+        tokens: that were counted.
+        seen: mean share of a layer's experts that at least one token chose.
+        expected: that share if all experts were equally likely.
+        busiest: load of the busiest expert of any layer, in multiples of the mean.
+    """
+
+    tokens: int
+    seen: float
+    expected: float
+    busiest: float
+
+    @property
+    def even(self) -> bool:
+        """Close to what equal chances give."""
+        return self.seen >= 0.8 * self.expected
+
+
+class Counting(Protocol):
+    """An engine that counts which experts its routers choose."""
+
+    @property
+    def spec(self) -> Spec: ...
+
+    @property
+    def context(self) -> int: ...
+
+    def chosen(self) -> NDArray[np.int64]:
+        """[MoE layers, E]: how often so far."""
+
+
+def expert_spread(engine: Counting, session: Session, seed: int) -> Spread | None:
+    """Count the experts that random ids reach; None for a model without. Leaves the session empty."""
+    spec = engine.spec
+    if not spec.moe_layers:
+        return None
+    tokens = min(SPREAD_TOKENS, engine.context)
+    session.truncate(0)
+    before = engine.chosen()
+    session.feed(np.random.default_rng(seed).integers(0, spec.vocab, tokens).tolist())
+    session.truncate(0)
+    loads = engine.chosen() - before
+    expected = experts_touched(spec, tokens) / spec.experts
+    mean = tokens * spec.top_k / spec.experts
+    return Spread(tokens, float((loads > 0).mean()), expected, float(loads.max() / mean))

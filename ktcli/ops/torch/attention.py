@@ -1,0 +1,276 @@
+"""Both attentions over the paged cache in plain torch: the reference row, right on any device.
+
+Rows and rounding are as in `functions`. One row per sequence attends over its whole page table, masked by
+position, so that shapes never depend on a length; longer runs gather the pages they reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from ktcli.native import PAGE_TOKENS
+from ktcli.ops.backend import GqaShape, MlaShape
+from ktcli.ops.torch.functions import KvPages, Rows, product, reads, rounded
+from ktcli.ops.torch.packed import Packed, unpack_whole
+
+# Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
+_BLOCK_QUERIES = 1024
+# Keys and values that latent attention expands at once, in elements.
+_EXPANDED_ELEMENTS = 1 << 26
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    rows: Rows,
+    shape: GqaShape,
+    sinks: Tensor | None = None,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append k and v to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
+        sinks: [heads], or None.
+    Returns:
+        [T, heads * V] f32.
+    """
+    s = shape
+    for pages, new in zip(cache, (k, v), strict=True):
+        append(pages, torch.unflatten(new, -1, (s.kv_heads, -1)), rows)
+    query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
+    if rows.run == 1:
+        return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
+    out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        table, positions = _reached(table, rows.positions[of], s.window)
+        keys, values = (held_by(pages, table, positions) for pages in cache)  # [L, kv, D]
+        heads = query[of].permute(1, 2, 0, 3)  # [kv, group, run, D]
+        if sinks is not None:
+            heads, keys, values = _sunk(heads, keys, values, sinks / s.scale)
+        spread = (*heads.shape[:2], -1, -1)
+        keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
+        mixed = _attend(heads, keys, values, positions, s.scale, s.window)
+        out[of] = mixed.permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
+def _gqa_one(
+    query: Tensor, cache: KvPages, rows: Rows, s: GqaShape, sinks: Tensor | None
+) -> Tensor:
+    """One query per sequence, [S, kv, group, D], over its whole page table."""
+    keys, values = (
+        pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
+    )  # [S, L, kv, D]
+    seen = seen_by(rows, s.window)  # [S, L]
+    scores = torch.einsum("skgd,slkd->skgl", query, keys) * s.scale
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    weights = with_sinks(scores, None if sinks is None else sinks.view(1, *scores.shape[1:3], 1))
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = values.masked_fill(~seen[:, :, None, None], 0.0)
+    return torch.einsum("skgl,slkd->skgd", weights, values).flatten(1)
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    shape: MlaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append the latent to the cache, then attend causally.
+
+    Args:
+        q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
+        cache: [pages, 64, lora + rope].
+        weights: uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], one matrix per head.
+    Returns:
+        [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
+    """
+    append(cache, latent, rows)
+    query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    if rows.run == 1:
+        held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+        return absorb(query, held, seen_by(rows), weights, shape, exact)
+    out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
+        for heads, keys, values in expand(held, weights, shape, exact):
+            asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
+            mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
+            out[of, heads] = mixed[0].transpose(0, 1)
+    return out.flatten(1)
+
+
+def expand(
+    held: Tensor, weights: tuple[Packed, Packed, Packed], s: MlaShape, exact: bool
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Of some heads after the other: which, keys [heads, L, nope + rope] and values [heads, L, v] of the cached
+    rows [L, lora + rope], in the cache's dtype."""
+    step = max(1, _EXPANDED_ELEMENTS // (held.shape[0] * (s.nope + s.rope + s.v)))
+    for first in range(0, s.heads, step):
+        heads = slice(first, min(first + step, s.heads))
+        yield heads, *_expand(held, weights, heads, s, exact)
+
+
+def _expand(
+    held: Tensor, weights: tuple[Packed, Packed, Packed], heads: slice, s: MlaShape, exact: bool
+) -> tuple[Tensor, Tensor]:
+    """Keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
+    latent, n = held[:, : s.lora].float(), heads.stop - heads.start
+
+    def through(w: Packed) -> Tensor:
+        of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), reads(exact))
+        wide = product(latent, of_heads.flatten(0, 1), exact=exact).to(held.dtype)
+        return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
+
+    _, uk_out, uv = weights
+    turned = held[:, s.lora :].expand(n, -1, -1)
+    return torch.cat((through(uk_out), turned), -1), through(uv)
+
+
+def absorb(
+    query: Tensor,
+    held: Tensor,
+    seen: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    s: MlaShape,
+    exact: bool,
+) -> Tensor:
+    """One query per sequence, [S, heads, nope + rope], on the latents held [S, L, lora + rope] f32 themselves.
+
+    Args:
+        seen: bool [S, L], which of them count.
+    """
+    uk_in, _, uv = (unpack_whole(w, reads(exact)).float() for w in weights)
+    absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
+    asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
+    scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
+    chance = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = held[..., : s.lora].masked_fill(~seen[:, :, None], 0.0)
+    mixed = rounded(torch.einsum("shl,slc->shc", chance, values), exact)
+    return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
+
+
+def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
+    """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
+    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
+    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
+    pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
+
+
+def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
+    """Write those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
+    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
+    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
+    row, is_last = rows.positions % PAGE_TOKENS // every, (rows.positions + 1) % every == 0
+    if rows.run > 1:  # which rows, the device says
+        cache[page[is_last], row[is_last]] = new[is_last].to(cache.dtype)
+        return
+    cache[page, row] = torch.where(is_last[:, None], new.to(cache.dtype), cache[page, row])
+
+
+def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
+    """Rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
+    last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
+    page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
+    return cache[page, last % PAGE_TOKENS // every].float()
+
+
+def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
+    """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
+    anything."""
+    held = pages[table.long()].flatten(0, 1)
+    behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
+    return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
+
+
+def seen_by(rows: Rows, window: int = 0) -> Tensor:
+    """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
+    length = rows.pages.shape[1] * PAGE_TOKENS
+    return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)
+
+
+def _visible(places: Tensor, positions: Tensor, window: int) -> Tensor:
+    """bool [T, L]: which of the places [L] a token at each position [T] may look at."""
+    behind = positions[:, None] - places
+    return (behind >= 0) & (behind < window) if window else behind >= 0
+
+
+def _reached(table: Tensor, positions: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """A sequence's pages that a run at these positions can see, and its positions from the first of them on;
+    with a window it waits for where the run begins."""
+    if not window:
+        return table, positions
+    first = max(0, int(positions[0]) + 1 - window) // PAGE_TOKENS
+    return table[first:], positions - first * PAGE_TOKENS
+
+
+# Columns that a sink adds to queries and keys: two, and what vectors of 8 need.
+_SINK_COLUMNS = 8
+
+
+def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [kv, group, run, D], keys and values [L, kv, D] with one more key at the front, whose score with
+    each head's queries is `sinks` [heads], as two numbers of the cache's dtype, and whose value is 0."""
+    score = torch.unflatten(sinks, -1, q.shape[:2])[..., None, None]
+    high = score.to(keys.dtype).float()
+    columns = pad(torch.cat((high, score - high), -1), (0, _SINK_COLUMNS - 2))
+    key = keys.new_zeros(1, keys.shape[1], keys.shape[2] + _SINK_COLUMNS)
+    key[..., keys.shape[2] : keys.shape[2] + 2] = 1.0
+    return (
+        torch.cat((q, columns.expand(*q.shape[:3], _SINK_COLUMNS)), -1),
+        torch.cat((key, pad(keys, (0, _SINK_COLUMNS)))),
+        pad(values, (0, 0, 0, 0, 1, 0)),
+    )
+
+
+def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax of scores [..., L] with one more score in the denominator, sinks [..., 1]."""
+    if sinks is None:
+        return scores.softmax(-1)
+    peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
+    weights = (scores - peak).exp()
+    return weights / (weights.sum(-1, keepdim=True) + (sinks - peak).exp())
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int = 0
+) -> Tensor:
+    """Causal attention of a run of one sequence, a block of queries at a time.
+
+    Args:
+        q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position. One more key at the front
+            (L = 1 + a multiple of 64) is a sink, which all see.
+        positions: int64 [run], consecutive.
+        window: a token sees so many positions; 0: all.
+    Returns:
+        [a, b, run, width of v] f32.
+    """
+    run, length = q.shape[2], k.shape[2]
+    sinks = length % PAGE_TOKENS
+    places = torch.arange(-sinks, length - sinks, device=q.device)
+    out = []
+    for first in range(0, run, _BLOCK_QUERIES):
+        last = min(first + _BLOCK_QUERIES, run)
+        reach = length - run + last  # no query of the block stands behind this
+        seen = _visible(places[:reach], positions[first:last], window) | (places[:reach] < 0)
+        block = q[:, :, first:last].to(k.dtype)
+        keys, values = k[:, :, :reach], v[:, :, :reach]
+        out.append(
+            scaled_dot_product_attention(block, keys, values, attn_mask=seen, scale=scale).float()
+        )
+    return torch.cat(out, 2)

@@ -1,0 +1,220 @@
+"""Attention over chosen positions in plain torch: the indexer's choice, and both attentions over it.
+
+Rows and rounding are as in `functions`. With one row per sequence no shape depends on a length and nothing waits
+for the device: scores of the whole page table, of which the unseen ones lose; what was chosen is gathered.
+Longer runs mask what was not chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from ktcli.native import PAGE_TOKENS
+from ktcli.ops.backend import ChooseShape, GqaShape, MlaShape
+from ktcli.ops.torch.attention import absorb, append, append_windows, expand, held_by
+from ktcli.ops.torch.functions import KvPages, Rows, rounded
+from ktcli.ops.torch.packed import Packed
+
+# Queries of a long run that are scored at once: bounds the scores, [heads, queries, positions].
+_BLOCK_QUERIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Where rows attend.
+
+    Attributes:
+        places: int64 [T, lists, K]; one behind the row's own position is no choice.
+        block: positions of a place.
+        every: positions of a window that is a place, where it is one; a window that is not complete with the row
+            is no choice.
+    """
+
+    places: Tensor
+    block: int
+    every: int = 1
+
+    def mask(self, rows: slice, length: int) -> Tensor:
+        """bool [lists, T, length]: the positions that some rows chose."""
+        places = self.places[rows]
+        shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
+        taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
+        wide = taken.repeat_interleave(self.block, 2) if self.block > 1 else taken
+        return wide[..., :length].transpose(0, 1)
+
+    def with_open_window(self, positions: Tensor) -> Chosen:
+        """Windows as blocks of positions: the chosen, and the one that is not complete with a row's position; of
+        that and of what is no choice the row sees no more than it may. positions [T]."""
+        own = (positions + 1) // self.every
+        places = torch.cat((self.places, own[:, None, None]), 2)
+        return Chosen(places, self.every)
+
+    def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the one list of each row: positions int64 [T, K'], and bool [T, K'], whether it attends there."""
+        places, own = self.places[:, 0], (positions + 1) // self.every
+        if self.every == 1:
+            return places, places <= positions[:, None]
+        each = torch.arange(self.every, device=places.device)
+        inside = (places[..., None] * self.every + each).flatten(1)
+        behind = own[:, None] * self.every + each[:-1]
+        seen = (places < own[:, None]).repeat_interleave(self.every, 1)
+        return torch.cat((inside, behind), 1), torch.cat((seen, behind <= positions[:, None]), 1)
+
+
+def choose(
+    q: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    cache: Tensor,
+    rows: Rows,
+    shape: ChooseShape,
+    *,
+    exact: bool = False,
+) -> Chosen | None:
+    """Append the index keys to the cache, then choose by the rule of kt_program_choose.
+
+    Args:
+        q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
+        cache: [pages, 64 / every, dim].
+    Returns:
+        None where every row can attend to all that it sees.
+    """
+    append_windows(cache, key, rows, shape.every)
+    if rows.pages.shape[1] * PAGE_TOKENS <= shape.positions:
+        return None
+    query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
+    if rows.run == 1:
+        keys = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
+        scores = torch.einsum("shd,sld->shl", query, keys)
+        places = torch.arange(keys.shape[1], device=q.device)
+        seen = places < (rows.positions[:, None] + 1) // shape.every
+        return Chosen(_best(scores, weight, seen, rows.positions, shape), shape.block, shape.every)
+    out = []
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        # Places by their own number: those that are complete with the last position.
+        keys = held_by(cache, table, (rows.positions[of] + 1) // shape.every - 1).float()
+        places = torch.arange(keys.shape[0], device=q.device)
+        for first in range(of.start, of.stop, _BLOCK_QUERIES):
+            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+            scores = torch.einsum("thd,ld->thl", query[some], keys)
+            at, weights = rows.positions[some], None if weight is None else weight[some]
+            out.append(_best(scores, weights, places < (at[:, None] + 1) // shape.every, at, shape))
+    return Chosen(torch.cat(out), shape.block, shape.every)
+
+
+def _best(
+    scores: Tensor, weight: Tensor | None, seen: Tensor, positions: Tensor, shape: ChooseShape
+) -> Tensor:
+    """int64 [T, lists, K], of equals the lower place first; unseen ones last.
+
+    Args:
+        scores: [T, heads, L], products of queries and keys; weight: [T, heads] or None; seen: bool [T, L].
+    """
+    if weight is not None:
+        scores = torch.einsum("thl,th->tl", scores.relu(), weight * shape.scale)[:, None]
+    scores = scores.masked_fill(~seen[:, None], float("-inf"))
+    if shape.block > 1:
+        whole = pad(scores, (0, -scores.shape[2] % shape.block), value=float("-inf"))
+        scores = torch.unflatten(whole, -1, (-1, shape.block)).amax(-1)
+        blocks = torch.arange(scores.shape[2], device=scores.device)
+        behind = positions[:, None] // shape.block - blocks
+        is_local = (behind >= 0) & (behind < shape.local)
+        scores = scores.masked_fill(is_local[:, None], float("inf"))
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., : shape.top_k]
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    chosen: Chosen,
+    rows: Rows,
+    shape: MlaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append the latent to the cache, then attend to the chosen positions; see `attention.mla`."""
+    append(cache, latent, rows)
+    query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    if rows.run == 1:
+        at, seen = chosen.positions(rows.positions)
+        within = (at // PAGE_TOKENS).clamp(
+            max=rows.pages.shape[1] - 1
+        )  # what is not seen may lie behind
+        page = rows.pages.gather(1, within).long()
+        held = cache[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
+        return absorb(query, held, seen, weights, shape, exact)
+    out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
+    if chosen.every > 1:
+        chosen = chosen.with_open_window(rows.positions)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
+        seen = torch.arange(held.shape[0], device=q.device) <= rows.positions[of, None]
+        mask = chosen.mask(of, held.shape[0])[0] & seen
+        for heads, keys, values in expand(held, weights, shape, exact):
+            asked = query[of, heads].transpose(0, 1).to(keys.dtype)  # [heads, run, nope + rope]
+            mixed = scaled_dot_product_attention(
+                asked[None], keys[None], values[None], attn_mask=mask, scale=shape.scale
+            )
+            out[of, heads] = mixed[0].transpose(0, 1).float()
+    return out.flatten(1)
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    chosen: Chosen,
+    rows: Rows,
+    shape: GqaShape,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Append k and v to the cache, then attend to the chosen blocks; see `attention.gqa`."""
+    s = shape
+    for pages, new in zip(cache, (k, v), strict=True):
+        append(pages, torch.unflatten(new, -1, (s.kv_heads, -1)), rows)
+    query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
+    if rows.run == 1:
+        return _gqa_one(rounded(query, exact), cache, chosen, rows, s)
+    out = torch.empty(len(q), s.heads * s.value_dim, dtype=torch.float32, device=q.device)
+    for i, table in enumerate(rows.pages):
+        of = slice(i * rows.run, (i + 1) * rows.run)
+        keys, values = (held_by(pages, table, rows.positions[of]) for pages in cache)  # [L, kv, D]
+        spread = (s.kv_heads, s.heads // s.kv_heads, -1, -1)
+        keys, values = (each.transpose(0, 1)[:, None].expand(spread) for each in (keys, values))
+        places = torch.arange(keys.shape[2], device=q.device)
+        for first in range(of.start, of.stop, _BLOCK_QUERIES):
+            some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
+            mask = chosen.mask(some, keys.shape[2]) & (places <= rows.positions[some, None])
+            asked = query[some].permute(1, 2, 0, 3).to(keys.dtype)  # [kv, group, T, D]
+            mixed = scaled_dot_product_attention(
+                asked, keys, values, attn_mask=mask[:, None], scale=s.scale
+            )
+            out[some] = mixed.float().permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
+def _gqa_one(query: Tensor, cache: KvPages, chosen: Chosen, rows: Rows, s: GqaShape) -> Tensor:
+    """One query per sequence, [S, kv, group, D], over the pages of its chosen blocks."""
+    each = torch.arange(chosen.block // PAGE_TOKENS, device=query.device)
+    pages = (chosen.places[..., None] * each.shape[0] + each).flatten(2)  # [S, kv, P]
+    within = pages.clamp(max=rows.pages.shape[1] - 1)  # the last block may reach behind the table
+    physical = rows.pages[:, None].expand(-1, s.kv_heads, -1).gather(2, within).long()
+    heads = torch.arange(s.kv_heads, device=query.device)[:, None]
+    keys, values = (part.transpose(1, 2)[physical, heads].flatten(2, 3).float() for part in cache)
+    places = pages[..., None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS, device=query.device)
+    seen = (places <= rows.positions[:, None, None, None]).flatten(2)  # [S, kv, P * 64]
+    scores = torch.einsum("skgd,skld->skgl", query, keys) * s.scale
+    weights = scores.masked_fill(~seen[:, :, None], float("-inf")).softmax(-1)
+    # What was not written yet may hold anything, and 0 times NaN is NaN.
+    values = values.masked_fill(~seen[..., None], 0.0)
+    return torch.einsum("skgl,skld->skgd", weights, values).flatten(1)

@@ -1,0 +1,287 @@
+"""Every operation of a forward but attention in plain torch: the reference row, right on any device.
+
+Rows of activations are f32 and may be column ranges of wider rows (the last dimension is contiguous, the row
+stride is any). `exact`: every product and the cache in f32; else what a product reads is rounded to bf16
+first and its sum is f32. With one token per sequence (run = 1) no operation waits for the device, so a step
+can be captured; long runs may wait, and allocate as they need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.ops.backend import GroupScore, Routing, Score
+from ktcli.ops.tensors import ceil_to
+from ktcli.ops.torch.packed import (
+    NO_EXTRAS,
+    Extras,
+    Matrix,
+    Packed,
+    Plain,
+    rows_of,
+    unpack,
+    unpack_many,
+)
+
+# Up to so many rows, `experts` takes each row's matrices by index; above, the rows of each expert.
+GATHERED_ROWS = 16
+# Elements of a matrix that are un-packed at once: bounds what a product needs beside its weight.
+_UNPACKED_ELEMENTS = 1 << 24
+
+RopeTable = tuple[Tensor, float]  # (inv_freq f32 [dim/2], scale of cos and sin)
+KvPages = tuple[Tensor, Tensor]  # K and V, [pages, 64, kv_heads, head_dim] and [..., value_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where the T = sequences * run rows of a step stand.
+
+    Attributes:
+        positions: int64 [T], on the device.
+        pages: int32 [sequences, P], on the device: cache page of each run of 64 positions. Where run > 1, only
+            as many as the sequences reach with this step: all of them are read.
+        run: rows of each sequence, one behind the other.
+        slots: int64 [2, sequences], on the device: which states are read and which written, see
+            `recurrent.States`; None: no layer keeps one.
+        ids: int64 [T], on the device: the tokens; None: no layer looks at them.
+    """
+
+    positions: Tensor
+    pages: Tensor
+    run: int
+    slots: Tensor | None = None
+    ids: Tensor | None = None
+
+
+# -- rows by themselves --------------------------------------------------------------------------------
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
+    runs = x.reshape(x.shape[0], -1, gain.shape[0])
+    scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
+    return (runs * scale * gain).reshape(x.shape)
+
+
+def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
+    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
+    alternate."""
+    gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
+    if glu.limit:
+        up = up.clamp(-glu.limit, glu.limit)
+    if glu.gate_limit or glu.limit:
+        gate = gate.clamp(max=glu.gate_limit or glu.limit)
+    inner = gate * torch.sigmoid(glu.alpha * gate) * (up + glu.shift)
+    return inner.reshape(x.shape[0], -1)[:, :width]
+
+
+def rope(
+    x: Tensor, rows: Rows, table: RopeTable, head_width: int, first: int, interleaved: bool
+) -> Tensor:
+    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated.
+
+    interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim/2).
+    """
+    inv_freq, scale = table
+    half = inv_freq.shape[0]
+    # In f32, as the models were trained: the angle is rounded before its sine is taken.
+    angles = (rows.positions.float()[:, None] * inv_freq)[:, None]  # [T, 1, dim/2]
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    out = x.clone(memory_format=torch.contiguous_format).view(x.shape[0], -1, head_width)
+    part = out[..., first : first + 2 * half]
+    split = (half, 2) if interleaved else (2, half)
+    a, b = torch.unflatten(part, -1, split).unbind(-1 if interleaved else -2)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
+    out[..., first : first + 2 * half] = turned.flatten(-2)
+    return out.view(x.shape)
+
+
+# -- products ------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, w: Matrix, bias: Tensor | None, *, exact: bool = False) -> Tensor:
+    """x [T, K] W^T + bias -> [T, N] f32."""
+    dtype = reads(exact)
+    if isinstance(w, Plain):
+        out = product(x, w.data.to(dtype), exact=exact)
+    else:
+        rows = blocks(w, _UNPACKED_ELEMENTS)
+        out = torch.cat([product(x, unpack(b, 0, dtype), exact=exact) for b in rows], -1)
+    return out if bias is None else out + bias
+
+
+def blocks(w: Packed, elements: int) -> list[Packed]:
+    """The rows of a matrix in blocks of about so many elements: what is un-packed at once."""
+    step = ceil_to(max(1, elements // w.k), PANEL_ROWS)
+    return [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
+
+
+def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
+    """x [(B,) T, K] times the transpose of w [(B,) N, K] of the dtype products read -> f32.
+
+    The last two lines are not yet run: only a GPU multiplies bf16 to f32.
+    """
+    if exact:
+        return x @ w.mT
+    rounded = x.bfloat16()
+    if not x.is_cuda:
+        return rounded.float() @ w.float().mT
+    multiply = torch.mm if x.dim() == 2 else torch.bmm
+    return multiply(rounded, w.mT, out_dtype=torch.float32)
+
+
+def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
+    """The matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
+    return unpack_many(w, indices, reads(exact))
+
+
+def reads(exact: bool) -> torch.dtype:
+    return torch.float32 if exact else torch.bfloat16
+
+
+def rounded(x: Tensor, exact: bool) -> Tensor:
+    """x as products read it, in f32."""
+    return x if exact else x.bfloat16().float()
+
+
+# -- routing and experts -------------------------------------------------------------------------------
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose top_k experts per token by the rule of kt_program_route.
+
+    Args:
+        logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
+    Returns:
+        ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
+    """
+    r, score = routing, scores(logits, routing.score)
+    rank = score if bias is None else score + bias
+    order = rank.sort(dim=-1, descending=True, stable=True).indices
+    if r.n_group > 1:
+        # Stable, so that the open experts come first and keep their order.
+        is_open = _open_experts(rank, r).gather(1, order)
+        order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
+    return _weighted(score, order[:, : r.top_k], r)
+
+
+def weigh(logits: Tensor, routing: Routing, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for experts that are given: chosen int64 [T, K]."""
+    return _weighted(scores(logits, routing.score), chosen, routing)
+
+
+def scores(logits: Tensor, kind: Score) -> Tensor:
+    """What each expert is worth, [T, E]."""
+    if kind is Score.SOFTMAX:
+        return logits.softmax(-1)
+    if kind is Score.SIGMOID:
+        return logits.sigmoid()
+    return torch.nn.functional.softplus(logits).sqrt()
+
+
+def _weighted(score: Tensor, chosen: Tensor, r: Routing) -> tuple[Tensor, Tensor]:
+    gate = score.gather(1, chosen)
+    if r.normalize:
+        gate = gate / (gate.sum(-1, keepdim=True) + 1e-20)  # DeepSeek's guard against a zero sum
+    return chosen.int(), gate * r.scale
+
+
+def _open_experts(rank: Tensor, r: Routing) -> Tensor:
+    """bool [T, E]: the experts of the topk_group best groups."""
+    grouped = torch.unflatten(rank, -1, (r.n_group, -1))
+    best = min(2, grouped.shape[-1]) if r.group_score is GroupScore.TOP2 else 1
+    value = grouped.topk(best, dim=-1).values.sum(-1)
+    groups = value.sort(dim=-1, descending=True, stable=True).indices[:, : r.topk_group]
+    is_open = torch.zeros_like(value, dtype=torch.bool).scatter(1, groups, True)
+    return is_open.unsqueeze(-1).expand_as(grouped).flatten(-2)
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """Sum over the chosen experts that are here, by ascending id, of gate * down(swiglu(gate_up x)).
+
+    Args:
+        x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
+        slots: int32 [E], matrix of each expert in the stacks; negative: not here, skipped.
+        extras: biases and activation; those of an expert are found by its id.
+    Returns:
+        [T, H] f32. Up to GATHERED_ROWS rows it never waits for the device.
+    """
+    if gate_up.count == 0:
+        return x.new_zeros(x.shape[0], down.n)
+    ids, order = ids.sort(dim=-1, stable=True)
+    gate = gate.gather(1, order)
+    slot = torch.where(ids >= 0, slots[ids.clamp(min=0)], -1)  # [T, K]
+    way = _experts_gathered if x.shape[0] <= GATHERED_ROWS else _experts_grouped
+    return way(x, (ids, slot, gate), (gate_up, down), extras, exact)
+
+
+def _expert(
+    x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor, extras: Extras, exact: bool
+) -> Tensor:
+    """x [B, H] through the experts ids [B], of the matrices gate_up [B or 1, 2I', H] and down [.., H, I]."""
+    wide = _rows_times(x, gate_up, exact)
+    if extras.gate_up_bias is not None:
+        wide = wide + extras.gate_up_bias.index_select(0, ids)
+    out = _rows_times(swiglu(wide, down.shape[-1], extras.glu), down, exact)
+    return out if extras.down_bias is None else out + extras.down_bias.index_select(0, ids)
+
+
+def _rows_times(x: Tensor, w: Tensor, exact: bool) -> Tensor:
+    """x [B, K] times the transpose of its own of w [B, N, K], or of the only one, [1, N, K]."""
+    if w.shape[0] == 1:
+        return product(x, w[0], exact=exact)
+    return product(x[:, None], w, exact=exact)[:, 0]
+
+
+# ids, slots and gates of a routing, each [T, K]
+Chosen = tuple[Tensor, Tensor, Tensor]
+
+
+def _experts_gathered(
+    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
+) -> Tensor:
+    """Slot by slot, the matrices of all rows by index."""
+    out = x.new_zeros(x.shape[0], stacks[1].n)
+    for ids, slot, gate in zip(*(each.unbind(1) for each in chosen), strict=True):
+        gate_up, down = (unpack_many(s, slot.clamp(min=0), reads(exact)) for s in stacks)
+        y = _expert(x, ids.clamp(min=0), gate_up, down, extras, exact)
+        out = out + torch.where((slot >= 0)[:, None], gate[:, None] * y, 0.0)
+    return out
+
+
+def _experts_grouped(
+    x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
+) -> Tensor:
+    """Expert by expert, the rows that chose it; waits once, for how many these are."""
+    ids, slot, gate = chosen
+    count = stacks[0].count
+    order = slot.flatten().sort(stable=True).indices
+    sizes = torch.bincount(slot.flatten() + 1, minlength=count + 1).tolist()
+    flat_gate = gate.flatten()
+    out = x.new_zeros(x.shape[0], stacks[1].n)
+    first = sizes[0]  # what is not here comes first
+    for expert, size in enumerate(sizes[1:]):
+        if not size:
+            continue
+        places = order[first : first + size]
+        tokens = places // slot.shape[1]
+        gate_up, down = (unpack(stack, expert, reads(exact))[None] for stack in stacks)
+        numbers = ids.flatten().index_select(0, places)
+        y = _expert(x.index_select(0, tokens), numbers, gate_up, down, extras, exact)
+        out.index_add_(0, tokens, y * flat_gate.index_select(0, places)[:, None])
+        first += size
+    return out

@@ -1,0 +1,46 @@
+"""Hyper-connections in plain torch, f32: a residual of streams side by side, mixed by weights of each token.
+
+The rules are those of kt_program_mix, _collapse and _expand. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ktcli.ops.backend import MixShape
+
+
+def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:
+    """Weights from x: [T, streams] of entry alone, or [T, weights]; scale [1] or [3], base as wide as x."""
+    n, eps = shape.streams, shape.eps
+    if x.shape[1] == n:
+        return torch.sigmoid(x * scale + base) + eps
+    parts = [n, n, n * n]
+    pre, post, comb = (
+        part * factor + offset
+        for part, factor, offset in zip(
+            torch.split(x, parts, -1), scale, torch.split(base, parts), strict=True
+        )
+    )
+    comb = comb.view(-1, n, n).softmax(-1) + eps
+    comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    for _ in range(shape.iterations - 1):
+        comb = comb / (comb.sum(-1, keepdim=True) + eps)
+        comb = comb / (comb.sum(-2, keepdim=True) + eps)
+    return torch.cat((pre.sigmoid() + eps, 2 * post.sigmoid(), comb.flatten(1)), -1)
+
+
+def collapse(x: Tensor, by: Tensor) -> Tensor:
+    """x [T, streams * width], by [T, streams] -> [T, width]."""
+    return (torch.unflatten(x, -1, (by.shape[1], -1)) * by[..., None]).sum(1)
+
+
+def expand(x: Tensor, y: Tensor, by: Tensor) -> Tensor:
+    """Stream k: by[k] * y + the sum over streams j of by[streams + j * streams + k] * x[j]."""
+    streams = x.shape[1] // y.shape[1]
+    post, comb = torch.split(by, [streams, streams**2], -1)
+    # Element by element: a GPU would multiply matrices of f32 in a shorter format.
+    weights = comb.view(-1, streams, streams, 1)
+    mixed = (weights * torch.unflatten(x, -1, (streams, 1, -1))).sum(1)
+    return (post[..., None] * y[:, None] + mixed).flatten(1)

@@ -1,0 +1,219 @@
+"""Weights in device memory: packed as kt.h says, or plain rows; and decoding them in plain torch.
+
+The bytes are those of a pack and of the CPU's memory: nothing is rearranged for the GPU. Decoding here is
+exact and slow; the Triton kernels do the same inside their products and are held to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ktcli.native import PANEL_ROWS, SILU, Codes, Format, Glu, Scale
+from ktcli.ops.tensors import ceil_to
+
+_LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
+_ALIGNMENT = 64  # bytes; a panel is padded to a multiple
+_SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
+
+_BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of one panel of 16 rows of a matrix with k columns.
+
+    Attributes:
+        line, step: columns of one code line, and of one step of 16 lines x g.
+        columns: k rounded up to whole steps and groups.
+        group, groups: columns per scale, scales per row.
+        code_bytes, scale_bytes: where they end and how many follow; the rest is padding.
+    """
+
+    line: int
+    step: int
+    columns: int
+    group: int
+    groups: int
+    code_bytes: int
+    scale_bytes: int
+    panel_bytes: int
+
+
+@cache
+def layout(fmt: Format, k: int) -> Layout:
+    """The layout of a panel with `k` columns."""
+    line = _LINES[fmt.bits]
+    step = 16 * line
+    columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
+    group = fmt.group or columns
+    codes = PANEL_ROWS * columns * fmt.bits // 8
+    item = _SCALES[fmt.scale].itemsize if fmt.scale is not Scale.NONE else 0
+    scales = columns // group * PANEL_ROWS * item
+    panel = -(-(codes + scales) // _ALIGNMENT) * _ALIGNMENT
+    return Layout(line, step, columns, group, columns // group, codes, scales, panel)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Packed matrices of one shape in device memory.
+
+    Attributes:
+        n, k: outputs and inputs of each matrix.
+        data: uint8 [count, packed bytes of one matrix]; contiguous but in what `rows_of` gives.
+    """
+
+    format: Format
+    n: int
+    k: int
+    data: Tensor
+
+    @property
+    def count(self) -> int:
+        return int(self.data.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """One matrix as rows: data [n, k] bf16 or f32, contiguous."""
+
+    data: Tensor
+
+    @property
+    def n(self) -> int:
+        return int(self.data.shape[0])
+
+    @property
+    def k(self) -> int:
+        return int(self.data.shape[1])
+
+
+Matrix = Packed | Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What the experts of a layer have besides their matrices.
+
+    Attributes:
+        gate_up_bias: f32 [E, 2I'] of all experts, one value for each row of gate_up; or None.
+        down_bias: f32 [E, H] of all experts, or None.
+    """
+
+    glu: Glu = SILU
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @property
+    def bias_bytes(self) -> int:
+        biases = (self.gate_up_bias, self.down_bias)
+        return sum(bias.nbytes for bias in biases if bias is not None)
+
+    def columns(self, first: int, last: int) -> Extras:
+        """Those of hidden columns [first, last); `first` is a multiple of 16. The first columns bring the bias of
+        down, so that it is added once."""
+        if self.gate_up_bias is None:
+            return self
+        rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
+        return Extras(self.glu, rows, self.down_bias if first == 0 else None)
+
+
+NO_EXTRAS = Extras()
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The experts of one layer that are on the device.
+
+    Attributes:
+        slots: int32 [E], on the device: which matrix of the stacks an expert is; -1: it is elsewhere.
+        gate_up, down: `count` matrices each, in the order of slots; count 0: no expert is here.
+    """
+
+    slots: Tensor
+    gate_up: Packed
+    down: Packed
+    extras: Extras = NO_EXTRAS
+
+
+def rows_of(w: Packed, first: int, last: int) -> Packed:
+    """Rows [first, last) of each matrix, in place; `first` is a multiple of 16."""
+    size = layout(w.format, w.k).panel_bytes
+    panels = slice(first // PANEL_ROWS * size, -(-last // PANEL_ROWS) * size)
+    return Packed(w.format, last - first, w.k, w.data[:, panels])
+
+
+def unpack(w: Packed, index: int, dtype: torch.dtype) -> Tensor:
+    """Matrix `index`, [n, k]; exact in f32, else rounded once to `dtype`."""
+    return _decode(w, w.data[index : index + 1], dtype)[0]
+
+
+def unpack_many(w: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
+    """The matrices of `indices` (int [m], on the device), [m, n, k]; no host synchronisation."""
+    return _decode(w, w.data.index_select(0, indices), dtype)
+
+
+def unpack_whole(w: Packed, dtype: torch.dtype) -> Tensor:
+    """All matrices, [count, n, k]."""
+    return _decode(w, w.data, dtype)
+
+
+def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Matrices [m, n, k] of the bytes [m, packed bytes]."""
+    lay = layout(w.format, w.k)
+    panels = torch.unflatten(data, -1, (-1, lay.panel_bytes))
+    values = _values(w.format, lay, panels[..., : lay.code_bytes])
+    if w.format.scale is not Scale.NONE:
+        tail = panels[..., lay.code_bytes : lay.code_bytes + lay.scale_bytes]
+        scales = _scales(w.format, lay, tail)
+        # One f32 product per value, as the oracle says.
+        values = torch.unflatten(values, -1, (lay.groups, lay.group)) * scales.unsqueeze(-1)
+    rows = values.reshape(data.shape[0], panels.shape[1] * PANEL_ROWS, lay.columns)
+    block = w.format.of_columns(w.k).rotation
+    if block:
+        rows = _rotate(rows, block)
+    return rows[:, : w.n, : w.k].to(dtype)
+
+
+def _rotate(rows: Tensor, block: int) -> Tensor:
+    """Rows [m, r, columns] times the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
+    out: Tensor = rows.reshape(-1, block)
+    h = 1
+    while h < block:
+        a, b = out.reshape(-1, block // (2 * h), 2, h).unbind(2)
+        out, h = torch.stack((a + b, a - b), dim=2).reshape(-1, block), 2 * h
+    return (out * (1 / math.sqrt(block))).view(rows.shape)
+
+
+def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
+    """Code bytes [m, panels, code bytes] -> what the codes mean, f32 [m, panels, 16, columns]."""
+    m, panels = codes.shape[:2]
+    steps, lines = lay.columns // lay.step, lay.step // lay.line
+    if fmt.bits == 4:
+        both = codes.reshape(m, panels, steps, lines // 2, PANEL_ROWS, lay.line)
+        # A byte holds column 4i + j of the step in its low, 32 + 4i + j in its high nibble.
+        halves = torch.stack((both & 15, both >> 4), dim=3)  # [m, panel, step, half, line, row, 4]
+        tiled = _codebook(fmt.codebook, codes.device)[halves.int()]
+        return tiled.permute(0, 1, 5, 2, 3, 4, 6).reshape(m, panels, PANEL_ROWS, lay.columns)
+    kind = {32: torch.float32, 16: torch.bfloat16, 8: _BYTES[fmt.codes]}[fmt.bits]
+    tiled = codes.view(kind).reshape(m, panels, steps, lines, PANEL_ROWS, lay.line).float()
+    return tiled.permute(0, 1, 4, 2, 3, 5).reshape(m, panels, PANEL_ROWS, lay.columns)
+
+
+def _scales(fmt: Format, lay: Layout, tail: Tensor) -> Tensor:
+    """Scale bytes [m, panels, scale bytes] -> f32 [m, panels, 16, groups]."""
+    rows = torch.unflatten(tail.view(_SCALES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
+    stored = rows.transpose(-1, -2)
+    if fmt.scale is Scale.E8M0:
+        return (stored.int() << 23).view(torch.float32)
+    return stored.float()
+
+
+@cache
+def _codebook(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """f32 [16]. Made at the first use on a device: before anything is captured there."""
+    return torch.tensor(values, dtype=torch.float32, device=device)

@@ -1,0 +1,159 @@
+"""Layers with a state of fixed size in plain torch: the causal convolution and the gated delta rule.
+
+All in f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
+runs go in blocks of tokens, within which the rule is a triangular system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, silu, softplus
+
+from ktcli.ops.backend import DeltaShape
+
+_BLOCK = 64  # tokens of a triangular system
+_CHANNEL_BLOCK = (
+    16  # of one where each channel decays by itself: a row of it costs as much as all keys
+)
+_EPS = 1e-6  # below the root of the sum of squares, as the models were trained
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """What a layer keeps of sequences, and which of it a step reads and writes.
+
+    Attributes:
+        memory: f32 [slots, elements].
+        slots: int64 [2, sequences], on the device: the slot that is read (negative: zeros, nothing came
+            before) and the one that is written.
+    """
+
+    memory: Tensor
+    slots: Tensor
+
+    def read(self, first: int, shape: tuple[int, ...]) -> Tensor:
+        """Elements from `first` on of each sequence's state, [sequences, *shape]."""
+        part = self.memory[:, first : first + torch.Size(shape).numel()]
+        source = self.slots[0]
+        found = part.index_select(0, source.clamp(min=0))
+        # A slot that nobody wrote may hold anything, and 0 times NaN is NaN.
+        return torch.where((source >= 0)[:, None], found, 0.0).view(-1, *shape)
+
+    def write(self, first: int, values: Tensor) -> None:
+        """values [sequences, …] as elements from `first` on."""
+        flat = values.flatten(1)
+        self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
+
+
+def conv(x: Tensor, weight: Tensor, states: States, run: int, first: int = 0) -> Tensor:
+    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W, N] -> [T, N].
+
+    first: element of the state with which its part begins."""
+    width, columns = weight.shape
+    before = states.read(first, (width - 1, columns))
+    rows = torch.cat((before, x.reshape(-1, run, columns)), 1)
+    states.write(first, rows[:, run:])
+    mixed = sum(rows[:, i : i + run] * weight[i] for i in range(width))
+    assert isinstance(mixed, Tensor)
+    return silu(mixed).reshape(x.shape)
+
+
+def delta(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    gates: tuple[Tensor, Tensor],
+    learned: tuple[Tensor, Tensor],
+    shape: DeltaShape,
+    states: States,
+    *,
+    first: int,
+    run: int,
+) -> Tensor:
+    """Gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
+
+    Args:
+        qkv: [T, key_heads * dk] twice, [T, heads * dv]; gates: decay [T, decays] and beta [T, heads].
+        learned: log of the rates [heads], and what is added to decay [decays].
+        first: element of the state with which its part begins.
+    """
+    s = shape
+    q, k = (_spread(x.reshape(-1, run, s.key_heads, s.dk), s.heads) for x in qkv[:2])
+    v = qkv[2].reshape(-1, run, s.heads, s.dv).transpose(1, 2)
+    # [S, heads, run, 1], or one for each of dk
+    decay = (gates[0] + learned[1]).reshape(-1, run, s.heads, s.decays // s.heads).transpose(1, 2)
+    rate = learned[0].exp()[:, None, None]
+    log_g = s.lowest * (rate * decay).sigmoid() if s.lowest else -rate * softplus(decay)
+    beta = gates[1].reshape(-1, run, s.heads).transpose(1, 2)
+    state = states.read(first, (s.heads, s.dk, s.dv))
+    rule = _one if run == 1 else _many
+    out, state = rule((q * s.dk**-0.5, k, v), log_g, beta.sigmoid(), state)
+    states.write(first, state)
+    return out.transpose(1, 2).reshape(-1, s.heads * s.dv)
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    """Unit vectors of [S, run, key_heads, dk] for every head, [S, heads, run, dk]."""
+    unit = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
+    return unit.repeat_interleave(heads // x.shape[2], dim=2).transpose(1, 2)
+
+
+def _one(
+    qkv: tuple[Tensor, Tensor, Tensor], log_g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token: (out [S, heads, 1, dv], state [S, heads, dk, dv])."""
+    q, k, v = qkv
+    state = state * log_g.exp().mT
+    correction = beta[..., None] * (v - k @ state)
+    state = state + k.mT @ correction
+    return q @ state, state
+
+
+def _many(
+    qkv: tuple[Tensor, Tensor, Tensor], log_g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Any number of tokens, in blocks.
+
+    With G_ij the decay from token j to token i of a block, S the state before it and c the corrections,
+        c_i + sum over j < i of b_i (k_i . G_ij k_j) c_j = b_i (v_i - S^T G_i k_i).
+    Sources: arXiv 2412.06464, section 3.3; of a decay for each channel arXiv 2510.26692. All blocks' systems are
+    solved at once, for b v and for b G k; then the state walks through the blocks.
+    """
+    run = log_g.shape[2]
+    block = _BLOCK if log_g.shape[3] == 1 else _CHANNEL_BLOCK
+    short = -run % block  # tokens that teach and forget nothing
+    every = (*qkv, beta[..., None], log_g)
+    q, k, v, b, total = (
+        torch.unflatten(pad(x, (0, 0, 0, short)), 2, (-1, block)) for x in every
+    )  # [S, heads, blocks, B, …]
+    total = total.cumsum(-2)
+    from_start = total.exp()
+    system = (b * _pairs(k, k, total)).tril(-1)
+    known = torch.cat((b * v, b * from_start * k), -1)
+    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    corrections, of_state = solved.split((v.shape[-1], k.shape[-1]), -1)
+    mixing, asked = _pairs(q, k, total), from_start * q
+    to_end = (total[..., -1:, :] - total).exp() * k
+    out = torch.empty_like(v)
+    for i in range(v.shape[2]):
+        c = corrections[:, :, i] - of_state[:, :, i] @ state
+        out[:, :, i] = asked[:, :, i] @ state + mixing[:, :, i] @ c
+        state = from_start[:, :, i, -1:].mT * state + to_end[:, :, i].mT @ c
+    return out.flatten(2, 3)[:, :, :run], state
+
+
+def _pairs(a: Tensor, k: Tensor, total: Tensor) -> Tensor:
+    """a_i . G_ij k_j of the tokens j up to i of each block, else 0; all [S, heads, blocks, B, …] -> [.., B, B].
+
+    total: logarithms of the decay from before the block, one of each token or one of each channel. Their
+    differences are taken before the power, whose parts might be out of range.
+    """
+    if total.shape[-1] > 1:
+        rows = []
+        for i in range(k.shape[-2]):  # one after the other: [B, B, dk] of all blocks would be large
+            decay = (total[..., i : i + 1, :] - total).clamp(max=0).exp()
+            rows.append((decay * k * a[..., i : i + 1, :]).sum(-1))
+        return torch.stack(rows, -2).tril()
+    lower = torch.ones(a.shape[-2], a.shape[-2], dtype=torch.bool, device=a.device).tril()
+    return (a @ k.mT) * (total - total.mT).masked_fill(~lower, -torch.inf).exp()

@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA GPUs. Not yet run on one."""

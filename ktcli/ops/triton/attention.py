@@ -1,0 +1,284 @@
+"""Attention of one new token per sequence over the paged cache: grouped-query and latent. Not yet run on a GPU.
+
+The cached positions are cut into splits of a fixed number of pages; a program attends to one split for all
+query heads that share what it reads, and leaves a sum, its weight and its greatest score; a second kernel
+merges the splits of a head. The grid is as wide as the page table: programs behind the length, which only the
+device knows, return at once. So a captured step serves any length, and the bits of a result depend on neither
+the width of the table nor the GPU.
+
+  Splits. 128 positions of K and V of one head of 128 are 64 kB, 4096 positions of 4 heads 128 programs: an SM
+  each. For latent attention they are 256: all heads share 576 numbers a position, 295 kB a split, against
+  which the partial results, 2 kB a head, must stay small; programs share the split by 16 heads each.
+  A tile is 64 positions, a page, so that a page number is read once per tile; 32 where rows are wide, whose
+  two stages must fit the 99 kB of shared memory of a desktop GPU (sm_89, sm_120).
+
+The new token's K and V are written before by a kernel of their own: in a captured step it runs in front of the
+attention anyway, and no program has to know whether another has written already.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ktcli.native import PAGE_TOKENS
+from ktcli.ops.backend import GqaShape, MlaShape
+from ktcli.ops.torch.functions import KvPages, Rows
+
+_GQA_SPLIT_PAGES = 2
+_MLA_SPLIT_PAGES = 4
+_MLA_HEADS = 16  # of one program: the least rows of tl.dot
+_MERGED_SPLITS = 32  # partial results that are read at once
+
+
+@triton.jit
+def _append_kernel(
+    new, cache, positions, pages, new_row, width, table_width, run,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """cache[page of the position, place in it] [width] = new[row]. Grid (blocks of columns, rows)."""
+    row = tl.program_id(1)
+    position = tl.load(positions + row)
+    page = tl.load(pages + (row // run).to(tl.int64) * table_width + position // PAGE)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(new + row.to(tl.int64) * new_row + columns, mask=columns < width)
+    to = cache + (page.to(tl.int64) * PAGE + position % PAGE) * width + columns
+    tl.store(to, value.to(cache.dtype.element_ty), mask=columns < width)
+
+
+@triton.jit
+def _lowest(last, window):
+    """The first position that one at `last` sees; window 0: there is none."""
+    return tl.where(window > 0, tl.maximum(last + 1 - window, 0), 0)
+
+
+@triton.jit
+def _gqa_kernel(
+    q, k, v, positions, pages, sums, peaks, weights, q_row, table_width, group, scale, window,
+    D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
+
+    q [sequences][kv heads * group * D]; k [pages][PAGE][kv heads][D]; v [pages][PAGE][kv heads][DV]; out: peaks
+    and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
+    window: 0: none. BH, BD, BV: group, D and DV, up to a power of two.
+    """
+    split, kv, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_heads = tl.num_programs(1)
+    last = tl.load(positions + sequence).to(tl.int32)
+    first, low = split * (SPLIT * PAGE), _lowest(last, window)
+    if (first > last) | (first + SPLIT * PAGE <= low):
+        return
+    h = tl.arange(0, BH)
+    d = tl.arange(0, BD)
+    c = tl.arange(0, BV)
+    row = q + sequence.to(tl.int64) * q_row + kv * group * D
+    mask_q = (h < group)[:, None] & (d < D)[None, :]
+    query = tl.load(row + h[:, None] * D + d[None, :], mask=mask_q, other=0.0)
+    query = query.to(k.dtype.element_ty)
+    peak = tl.full([BH], float("-inf"), tl.float32)
+    weight = tl.zeros([BH], tl.float32)
+    total = tl.zeros([BH, BV], tl.float32)
+    table = pages + sequence.to(tl.int64) * table_width
+    # No tile is wholly behind `last` or before `low`: each has a position, so that no peak stays infinite.
+    begin = tl.maximum(first, low // BL * BL)
+    for at in range(begin, tl.minimum(first + SPLIT * PAGE, last + 1), BL):
+        page = tl.load(table + at // PAGE).to(tl.int64)
+        place = at % PAGE + tl.arange(0, BL)
+        position = at + tl.arange(0, BL)
+        seen = (position <= last) & (position >= low)
+        rows = ((page * PAGE + place) * kv_heads + kv)[:, None]
+        of_keys, of_values = seen[:, None] & (d < D)[None, :], seen[:, None] & (c < DV)[None, :]
+        keys = tl.load(k + rows * D + d[None, :], mask=of_keys, other=0.0)  # [BL, BD]
+        values = tl.load(v + rows * DV + c[None, :], mask=of_values, other=0.0)  # [BL, BV]
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        shrink = tl.exp(peak - new_peak)
+        chance = tl.exp(scores - new_peak[:, None])
+        weight = weight * shrink + tl.sum(chance, axis=1)
+        total = total * shrink[:, None]
+        total = tl.dot(chance.to(v.dtype.element_ty), values, total, input_precision="ieee")
+        peak = new_peak
+    head = (sequence * kv_heads + kv).to(tl.int64) * group + h
+    at_split = head * tl.num_programs(0) + split
+    tl.store(peaks + at_split, peak, mask=h < group)
+    tl.store(weights + at_split, weight, mask=h < group)
+    mask_sums = (h < group)[:, None] & (c < DV)[None, :]
+    tl.store(sums + at_split[:, None] * DV + c[None, :], total, mask=mask_sums)
+
+
+@triton.jit
+def _mla_kernel(
+    absorbed, q, cache, positions, pages, sums, peaks, weights, q_row, q_head, table_width, heads, scale,
+    NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """Partial attention of BH heads on the latent. Grid (splits, blocks of heads, sequences).
+
+    absorbed [sequences][heads][LORA]; q: columns NOPE.. of each head are its rotated ones; cache
+    [pages][PAGE][LORA + ROPE]; out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a
+    power of two.
+    """
+    split, block, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    last = tl.load(positions + sequence).to(tl.int32)
+    first = split * (SPLIT * PAGE)
+    if first > last:
+        return
+    h = block * BH + tl.arange(0, BH)
+    c = tl.arange(0, BC)
+    r = tl.arange(0, BR)
+    head = sequence.to(tl.int64) * heads + h
+    mask_c = (h < heads)[:, None] & (c < LORA)[None, :]
+    mask_r = (h < heads)[:, None] & (r < ROPE)[None, :]
+    latent_q = tl.load(absorbed + head[:, None] * LORA + c[None, :], mask=mask_c, other=0.0)
+    turned = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
+    rope_q = tl.load(turned + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
+    latent_q = latent_q.to(cache.dtype.element_ty)
+    peak = tl.full([BH], float("-inf"), tl.float32)
+    weight = tl.zeros([BH], tl.float32)
+    total = tl.zeros([BH, BC], tl.float32)
+    table = pages + sequence.to(tl.int64) * table_width
+    for at in range(first, tl.minimum(first + SPLIT * PAGE, last + 1), BL):
+        page = tl.load(table + at // PAGE).to(tl.int64)
+        place = at % PAGE + tl.arange(0, BL)
+        seen = at + tl.arange(0, BL) <= last
+        rows = cache + (page * PAGE + place)[:, None] * (LORA + ROPE)
+        inside_c = seen[:, None] & (c < LORA)[None, :]
+        inside_r = seen[:, None] & (r < ROPE)[None, :]
+        latent = tl.load(rows + c[None, :], mask=inside_c, other=0.0)
+        rope = tl.load(rows + LORA + r[None, :], mask=inside_r, other=0.0)
+        scores = tl.dot(rope_q, tl.trans(rope), input_precision="ieee")
+        scores = tl.dot(latent_q, tl.trans(latent), scores, input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, axis=1))
+        shrink = tl.exp(peak - new_peak)
+        chance = tl.exp(scores - new_peak[:, None])
+        weight = weight * shrink + tl.sum(chance, axis=1)
+        total = total * shrink[:, None]
+        total = tl.dot(chance.to(cache.dtype.element_ty), latent, total, input_precision="ieee")
+        peak = new_peak
+    at_split = head * tl.num_programs(0) + split
+    tl.store(peaks + at_split, peak, mask=h < heads)
+    tl.store(weights + at_split, weight, mask=h < heads)
+    tl.store(sums + at_split[:, None] * LORA + c[None, :], total, mask=mask_c)
+
+
+@triton.jit
+def _merge_kernel(
+    sums, peaks, weights, positions, sinks, out, n_splits, heads, window,
+    SINKS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """out[sequence][head][D] of the partial results of its splits, BS at a time, first to last.
+
+    SPAN: positions of a split. sinks [heads]: if SINKS, one more score of each head, of a value 0. Grid (blocks
+    of D, heads, sequences).
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    last = tl.load(positions + sequence).to(tl.int32)
+    begin, used = _lowest(last, window) // SPAN, last // SPAN + 1
+    d = tl.program_id(0) * BD + tl.arange(0, BD)
+    row = (sequence.to(tl.int64) * heads + head) * n_splits
+    peak = tl.full([1], float("-inf"), tl.float32)
+    weight = tl.zeros([1], tl.float32)
+    if SINKS:
+        peak = tl.zeros([1], tl.float32) + tl.load(sinks + head)
+        weight = tl.full([1], 1.0, tl.float32)
+    total = tl.zeros([BD], tl.float32)
+    for at in range(begin // BS * BS, used, BS):
+        s = at + tl.arange(0, BS)
+        there = (s >= begin) & (s < used)
+        peak_s = tl.load(peaks + row + s, mask=there, other=float("-inf"))
+        weight_s = tl.load(weights + row + s, mask=there, other=0.0)
+        inside = there[:, None] & (d < D)[None, :]
+        sums_s = tl.load(sums + (row + s)[:, None] * D + d[None, :], mask=inside, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(peak_s, axis=0))
+        shrink = tl.exp(peak - new_peak)
+        grow = tl.exp(peak_s - new_peak)
+        weight = weight * shrink + tl.sum(weight_s * grow, axis=0)
+        total = total * shrink + tl.sum(sums_s * grow[:, None], axis=0)
+        peak = new_peak
+    to = out + (sequence.to(tl.int64) * heads + head) * D + d
+    tl.store(to, total / weight, mask=d < D)
+
+
+def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
+    """Write the rows `new` [T, width] to their places in cache [pages, 64, width…]."""
+    width = new.shape[1]
+    block = min(1024, triton.next_power_of_2(width))
+    _append_kernel[(triton.cdiv(width, block), new.shape[0])](
+        new, cache, rows.positions, rows.pages, new.stride(0), width, rows.pages.shape[1], rows.run,
+        PAGE=PAGE_TOKENS, BLOCK=block,
+    )  # fmt: skip
+
+
+def gqa_one(
+    q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape, sinks: Tensor | None = None
+) -> Tensor:
+    """One query per sequence, q [sequences, heads * D], over what the cache holds up to its position."""
+    s = shape
+    group = s.heads // s.kv_heads
+    parts = _Parts(rows, s.heads, s.value_dim, _GQA_SPLIT_PAGES)
+    width, wide = triton.next_power_of_2(s.head_dim), triton.next_power_of_2(s.value_dim)
+    _gqa_kernel[(parts.splits, s.kv_heads, q.shape[0])](
+        q, *cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
+        q.stride(0), rows.pages.shape[1], group, s.scale, s.window,
+        D=s.head_dim, DV=s.value_dim, PAGE=PAGE_TOKENS, SPLIT=_GQA_SPLIT_PAGES,
+        BH=max(16, triton.next_power_of_2(group)), BD=max(16, width), BV=max(16, wide),
+        BL=64 if max(width, wide) <= 128 else 32, num_stages=2,
+    )  # fmt: skip
+    return parts.merged(rows, s.window, sinks)
+
+
+def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaShape) -> Tensor:
+    """One query per sequence on the latent itself -> [sequences, heads * lora].
+
+    Args:
+        absorbed: [sequences, heads, lora] f32, the queries as the latent sees them.
+        q: [sequences, heads * (nope + rope)], of which the rotated columns are read.
+    """
+    s = shape
+    parts = _Parts(rows, s.heads, s.lora, _MLA_SPLIT_PAGES)
+    width = triton.next_power_of_2(s.lora)
+    _mla_kernel[(parts.splits, triton.cdiv(s.heads, _MLA_HEADS), q.shape[0])](
+        absorbed, q, cache, rows.positions, rows.pages, parts.sums, parts.peaks, parts.weights,
+        q.stride(0), s.nope + s.rope, rows.pages.shape[1], s.heads, s.scale,
+        NOPE=s.nope, LORA=s.lora, ROPE=s.rope, PAGE=PAGE_TOKENS, SPLIT=_MLA_SPLIT_PAGES,
+        BH=_MLA_HEADS, BC=max(16, width), BR=max(16, triton.next_power_of_2(s.rope)),
+        BL=64 if width <= 128 else 32,
+        num_warps=4 if width <= 256 else 8, num_stages=2,
+    )  # fmt: skip
+    return parts.merged(rows)
+
+
+class _Parts:
+    """Room for the partial results of all splits of all heads.
+
+    Attributes:
+        splits: of a sequence, as many as its page table has room for.
+        sums [sequences, heads, splits, width], peaks and weights [sequences, heads, splits]: f32.
+    """
+
+    def __init__(self, rows: Rows, heads: int, width: int, split_pages: int) -> None:
+        sequences, pages = rows.pages.shape
+        self.heads, self.width, self.span = heads, width, split_pages * PAGE_TOKENS
+        self.splits = triton.cdiv(pages, split_pages)
+        places = (sequences, heads, self.splits)
+        self.sums = torch.empty(*places, width, dtype=torch.float32, device=rows.pages.device)
+        self.peaks = torch.empty(places, dtype=torch.float32, device=rows.pages.device)
+        self.weights = torch.empty_like(self.peaks)
+
+    def merged(self, rows: Rows, window: int = 0, sinks: Tensor | None = None) -> Tensor:
+        """[sequences, heads * width] f32."""
+        sequences = self.peaks.shape[0]
+        out = self.sums.new_empty(sequences, self.heads * self.width)
+        block = min(128, max(16, triton.next_power_of_2(self.width)))
+        _merge_kernel[(triton.cdiv(self.width, block), self.heads, sequences)](
+            self.sums, self.peaks, self.weights, rows.positions, sinks, out,
+            self.splits, self.heads, window,
+            SINKS=sinks is not None, D=self.width, SPAN=self.span, BS=_MERGED_SPLITS, BD=block,
+        )  # fmt: skip
+        return out

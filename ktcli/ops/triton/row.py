@@ -1,0 +1,119 @@
+"""The Triton row: which kernel does an operation, by the number of rows. Signatures are those of `functions`.
+
+With one row per sequence and at most FEW_ROWS of them everything here can be captured into a CUDA graph: no
+synchronisation, no shape that depends on data. Kernels are compiled at their first call, which must come before
+the capture. `exact` is not here: it is the torch row's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ktcli.ops.backend import GqaShape, MlaShape
+from ktcli.ops.torch import attention, functions
+from ktcli.ops.torch.functions import KvPages, Rows
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, Plain
+from ktcli.ops.triton.attention import append, gqa_one, mla_one
+from ktcli.ops.triton.panels import unpack_all
+from ktcli.ops.triton.product import vector_experts, vector_product, vector_products
+from ktcli.ops.triton.small import norm, rope, route, swiglu
+from ktcli.ops.triton.tiles import TILE_ROWS, operand_type, tile_experts, tile_product
+
+__all__ = [
+    "experts", "gqa", "linear", "mla", "norm", "rope", "route", "swiglu", "unpack_all",
+]  # fmt: skip
+
+# Up to so many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
+# 100 different ones with 128 slots. Above, slots are grouped.
+FEW_ROWS = 16
+# Elements of a matrix that are un-packed at once, 128 MiB of bf16: the dense layers of DeepSeek-V3 have
+# matrices of four times that, for which a plan sets nothing aside.
+UNPACKED_ELEMENTS = 1 << 26
+
+
+def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
+    """x [T, K] W^T + bias -> [T, N] f32."""
+    if isinstance(w, Plain) or w.format.rotation:
+        return functions.linear(x, w, bias)
+    if x.shape[0] == 1:
+        return vector_product(x, w, bias)
+    if x.shape[0] <= TILE_ROWS:
+        return tile_product(x, w, bias)
+    first, dtype = torch.zeros(1, dtype=torch.int32, device=x.device), operand_type(w)
+    done = [
+        functions.product(x, unpack_all(block, first, dtype)[0], exact=dtype is torch.float32)
+        for block in functions.blocks(w, UNPACKED_ELEMENTS)
+    ]
+    out = done[0] if len(done) == 1 else torch.cat(done, -1)
+    return out if bias is None else out + bias
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
+) -> Tensor:
+    """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
+    if gate_up.count == 0:
+        return x.new_zeros(x.shape[0], down.n)
+    if (
+        gate_up.format.rotation or down.format.rotation
+    ):  # a row of torch, which un-packs and turns back
+        return functions.experts(x, ids, gate, slots, gate_up, down)
+    few = x.shape[0] <= FEW_ROWS
+    way = vector_experts if few else tile_experts
+    out = way(x, ids, gate, slots, gate_up, down, extras)
+    return _with_down_bias(out, (ids, slots, gate), extras)
+
+
+def _with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
+    """out [T, H] + the biases of the chosen experts that are here, times their gates. As a product with all
+    biases: there are few experts, and many rows of a long prompt."""
+    if extras.down_bias is None:
+        return out
+    ids, slots, gate = routed
+    expert = ids.clamp(min=0).long()
+    weights = torch.where((ids >= 0) & (slots[expert] >= 0), gate, 0.0)
+    every = out.new_zeros(out.shape[0], extras.down_bias.shape[0]).scatter_add_(1, expert, weights)
+    return out.addmm_(every, extras.down_bias)
+
+
+def gqa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KvPages,
+    rows: Rows,
+    shape: GqaShape,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Append k and v to the cache, then attend causally; runs of more than one row as in `functions`."""
+    if rows.run > 1:
+        return attention.gqa(q, k, v, cache, rows, shape, sinks)
+    append(cache[0], k, rows)
+    append(cache[1], v, rows)
+    return gqa_one(q, cache, rows, shape, sinks)
+
+
+def mla(
+    q: Tensor,
+    latent: Tensor,
+    cache: Tensor,
+    weights: tuple[Packed, Packed, Packed],
+    rows: Rows,
+    shape: MlaShape,
+) -> Tensor:
+    """Append the latent to the cache, then attend causally; runs of more than one row as in `functions`."""
+    if rows.run > 1:
+        return attention.mla(q, latent, cache, weights, rows, shape)
+    append(cache, latent, rows)
+    uk_in, _, uv = weights
+    heads = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
+    absorbed = vector_products(heads[..., : shape.nope], uk_in)
+    mixed = mla_one(absorbed, q, cache, rows, shape)
+    return vector_products(mixed.view(q.shape[0], shape.heads, shape.lora), uv).flatten(1)

@@ -1,0 +1,225 @@
+"""What stands between the products: norm, rotation, activation and routing, one program per row or less. Not
+yet run on a GPU.
+
+Each is a launch and a round trip to L2; nothing here is worth tuning beyond being one kernel instead of the
+five to twenty that torch starts. Rows may be column ranges of wider rows: the row stride is an argument.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.ops.backend import GroupScore, Routing
+from ktcli.ops.torch.functions import RopeTable, Rows
+
+_BLOCK = 1024  # columns of one program, where columns are independent
+
+
+@triton.jit
+def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
+    """out = RMSNorm of a run of `width` columns of x. Grid (runs, rows)."""
+    run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    at = run * width + columns
+    value = tl.load(x + row * x_row + at, mask=inside, other=0.0)
+    mean = tl.sum(value * value, axis=0) / width
+    scale = 1 / tl.sqrt(mean + eps)
+    value = value * scale * tl.load(gain + columns, mask=inside, other=0.0)
+    tl.store(out + row * out_row + at, value, mask=inside)
+
+
+@triton.jit
+def _rope_kernel(
+    x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
+    INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = x, columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
+
+    A column reads its partner itself: that is in L1, and no column has to know which others it moves with.
+    """
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < n_columns
+    value = tl.load(x + row * x_row + column, mask=inside, other=0.0)
+    place = column % head_width - first
+    turned = (place >= 0) & (place < 2 * half) & inside
+    if INTERLEAVED:
+        pair = place // 2
+        second = place % 2 == 1
+        other = tl.where(second, column - 1, column + 1)
+    else:
+        second = place >= half
+        pair = tl.where(second, place - half, place)
+        other = tl.where(second, column - half, column + half)
+    partner = tl.load(x + row * x_row + other, mask=turned, other=0.0)
+    # In f32, as the models were trained: the angle is rounded before its sine is taken.
+    frequency = tl.load(inv_freq + pair, mask=turned, other=0.0)
+    angle = tl.load(positions + row).to(tl.float32) * frequency
+    cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
+    rotated = value * cos + tl.where(second, partner, -partner) * sin
+    tl.store(out + row * n_columns + column, tl.where(turned, rotated, value), mask=inside)
+
+
+@triton.jit
+def activated(gate, up, alpha, limit, shift, top):
+    """What kt_glu says; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
+    gate = tl.where(gate > top, top, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
+
+
+def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
+    """alpha, limit, shift and top as `activated` takes them."""
+    limit = glu.limit or float("inf")
+    return glu.alpha, limit, glu.shift, glu.gate_limit or limit
+
+
+@triton.jit
+def _swiglu_kernel(
+    x, out, x_row, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out [width] = the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    at = x + row * x_row + column // RUN * (2 * RUN) + column % RUN
+    gate = tl.load(at, mask=inside, other=0.0)
+    up = tl.load(at + RUN, mask=inside, other=0.0)
+    value = activated(gate, up, alpha, limit, shift, top)
+    tl.store(out + row * width + column, value, mask=inside)
+
+
+@triton.jit
+def _greatest(values, index, allowed, BLOCK: tl.constexpr):
+    """(value, index) of the greatest allowed value, the lowest index of equals; one must be allowed."""
+    least = float("-inf")
+    best = tl.max(tl.where(allowed, values, least), axis=0)
+    return best, tl.min(tl.where(allowed & (values == best), index, BLOCK - 1), axis=0)
+
+
+@triton.jit
+def _open_experts(
+    rank, expert, n_experts, N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    BLOCK: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Which experts stand in one of the TOPK_GROUP best groups. GROUPS: N_GROUP or more, a power of two."""
+    group_of = expert // (n_experts // N_GROUP)
+    group = tl.arange(0, GROUPS)
+    value = tl.full([GROUPS], float("-inf"), tl.float32)
+    for g in tl.static_range(N_GROUP):
+        mine = (group_of == g) & (expert < n_experts)
+        best, at = _greatest(rank, expert, mine, BLOCK)
+        if TOP2:
+            others = tl.where(mine & (expert != at), rank, float("-inf"))
+            best += tl.max(others, axis=0)
+        value = tl.where(group == g, best, value)
+    closed = group < N_GROUP
+    opened = expert < 0
+    for _ in tl.static_range(TOPK_GROUP):
+        _best, g = _greatest(value, group, closed, GROUPS)
+        closed = closed & (group != g)
+        opened = opened | ((group_of == g) & (expert < n_experts))
+    return opened
+
+
+@triton.jit
+def _route_kernel(
+    logits, bias, ids, gates, logits_row, n_experts, scale,
+    TOP_K: tl.constexpr, SCORE: tl.constexpr, BIASED: tl.constexpr, NORMALIZE: tl.constexpr,
+    N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
+    BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The rule of kt_program_route for one row. SLOTS: TOP_K or more, a power of two."""
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    known = expert < n_experts
+    x = tl.load(logits + row * logits_row + expert, mask=known, other=float("-inf"))
+    if SCORE == 1:
+        score = 1 / (1 + tl.exp(-x))
+    elif SCORE == 2:  # log(1 + e^x), which is x where e^-x no longer counts
+        power = tl.exp(tl.minimum(x, 20.0))
+        # Below, e^x itself: 1 + e^x would lose it.
+        soft = tl.where(power < 1e-4, power - 0.5 * power * power, tl.log(1 + power))
+        score = tl.sqrt(tl.where(x > 20.0, x, soft))
+    else:
+        power = tl.exp(x - tl.max(x, axis=0))
+        score = power / tl.sum(power, axis=0)
+    rank = score
+    if BIASED:
+        rank = score + tl.load(bias + expert, mask=known, other=0.0)
+    # NaN comes last; ids are valid whatever comes.
+    rank = tl.where(rank == rank, rank, float("-inf"))
+    opened = known
+    if N_GROUP > 1:
+        opened = _open_experts(rank, expert, n_experts, N_GROUP, TOPK_GROUP, TOP2, BLOCK, GROUPS)
+    slot = tl.arange(0, SLOTS)
+    chosen = tl.zeros([SLOTS], tl.int32)
+    gate = tl.zeros([SLOTS], tl.float32)
+    total = 0.0
+    for k in tl.static_range(TOP_K):
+        _best, at = _greatest(rank, expert, opened, BLOCK)
+        opened = opened & (expert != at)
+        weight = tl.sum(tl.where(expert == at, score, 0.0), axis=0)
+        total += weight
+        chosen = tl.where(slot == k, at, chosen)
+        gate = tl.where(slot == k, weight, gate)
+    if NORMALIZE:
+        gate = gate / (total + 1e-20)  # DeepSeek's guard against a zero sum
+    tl.store(ids + row * TOP_K + slot, chosen, mask=slot < TOP_K)
+    tl.store(gates + row * TOP_K + slot, gate * scale, mask=slot < TOP_K)
+
+
+def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    width = gain.shape[0]
+    block = triton.next_power_of_2(width)
+    _norm_kernel[(x.shape[1] // width, x.shape[0])](
+        x, gain, out, x.stride(0), x.shape[1], width, eps,
+        BLOCK=block, num_warps=8 if block > 2048 else 4,
+    )  # fmt: skip
+    return out
+
+
+def rope(
+    x: Tensor, rows: Rows, table: RopeTable, head_width: int, first: int, interleaved: bool
+) -> Tensor:
+    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated; see `functions.rope`."""
+    inv_freq, scale = table
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    _rope_kernel[(triton.cdiv(x.shape[1], _BLOCK), x.shape[0])](
+        x, rows.positions, inv_freq, out, x.stride(0), x.shape[1], head_width, first,
+        inv_freq.shape[0], float(scale), INTERLEAVED=interleaved, BLOCK=_BLOCK,
+    )  # fmt: skip
+    return out
+
+
+def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
+    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
+    out = torch.empty(x.shape[0], width, dtype=torch.float32, device=x.device)
+    _swiglu_kernel[(triton.cdiv(width, _BLOCK), x.shape[0])](
+        x, out, x.stride(0), width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=_BLOCK
+    )
+    return out
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose top_k experts per token by the rule of kt_program_route; see `functions.route`."""
+    r, rows = routing, logits.shape[0]
+    ids = torch.empty(rows, r.top_k, dtype=torch.int32, device=logits.device)
+    gate = torch.empty(rows, r.top_k, dtype=torch.float32, device=logits.device)
+    _route_kernel[(rows,)](
+        logits, bias, ids, gate, logits.stride(0), r.experts, float(r.scale),
+        TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
+        NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,
+        TOP2=r.group_score is GroupScore.TOP2 and r.experts > r.n_group,
+        BLOCK=max(2, triton.next_power_of_2(r.experts)),
+        SLOTS=max(2, triton.next_power_of_2(r.top_k)),
+        GROUPS=max(2, triton.next_power_of_2(r.n_group)),
+    )  # fmt: skip
+    return ids, gate

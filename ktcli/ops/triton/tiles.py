@@ -1,0 +1,346 @@
+"""Products of several rows with packed weights: tiles of weights decoded to bf16, for tensor cores. Not yet run
+on a GPU.
+
+Three ways lead to a product. One row: `triton_product`. Two to TILE_ROWS rows: here, where a weight is decoded
+once for all rows of a tile. More: the matrix is unpacked to bf16 and cuBLAS multiplies; unpacking moves 2.5
+bytes per weight, 0.5 ps, against 2.5 fs per row and weight of multiplying (790 TFLOP/s): as much at 200 rows,
+a tenth at 2000, and no kernel of ours has to be as good as cuBLAS. Not so the experts of a prefill: 256 of
+them share the rows, 64 each of a chunk of 2048, and unpacking all would cost four times reading them. They
+stay here at any length, grouped by expert.
+
+The order of columns within a sum is free, so codes are not brought into theirs: all first codes of a tile's
+words make one operand, all second codes the next. The activations follow them: `in_word_order` writes
+x [R, K] as [R][n][line], where code n of a word of `line` is multiplied with [n][line]; widest loads again, no
+masks on columns. Weights are rounded to bf16 after scaling, as unpacking rounds them; sums are f32.
+Nothing depends on how many rows there are, except the bits of a tile's shape (16, 32 or 64 rows).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.triton.panels import (
+    code_of,
+    panel_arguments,
+    scale_value,
+    scales_of,
+    words_and_scales,
+)
+from ktcli.ops.triton.product import sum_parts
+from ktcli.ops.triton.small import activated, glu_arguments
+
+TILE_ROWS = 64  # up to so many rows of x, a product is made here
+# Of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
+CHUNK_TOKENS = 2048
+_WEIGHT_ROWS = 64  # of one program
+_SPLIT_LINES = 128  # a split of columns is a multiple, and so of every tile's lines
+_PROGRAMS = 264  # wanted: 2 per SM; see triton_product
+
+
+@triton.jit
+def _tile_sums(
+    x, x_rows, taken, words, scales, panels, first, last,
+    STEP: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
+    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """Sums [BT, BN] over lines [first, last): rows x_rows [BT] of x, where taken, times BN / 16 panels.
+
+    x: in word order. words, scales: first byte of the first panel; the next is STEP panels on; `panels` of
+    them, at most, are there. first and last are multiples of L, or the last line.
+    """
+    LINES: tl.constexpr = COLUMNS * BITS // 32
+    r = tl.arange(0, BN)[None, :]
+    here = r // 16 < panels
+    step = r // 16 * STEP
+    of = x + x_rows.to(tl.int64)[:, None] * (LINES * (32 // BITS))
+    sums = tl.zeros([BT, BN], tl.float32)
+    for at in range(first, last, L):
+        lines = at + tl.arange(0, L)
+        inside = (lines < LINES)[:, None] & here
+        at_words = step * (PANEL_BYTES // 4) + lines[:, None] * 16 + r % 16
+        w = tl.load(words + at_words, mask=inside, other=0)
+        if GROUP != 0:
+            at_scales = step * (PANEL_BYTES // SCALE_BYTES) + r % 16
+            raw = scales_of(
+                scales, lines[:, None], at_scales, inside, 0, BITS, GROUP, SCALE_BYTES, COLUMNS
+            )
+            even = scale_value(raw, SCALE_BYTES)
+            odd = even
+            if BITS == 4 and GROUP == 32:
+                raw = scales_of(
+                    scales, lines[:, None], at_scales, inside, 1, BITS, GROUP, SCALE_BYTES, COLUMNS
+                )
+                odd = scale_value(raw, SCALE_BYTES)
+        for n in tl.static_range(32 // BITS):
+            value = code_of(w, n, BITS, BOOK_LOW, BOOK_HIGH)
+            if GROUP != 0:
+                if n % 2 == 0:
+                    value *= even
+                else:
+                    value *= odd
+            xn = tl.load(
+                of + (n * LINES + lines)[None, :],
+                mask=taken[:, None] & (lines < LINES)[None, :],
+                other=0.0,
+            )
+            sums = tl.dot(xn, value.to(x.dtype.element_ty), sums, input_precision="ieee")
+    if GROUP == 0 and SCALE_BYTES != 0:
+        scale = scales + 2 * COLUMNS * BITS // SCALE_BYTES + step * (PANEL_BYTES // SCALE_BYTES)
+        sums *= scale_value(tl.load(scale + r % 16, mask=here, other=0), SCALE_BYTES)
+    return sums
+
+
+@triton.jit
+def _tile_kernel(
+    x, words, scales, out, n_jobs, n_rows, span,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
+    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span` lines)."""
+    block, split = tl.program_id(0), tl.program_id(2)
+    panel = (block * (BN // 16)).to(tl.int64)
+    if SCALE_BYTES != 0:
+        scales += panel * (PANEL_BYTES // SCALE_BYTES)
+    x_rows = tl.program_id(1) * BT + tl.arange(0, BT)
+    first = split * span
+    sums = _tile_sums(
+        x, x_rows, x_rows < n_jobs, words + panel * (PANEL_BYTES // 4), scales,
+        tl.cdiv(n_rows, 16) - block * (BN // 16), first, tl.minimum(first + span, COLUMNS * BITS // 32), 1,
+        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
+    )  # fmt: skip
+    rows = block * BN + tl.arange(0, BN)
+    to = (x_rows.to(tl.int64) * tl.num_programs(2) + split)[:, None] * n_rows + rows[None, :]
+    tl.store(out + to, sums, mask=(x_rows < n_jobs)[:, None] & (rows < n_rows)[None, :])
+
+
+@triton.jit
+def _expert_gate_up_kernel(
+    x, words, scales, tiles, order, ids, bias, out, n_rows, n_columns, top_k, count, bias_row,
+    alpha, limit, shift, top,
+    BIASED: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
+    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
+    OUT_BITS: tl.constexpr, OUT_COLUMNS: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """out[place] = the activation of the place's matrix times its token's x, + the bias of its expert if BIASED,
+    in word order for OUT_BITS.
+
+    Grid (blocks of n_columns = n_rows / 2 of out, tiles); tiles and order: see `Groups`. bias [E][bias_row]
+    """
+    block, tile = tl.program_id(0), tl.program_id(1)
+    matrix = tl.load(tiles + tile * 3)
+    if matrix >= count:
+        return
+    start = tl.load(tiles + tile * 3 + 1)
+    places = start + tl.arange(0, BT)
+    taken = places < tl.load(tiles + tile * 3 + 2)
+    tokens = tl.load(order + places, mask=taken, other=0) // top_k
+    panel = matrix.to(tl.int64) * (n_rows // 16) + block * (BN // 8)
+    words += panel * (PANEL_BYTES // 4)
+    words_up = words + PANEL_BYTES // 4
+    scales_up = scales
+    if SCALE_BYTES != 0:
+        scales += panel * (PANEL_BYTES // SCALE_BYTES)
+        scales_up = scales + PANEL_BYTES // SCALE_BYTES
+    panels = n_columns // 16 - block * (BN // 16)
+    gate = _tile_sums(
+        x, tokens, taken, words, scales, panels, 0, COLUMNS * BITS // 32, 2,
+        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
+    )  # fmt: skip
+    up = _tile_sums(
+        x, tokens, taken, words_up, scales_up, panels, 0, COLUMNS * BITS // 32, 2,
+        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
+    )  # fmt: skip
+    column = block * BN + tl.arange(0, BN)
+    if BIASED:  # one expert for all places of a tile
+        bias += tl.load(ids + tl.load(order + start)).to(tl.int64) * bias_row
+        at = bias + column // 16 * 32 + column % 16
+        gate += tl.load(at, mask=column < n_columns, other=0.0)[None, :]
+        up += tl.load(at + 16, mask=column < n_columns, other=0.0)[None, :]
+    if OUT_BITS == 4:
+        code = column % 4 * 2 + column % 64 // 32
+        line = column // 64 * 8 + column % 32 // 4
+    else:
+        code = column % (32 // OUT_BITS)
+        line = column // (32 // OUT_BITS)
+    at = code * (OUT_COLUMNS * OUT_BITS // 32) + line
+    # Columns from n_columns on are those of padding in `down`, and there is none of it beyond OUT_COLUMNS.
+    inside = (column < n_columns) & (column < OUT_COLUMNS)
+    to = out + places.to(tl.int64)[:, None] * OUT_COLUMNS + at[None, :]
+    value = activated(gate, up, alpha, limit, shift, top)
+    tl.store(to, value.to(out.dtype.element_ty), mask=taken[:, None] & inside[None, :])
+
+
+@triton.jit
+def _expert_down_kernel(
+    x, words, scales, tiles, order, out, n_rows, count,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
+    PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
+    BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """out[slot of the place] [n_rows] = the place's matrix times row `place` of x. Grid (blocks of n_rows, tiles)."""
+    block, tile = tl.program_id(0), tl.program_id(1)
+    matrix = tl.load(tiles + tile * 3)
+    if matrix >= count:
+        return
+    places = tl.load(tiles + tile * 3 + 1) + tl.arange(0, BT)
+    taken = places < tl.load(tiles + tile * 3 + 2)
+    panel = matrix.to(tl.int64) * tl.cdiv(n_rows, 16) + block * (BN // 16)
+    if SCALE_BYTES != 0:
+        scales += panel * (PANEL_BYTES // SCALE_BYTES)
+    sums = _tile_sums(
+        x, places, taken, words + panel * (PANEL_BYTES // 4), scales,
+        tl.cdiv(n_rows, 16) - block * (BN // 16), 0, COLUMNS * BITS // 32, 1,
+        BITS, GROUP, SCALE_BYTES, COLUMNS, PANEL_BYTES, BOOK_LOW, BOOK_HIGH, BT, BN, L,
+    )  # fmt: skip
+    slot = tl.load(order + places, mask=taken, other=0)
+    rows = block * BN + tl.arange(0, BN)
+    to = out + slot.to(tl.int64)[:, None] * n_rows + rows[None, :]
+    tl.store(to, sums, mask=taken[:, None] & (rows < n_rows)[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The slots of a routing, grouped by matrix.
+
+    Attributes:
+        order: int32 [T * K]: which slot stands at a place; those that are not here come last.
+        tiles: int32 [tiles, 3]: matrix, first place, place behind the last of the matrix. As many as there
+            can be; where none is left, the matrix is the number of matrices.
+    """
+
+    order: Tensor
+    tiles: Tensor
+
+
+def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Groups:
+    """Groups of ids int32 [T, K] in `count` >= 1 matrices; on the device, without waiting for it."""
+    expert = ids.flatten()
+    matrix = torch.where(expert >= 0, slots[expert.clamp(min=0).long()], -1)
+    matrix, order = torch.where(matrix < 0, count, matrix).sort(stable=True)
+    numbers = torch.arange(count + 1, dtype=matrix.dtype, device=ids.device)
+    starts = torch.searchsorted(matrix, numbers)  # int64 [count + 1]
+    tiles = (starts.diff() + tile_rows - 1) // tile_rows
+    ends = tiles.cumsum(0)
+    most = expert.shape[0] // tile_rows + min(count, expert.shape[0])
+    tile = torch.arange(most, device=ids.device)
+    of = torch.searchsorted(ends, tile, right=True)
+    known = of.clamp(max=count - 1)
+    first = starts[known] + (tile - ends[known] + tiles[known]) * tile_rows
+    return Groups(order.int(), torch.stack((of, first, starts[known + 1]), 1).int())
+
+
+def in_word_order(x: Tensor, w: Packed) -> Tensor:
+    """x [R, K] as [R, k'] in the order of w's words, zero-padded; bf16, or f32 if w is f32."""
+    arguments = panel_arguments(w)
+    padding = arguments["COLUMNS"] - x.shape[1]
+    x = x.to(operand_type(w))
+    if padding:
+        x = torch.nn.functional.pad(x, (0, padding))
+    if w.format.bits == 4:  # code 2j + half of line 8s + i: column 64s + 32 half + 4i + j
+        x = x.reshape(x.shape[0], -1, 2, 8, 4).permute(0, 4, 2, 1, 3)
+    else:
+        x = x.reshape(x.shape[0], -1, 32 // w.format.bits).transpose(1, 2)
+    return x.reshape(x.shape[0], -1).contiguous()
+
+
+def operand_type(w: Packed) -> torch.dtype:
+    """What products with w are made of: bf16; f32 for what must stay exact."""
+    return torch.float32 if w.format.bits == 32 else torch.bfloat16
+
+
+def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] times matrix 0 of w, + bias [N] -> [T, N] f32."""
+    arguments: dict[str, Any] = panel_arguments(w)
+    lines = arguments["COLUMNS"] * w.format.bits // 32
+    blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
+    wanted = max(1, min(_PROGRAMS // blocks, lines // _SPLIT_LINES))
+    span = triton.cdiv(triton.cdiv(lines, wanted), _SPLIT_LINES) * _SPLIT_LINES
+    splits = triton.cdiv(lines, span)
+    rows = tile_rows(x.shape[0])
+    block = tile_block(rows)
+    out = torch.empty(x.shape[0], splits, w.n, dtype=torch.float32, device=x.device)
+    _tile_kernel[(blocks, triton.cdiv(x.shape[0], rows), splits)](
+        in_word_order(x, w), *words_and_scales(w), out, x.shape[0], w.n, span,
+        **arguments, **block,
+    )  # fmt: skip
+    return out[:, 0] if splits == 1 and bias is None else sum_parts(out, bias=bias)
+
+
+def tile_experts(
+    x: Tensor,
+    ids: Tensor,
+    gate: Tensor,
+    slots: Tensor,
+    gate_up: Packed,
+    down: Packed,
+    extras: Extras = NO_EXTRAS,
+) -> Tensor:
+    """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32, without the bias of down; see
+    `functions.experts`."""
+    done = []
+    for first in range(0, x.shape[0], CHUNK_TOKENS):
+        of = slice(first, first + CHUNK_TOKENS)
+        routed = ids[of], slots, gate[of]
+        done.append(_tile_experts(x[of], routed, (gate_up, down), extras))
+    return done[0] if len(done) == 1 else torch.cat(done)
+
+
+def _tile_experts(
+    x: Tensor,
+    routed: tuple[Tensor, Tensor, Tensor],
+    stacks: tuple[Packed, Packed],
+    extras: Extras,
+) -> Tensor:
+    """One chunk of `tile_experts`."""
+    (ids, slots, _), (gate_up, down) = routed, stacks
+    bias = extras.gate_up_bias
+    n_tokens, top_k = ids.shape
+    places = n_tokens * top_k
+    rows = tile_rows(triton.cdiv(places, gate_up.count))
+    groups = group_slots(ids, slots, gate_up.count, rows)
+    first: dict[str, Any] = panel_arguments(gate_up)
+    second: dict[str, Any] = panel_arguments(down)
+    block = tile_block(rows)
+    width, columns = gate_up.n // 2, second["COLUMNS"]
+    make = torch.empty if width >= columns else torch.zeros  # columns of padding are read
+    inner = make(places, columns, dtype=operand_type(down), device=x.device)
+    _expert_gate_up_kernel[(triton.cdiv(width, _WEIGHT_ROWS), groups.tiles.shape[0])](
+        in_word_order(x, gate_up), *words_and_scales(gate_up), groups.tiles, groups.order, ids, bias,
+        inner, gate_up.n, width, top_k, gate_up.count, 0 if bias is None else bias.stride(0),
+        *glu_arguments(extras.glu), BIASED=bias is not None, **first,
+        OUT_BITS=down.format.bits, OUT_COLUMNS=columns, **block,
+    )  # fmt: skip
+    out = torch.empty(n_tokens, top_k, down.n, dtype=torch.float32, device=x.device)
+    _expert_down_kernel[(triton.cdiv(down.n, _WEIGHT_ROWS), groups.tiles.shape[0])](
+        inner, *words_and_scales(down), groups.tiles, groups.order, out, down.n, down.count,
+        **second, **block,
+    )  # fmt: skip
+    return sum_parts(out, routed=routed)
+
+
+def tile_rows(rows: int) -> int:
+    """Rows of x of one tile: 16, 32 or 64."""
+    return min(TILE_ROWS, max(16, int(triton.next_power_of_2(rows))))
+
+
+def tile_block(rows: int) -> dict[str, int]:
+    """The shape of a program with tiles of so many rows: at most 45 kB of shared memory, and no spills.
+
+    L is the depth of one tl.dot. With 16 rows weights are all there is to wait for: one tile more is under way.
+    """
+    lines, stages, warps = {16: (32, 3, 4), 32: (32, 2, 4), 64: (16, 2, 8)}[rows]
+    return {
+        "BT": rows, "BN": _WEIGHT_ROWS, "L": lines, "num_stages": stages, "num_warps": warps
+    }  # fmt: skip

@@ -1,0 +1,246 @@
+"""The laws of the engine with a device on a real one: `pytest -m gpu`. Not yet run on a GPU.
+
+The same model, the same reference and the same laws as on the fake device, now with a captured graph, copies
+that take their time, and memory that runs out.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hybrid import ANSWER, IDS, Made, answer, close
+from torch import Tensor
+
+from ktcli.engine.device.decode import DecodeStep, Sizes
+from ktcli.engine.device.engine import DeviceEngine, Policy
+from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.steps import LongPrompts
+from ktcli.errors import KtError, OutOfDeviceMemory
+from ktcli.ops.torch.functions import Rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs an NVIDIA GPU that torch can use"
+    ),
+]
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EPS = 1e-3  # of f32 sums in another order, in logits
+
+
+@pytest.fixture(scope="module")
+def there(made: Made) -> Made:
+    """The model whose engines have the GPU."""
+    return Made(made.path, made.model, made.pack, GPU)
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+@pytest.mark.parametrize("mask", ["none", "some", "front", "all"])
+def test_logits_are_those_of_the_cpu(
+    made: Made, there: Made, mask: str, handoff: Handoff
+) -> None:  # fmt: skip
+    engine = there.engine(there.placed(mask, handoff=handoff))
+    session, wanted = engine.session(), made.cpu_only.session()
+    assert close(session.logits(IDS), wanted.logits(IDS), EPS)
+    for token in ANSWER:
+        assert close(session.feed([token]).values, wanted.feed([token]).values, EPS)
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+def test_deferral_is_the_formula(made: Made, there: Made, handoff: Handoff) -> None:
+    for mask in ("none", "some", "front"):
+        engine = there.engine(there.placed(mask, handoff=handoff))
+        for depth in (0, 1, 2, 9):
+            wanted = made.reference(made.mask(mask), depth)
+            assert close(answer(engine, depth), wanted, EPS), (mask, depth)
+
+
+def test_depth_zero_is_bit_identical(there: Made) -> None:
+    engines = [
+        there.engine(there.placed("none", policy=policy), exact=False)
+        for policy in (Policy.KT, Policy.ALL_CPU)
+    ]
+    np.testing.assert_array_equal(*[answer(engine, 0) for engine in engines])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "slab_bytes", "mask"),
+    [(0, 1, "some"), (0, 1 << 14, "front"), (30, 1 << 24, "some"), (None, 0, "some")],
+)
+def test_long_prompts_go_either_way(
+    made: Made, there: Made, threshold: int | None, slab_bytes: int, mask: str
+) -> None:
+    long = LongPrompts(threshold, 40)
+    engine = there.engine(there.placed(mask, long_prompts=long, slab_bytes=slab_bytes))
+    session, wanted = engine.session(), made.cpu_only.session()
+    for turn in (IDS[:50], IDS[50:60], ANSWER[:1], IDS[60:], ANSWER[1:2]):
+        assert close(session.feed(turn).values, wanted.feed(turn).values, EPS)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_policies_compute_the_same(made: Made, there: Made, policy: Policy) -> None:
+    engine = there.engine(there.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))
+    assert close(answer(engine), answer(made.cpu_only), EPS)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fast"])
+@pytest.mark.parametrize("handoff", Handoff)
+def test_a_step_gives_the_same_bits_again(there: Made, handoff: Handoff, exact: bool) -> None:
+    """Replayed after the session was cut back, fifty times: no step sees anything of another."""
+    session = there.engine(there.placed(handoff=handoff), exact=exact).session()
+    session.feed(IDS)
+    first = session.feed([5], defer=2).values.copy()
+    for i in range(50):
+        session.truncate(len(IDS))
+        session.feed([i], defer=i % 3)
+        session.truncate(len(IDS))
+        np.testing.assert_array_equal(session.feed([5], defer=2).values, first)
+
+
+def _steps(engine: DeviceEngine, batch: int, captured: bool = True) -> DecodeStep:
+    ways = engine._ways
+
+    def forward(embedded: Tensor, rows: Rows) -> Tensor:
+        return ways.forward(embedded, rows, 0, ways.runner)
+
+    sizes = Sizes(batch, 2, ways.vocab)
+    return DecodeStep(forward, ways.table, sizes, ways.stream, ways.host, captured=captured)
+
+
+def test_four_sequences_in_a_graph_are_each_as_if_alone(there: Made) -> None:
+    """The graph of four, that of one, and no graph; lengths differ."""
+    engine = there.engine(there.placed())
+    four, one, plain = _steps(engine, 4), _steps(engine, 1), _steps(engine, 1, captured=False)
+    pages = np.array([[0, 0], [1, 1], [2, 2], [3, 3]], np.int32)
+    lengths = [0, 3, 17, 30]
+    for row, length in enumerate(lengths):
+        for at in range(length):
+            one.run(np.array([IDS[at]], np.int32), [at], pages[row : row + 1])
+    ids = np.array(ANSWER[:4], np.int32)
+    four.run(ids, lengths, pages, defer=1)
+    together = four.logits().copy()
+    for row, length in enumerate(lengths):
+        of = ids[row : row + 1], [length], pages[row : row + 1]
+        one.run(*of, defer=1)
+        plain.run(*of, defer=1)
+        np.testing.assert_array_equal(one.logits(), plain.logits())
+        assert close(together[row], one.logits()[0], EPS)
+
+
+def test_chosen_experts_are_counted(there: Made) -> None:
+    engine = there.engine(there.placed())
+    answer(engine)
+    tokens = len(IDS) + len(ANSWER)
+    assert (engine.chosen().sum(axis=1) == tokens * there.model.spec.top_k).all()
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+def test_an_error_of_the_cpu_ends_one_step(
+    there: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = there.engine(there.placed(handoff=handoff)).session()
+    session.feed(IDS[:20])
+    wanted = session.feed([7]).values.copy()
+    enter = HostExperts.enter
+
+    def poisoned(self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        enter(self, layer, x, torch.full_like(ids, 1000), gate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostExperts, "enter", poisoned)
+        with pytest.raises(KtError, match="expert 1000, outside"):
+            session.feed(IDS[:9])
+    session.truncate(20)
+    np.testing.assert_array_equal(session.feed([7]).values, wanted)
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+def test_interrupted_while_the_step_runs(
+    there: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C when the graph was launched and nobody has waited for it."""
+    engine = there.engine(there.placed(handoff=handoff))
+    session = engine.session()
+    session.feed(IDS)
+    wanted = session.feed([7], defer=2).values.copy()
+    check = HostExperts.check
+
+    def interrupted(self: HostExperts) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(20):
+        session.truncate(len(IDS))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(engine._stream), "synchronize", _Interrupting(engine._stream))
+            patch.setattr(HostExperts, "check", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.feed([9], defer=1)
+        assert HostExperts.check is check and session.length == len(IDS)
+        np.testing.assert_array_equal(session.feed([7], defer=2).values, wanted)
+
+
+class _Interrupting:
+    """A `synchronize` that waits when a step begins, and not when it ends."""
+
+    def __init__(self, stream: object) -> None:
+        self._calls, self._wait = 0, stream.synchronize
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._calls == 1:
+            self._wait()
+
+
+@pytest.fixture
+def small_memory() -> Iterator[None]:
+    """Less than any model needs."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-7)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_memory_that_runs_out_at_load_is_known_for_it(there: Made, small_memory: None) -> None:
+    with pytest.raises(OutOfDeviceMemory):
+        there.engine(there.placed("all"))
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    answer(there.engine(there.placed("all")))
+
+
+def test_memory_that_runs_out_in_a_prompt_ends_one_step(made: Made, there: Made) -> None:
+    session, wanted = there.engine(there.placed()).session(), made.cpu_only.session()
+    try:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-7)
+        # What the allocator still holds may do for a while: it is taken first.
+        held = []
+        with pytest.raises(torch.OutOfMemoryError):
+            while True:
+                held.append(torch.empty(1 << 19, dtype=torch.uint8, device=GPU))
+        with pytest.raises(OutOfDeviceMemory):
+            session.feed(IDS)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    held.clear()
+    assert session.length == 0
+    assert close(session.feed(IDS).values, wanted.feed(IDS).values, EPS)
+
+
+def test_memory_comes_back(there: Made) -> None:
+    """Pinned and the device's: ten engines, one after the other, need no more than two."""
+    gc.collect()
+    sizes = []
+    for _ in range(10):
+        answer(there.engine(there.placed(handoff=Handoff.FLAGS)))
+        gc.collect()
+        sizes.append(torch.cuda.memory_allocated())
+    assert sizes[-1] <= sizes[1]

@@ -1,0 +1,307 @@
+"""Rules of steps: what a captured one may do, rows that do not see each other, and steps that end early."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hybrid import ANSWER, IDS, Made, close
+from shapes import shape
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ktcli.engine.device import engine as engine_module
+from ktcli.engine.device.decode import DecodeStep, Sizes, summarize
+from ktcli.engine.device.engine import DeviceEngine, Policy, _Forward
+from ktcli.engine.device.experts import Handoff, HostExperts
+from ktcli.engine.device.load import placement
+from ktcli.engine.device.runners import Coupled, Resident
+from ktcli.engine.device.steps import LongPrompts
+from ktcli.engine.device.stream import HostStream
+from ktcli.errors import KtError
+from ktcli.hardware.profile import read_machine
+from ktcli.ops.torch import backend as torch_backend
+from ktcli.ops.torch import packed
+from ktcli.ops.torch.backend import Weights
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import TORCH
+from ktcli.ops.torch.packed import Packed, Plain, Stack
+from ktcli.planner.host import host_of
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Request
+
+GPU = torch.device("meta")  # tensors without values: what a GPU has, as the host sees it
+
+
+# -- what a captured step may do -----------------------------------------------------------------------
+
+
+class NothingFromTheHost(TorchDispatchMode):
+    """Every operation gives and takes tensors of the device only."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for each in torch.utils._pytree.tree_leaves((args, kwargs, out)):
+            if isinstance(each, torch.Tensor):
+                assert each.device == GPU, f"{func} with a tensor of {each.device}"
+        return out
+
+
+class FakeHost:
+    """Experts in main memory, of every layer; copies are looked at and not made."""
+
+    def has(self, layer: int) -> bool:
+        return True
+
+    def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        assert all(each.is_contiguous() for each in (x, ids, gate))
+        assert (x.dtype, ids.dtype, gate.dtype) == (torch.float32, torch.int32, torch.float32)
+        self.width = x.shape[1]
+
+    def leave(self, layer: int, n_tokens: int) -> Tensor:
+        return torch.empty(n_tokens, self.width, device=GPU)
+
+
+def on_gpu(t: Tensor) -> Tensor:
+    """A tensor of a GPU that has no values."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=GPU)
+
+
+def moved(w: Packed | Plain) -> Packed | Plain:
+    return (
+        Plain(on_gpu(w.data))
+        if isinstance(w, Plain)
+        else Packed(w.format, w.n, w.k, on_gpu(w.data))
+    )
+
+
+@contextmanager
+def fresh_tables() -> Iterator[None]:
+    """What is kept per device must not be kept from a device that is none."""
+    kept = torch_backend.rope_table, packed._codebook
+    for each in kept:
+        each.cache_clear()
+    yield
+    for each in kept:
+        each.cache_clear()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: int) -> None:
+    """On tensors without values: a result that is looked at, a shape that depends on data, or a tensor of the
+    host among them would raise. The second run is what is captured, as on a GPU."""
+    loaded, spec = made.everything, made.model.spec
+    with fresh_tables():
+        weights = Weights(
+            {name: moved(w) for name, w in loaded.weights.matrices.items()},
+            {name: on_gpu(v) for name, v in loaded.weights.vectors.items()},
+        )
+        stacks = [Stack(on_gpu(s.slots), moved(s.gate_up), moved(s.down)) for s in loaded.stacks]
+        runner = Coupled(FakeHost(), Resident(TORCH, stacks))  # type: ignore[arg-type]
+        caches = [
+            torch.empty(64 * 5 * spec.states[0].position_elements, dtype=torch.bfloat16, device=GPU)
+        ]
+        chosen = torch.empty(made.shape, dtype=torch.int64, device=GPU)
+        forward = _Forward(made.model, weights, caches * spec.layers, TORCH, chosen)
+        embedded = torch.empty(batch, spec.hidden, device=GPU)
+        positions = torch.empty(batch, dtype=torch.int64, device=GPU)
+        pages = torch.empty(batch, 4, dtype=torch.int32, device=GPU)
+        temperature = torch.empty(1, device=GPU)
+        shapes = []
+        for watched in (nullcontext(), NothingFromTheHost()):
+            with watched:
+                logits = forward(embedded, Rows(positions, pages, 1), 0, runner)
+                shapes.append([each.shape for each in (logits, *summarize(logits, temperature))])
+    assert shapes[0] == shapes[1] and shapes[0][0] == (batch, spec.vocab)
+
+
+class Watched(HostStream):
+    """Notes which memory copies touch, and can stop in the middle.
+
+    Attributes:
+        copies: (address of the host's side, bytes), of each copy.
+        stop_at: the copy that is interrupted; None: none.
+    """
+
+    def __init__(self, host: list[range]) -> None:
+        super().__init__()
+        self.host = host  # of all streams of an engine
+        self.copies: list[tuple[int, int]] = []
+        self.stop_at: int | None = None
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        self.host.append(range(address, address + size_bytes))
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        made = super().pinned(size_bytes)
+        self.host.append(range(made.data_ptr(), made.data_ptr() + size_bytes))
+        return made
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        if self.stop_at is not None:
+            self.stop_at -= 1
+            if self.stop_at < 0:
+                self.stop_at = None
+                raise KeyboardInterrupt
+        sides = [t for t in (target, source) if any(t.data_ptr() in r for r in self.host)]
+        assert len(sides) == 1, "one side of a copy is pinned"
+        self.copies.append((sides[0].data_ptr(), sides[0].nbytes))
+        super().copy(target, source)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[DeviceEngine, Watched]]:
+    """Makes an engine, and the stream it computes in."""
+
+    def make(made: Made, **placed: object) -> tuple[DeviceEngine, Watched]:
+        streams: list[Watched] = []
+        host: list[range] = []
+
+        def new(device: torch.device) -> Watched:
+            streams.append(Watched(host))
+            return streams[-1]
+
+        monkeypatch.setattr(engine_module, "stream_on", new)
+        return made.engine(made.placed(**placed)), streams[0]
+
+    return make
+
+
+def test_steps_touch_the_same_pinned_memory(made: Made, watched) -> None:
+    engine, stream = watched(made)
+    session, seen = engine.session(), []
+    session.feed(IDS[:70])
+    for i, token in enumerate(ANSWER):
+        stream.copies.clear()
+        session.feed([token], defer=i % 3, temperature=0.5 * i)
+        seen.append(list(stream.copies))
+    assert seen[0] and all(each == seen[0] for each in seen)
+
+
+# -- sequences together --------------------------------------------------------------------------------
+
+
+def test_four_sequences_are_each_as_if_alone(made: Made) -> None:
+    """Lengths differ, so do places in pages; whoever else is in the step changes no bit of a row."""
+    engine = made.engine(made.placed(), exact=True)
+    ways, vocab = engine._ways, made.model.spec.vocab
+
+    def forward(embedded: Tensor, rows: Rows) -> Tensor:
+        return ways.forward(embedded, rows, 0, ways.runner)
+
+    four, one = (
+        DecodeStep(forward, ways.table, Sizes(b, 2, vocab), ways.stream, ways.host) for b in (4, 1)
+    )
+    lengths = np.array([0, 3, 37, 64])
+    pages = np.array([[0, 0], [1, 1], [2, 2], [3, 0]], np.int32)  # the last begins on a second page
+    for row, length in enumerate(lengths[1:], 1):
+        ways.runner.begin(length, 0)
+        rows = Rows(torch.arange(length), torch.from_numpy(pages[row : row + 1]), int(length))
+        ways.forward(ways.table[torch.tensor(IDS[:length])].float(), rows, length - 1, ways.runner)
+        ways.runner.check()
+    ids = np.array(ANSWER[:4], np.int32)
+    alone = []
+    for row in (3, 0, 1, 2):  # the last one's second page is the first one's: it is written first
+        one.run(ids[row : row + 1], [lengths[row]], pages[row : row + 1], defer=1)
+        alone.append((row, one.logits()[0].copy()))
+    order = np.array([0, 1, 2])  # rows that share no page
+    four.run(ids, lengths.tolist(), np.where(np.arange(4)[:, None] == 3, 3, pages), defer=1)
+    together = four.logits().copy()
+    for row, logits in alone:
+        if row in order:
+            assert close(together[row], logits, 1e-5)
+    others = np.array([*ids[:1], 5, *ids[2:3], 9], np.int32)
+    four.run(others, [0, 3, 37, 60], np.where(np.arange(4)[:, None] == 3, 3, pages), defer=1)
+    np.testing.assert_array_equal(four.logits()[[0, 2]], together[[0, 2]])
+
+
+# -- steps that fail or are broken off -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("handoff", Handoff)
+def test_a_failed_step_is_one_sentence_and_the_next_one_works(
+    made: Made, handoff: Handoff, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = made.engine(made.placed(handoff=handoff)).session()
+    session.feed(IDS[:20])
+    wanted = session.feed([7], defer=2).values.copy()
+    session.truncate(20)
+    enter = HostExperts.enter
+
+    def poisoned(self: HostExperts, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
+        enter(self, layer, x, torch.full_like(ids, 1000), gate)
+
+    for feed in (lambda: session.feed([7], defer=2), lambda: session.feed(IDS[:9])):
+        with monkeypatch.context() as patch:
+            patch.setattr(HostExperts, "enter", poisoned)
+            with pytest.raises(KtError, match="expert 1000, outside"):
+                feed()
+        assert session.length == 20
+        np.testing.assert_array_equal(session.feed([7], defer=2).values, wanted)
+        session.truncate(20)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "handoff"), [(None, Handoff.CALLS), (None, Handoff.FLAGS), (0, Handoff.CALLS)]
+)
+def test_what_is_interrupted_counts_for_nothing(
+    made: Made, watched, handoff: Handoff, threshold: int | None
+) -> None:
+    """Ctrl-C at any copy of a token or a prompt: the session stays as it was, and goes on with the same bits."""
+    long = LongPrompts(threshold, 40)
+    engine, stream = watched(made, handoff=handoff, long_prompts=long)
+    session, chance = engine.session(), random.Random(1)
+    straight = [session.feed(turn, defer=2).values.copy() for turn in (IDS[:9], [4], [5])]
+    for _ in range(4):
+        session.truncate(0)
+        for turn, wanted in zip((IDS[:9], [4], [5]), straight, strict=True):
+            before, stream.stop_at = session.length, chance.randrange(14)
+            try:
+                found = session.feed(turn, defer=2).values
+            except KeyboardInterrupt:
+                assert session.length == before
+                found = session.feed(turn, defer=2).values
+            stream.stop_at = None
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_engine_goes_with_the_last_who_needs_it(made: Made) -> None:
+    """Without the collector: what it would free some time later, the next engine has no room for."""
+    engine = made.engine(made.placed(policy=Policy.GPU_STREAM))
+    memory = weakref.ref(engine._on_device.embedding), weakref.ref(engine._cache)
+    session = engine.session()
+    session.feed(IDS[:5])
+    gc.disable()
+    try:
+        del engine, session
+        assert [each() for each in memory] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("threshold", "chunk"), [(0, 4), (600, 550), (600, 700), (None, 4096)])
+def test_chunks_are_no_longer_than_their_way_can_take(threshold: int | None, chunk: int) -> None:
+    long = LongPrompts(threshold, chunk)
+    for left in (1, 2, 5, 599, 600, 601, 5000):
+        size = long.chunk_tokens(left)
+        assert 1 <= size <= min(left, chunk if long.streams(size) else 512)
+
+
+def test_a_model_that_is_all_on_the_device_reads_prompts_in_planned_chunks() -> None:
+    host = host_of(read_machine(Path("workstation-4090-512gb")), torch=True)
+    for experts, whole in ((None, True), (64, False)):
+        plan = place(shape("qwen3-30b-a3b"), host, Request(gpu_experts=experts))
+        device = plan.device
+        assert device is not None and device.mask.all() == whole and device.chunk > PREFILL_CHUNK
+        long = placement(plan, device).long_prompts
+        assert long.short == (device.chunk if whole else PREFILL_CHUNK)
+        assert long.chunk_tokens(100_000) == device.chunk

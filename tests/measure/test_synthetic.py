@@ -1,0 +1,71 @@
+"""As many layers as fit, and how evenly random weights spread their experts."""
+
+import pytest
+from shapes import GIB, config
+
+from ktcli.errors import NotEnoughMemory
+from ktcli.measure.synthetic import (
+    Request,
+    expert_spread,
+    fitting_layers,
+    random_engine,
+)
+from ktcli.models import build, cut
+from ktcli.native import Program
+from ktcli.planner.memory import PREFILL_CHUNK, need_bytes, scratch_bytes
+from ktcli.weights.recipe import Recipe
+
+
+@pytest.mark.parametrize("gib", [3, 10, 18, 64])
+def test_as_many_layers_as_fit(gib: int):
+    model, recipe = config("qwen3-30b-a3b"), Recipe()
+    layers = fitting_layers(model, recipe, 512, gib * GIB)
+    assert need_bytes(build(cut(model, layers)), recipe, 512) <= gib * GIB
+    if layers < 48:
+        assert need_bytes(build(cut(model, layers + 1)), recipe, 512) > gib * GIB
+
+
+def test_not_even_one_layer():
+    with pytest.raises(NotEnoughMemory, match="one layer"):
+        fitting_layers(config("kimi-k2"), Recipe(), 512, 1 * GIB)
+
+
+@pytest.mark.parametrize("experts", ["int4", "int8", "bf16"])
+def test_random_weights_choose_every_expert_about_equally_often(experts: str):
+    """Ten layers deep, where averaging by attention would have made all tokens alike."""
+    shape = config(
+        "qwen3-30b-a3b",
+        hidden_size=256,
+        num_hidden_layers=10,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=32,
+        num_experts_per_tok=4,
+        moe_intermediate_size=64,
+        vocab_size=4096,
+    )
+    recipe = Recipe.named(experts, "bf16")
+    made = random_engine(shape, Request(recipe, None, 256, GIB, threads=1))
+    spread = expert_spread(made, made.session(), seed=7)
+    assert spread is not None
+    assert spread.even
+    assert spread.seen == 1.0
+    assert spread.busiest < 3.0  # 32 +- 5.3 tokens per expert: six standard deviations
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v4-flash"])
+def test_the_plan_reserves_at_least_the_buffers_of_the_program(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    sizes: list[int] = []
+    finish = Program.finish
+
+    def noted(program: Program) -> int:
+        sizes.append(finish(program))
+        return sizes[-1]
+
+    monkeypatch.setattr(Program, "finish", noted)
+    small = config(name, vocab_size=512, num_experts=8, n_routed_experts=8)
+    made = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
+    assert sizes[0] <= scratch_bytes(made.model) < 1.5 * sizes[0]

@@ -1,0 +1,178 @@
+"""The whole forward in torch against the native engine: the same packs, the same ids.
+
+Exact: f32 products on both sides; maximum error 1e-4 of the logits' standard deviation. Fast: rms error 3 %,
+positions left out where rounding made a router choose otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from convert import convert_checkpoint
+from device import DeviceRun
+from reference import CASES, ONE_OF_EACH, Case, write_checkpoint
+
+from ktcli.engine import Engine
+from ktcli.ops.torch.backend import (
+    ResidentRunner,
+    StepInputs,
+    TorchBackend,
+    Weights,
+)
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.kernels import TORCH
+from ktcli.ops.torch.packed import Packed, Plain, Stack
+
+IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
+BF16 = ("bf16", "bf16")
+Kind = tuple[Case, tuple[str, str]]
+# One case of each family in bf16, and those with a part that it lacks; other formats once for each kind of part.
+OTHER_PARTS = ("deepseek-v2-lite", "glm-5", "ling-3-tiny", "minimax-m2", "qwen3.5-moe")
+THOROUGH = [
+    (case, formats)
+    for case in CASES
+    if case.thorough
+    for formats in (BF16, ("int8", "bf16"), ("int4", "int8"))
+]
+KINDS = [
+    *THOROUGH,
+    *((case, BF16) for case in ONE_OF_EACH if not case.thorough),
+    *((case, BF16) for case in CASES if case.name in OTHER_PARTS),
+]
+# The last: single rows from before a page's end to behind it.
+SIZES = ([1000], [7, 70, 40], [122, 1])
+
+
+def _each(kinds: list[Kind]) -> pytest.MarkDecorator:
+    names = ["-".join((case.name, *formats)) for case, formats in kinds]
+    return pytest.mark.parametrize("pair", kinds, indirect=True, ids=names)
+
+
+every, thorough = _each(KINDS), _each(THOROUGH)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pack loaded for the device, and what the native engine says of IDS.
+
+    Attributes:
+        error: rms, that the fast path may have.
+        chosen: per layer the sorted experts of each position.
+    """
+
+    exact: DeviceRun
+    fast: DeviceRun
+    logits: np.ndarray
+    chosen: list[np.ndarray]
+    error: float
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Pair]:
+    """Of each kind that was asked for."""
+    return {}
+
+
+@pytest.fixture
+def pair(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    made: dict[str, Pair],
+) -> Pair:
+    case, formats = request.param
+    name = "-".join((case.name, *formats))
+    if name not in made:
+        made[name] = _make(case, *formats, tmp_path_factory.mktemp(name))
+    return made[name]
+
+
+def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
+    checkpoint = write_checkpoint(case, folder / "checkpoint")
+    pack = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
+    engine = Engine.load(pack, exact=True, all_logits=True, threads=1)
+    logits = engine.session().logits(IDS)
+    top_k = engine.spec.top_k
+    routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
+    chosen = [np.sort(each, axis=1) for each in routed]
+    return Pair(
+        DeviceRun.load(pack, exact=True), DeviceRun.load(pack), logits, chosen, case.fast_error
+    )
+
+
+@thorough
+@pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "decode"])
+def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
+    logits = pair.exact.feed(IDS, sizes)
+    assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
+
+
+@every
+def test_exact_routes_like_the_native_engine(pair: Pair) -> None:
+    logits = pair.exact.feed(IDS, [1000])
+    assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
+    assert len(pair.exact.routings) == len(pair.chosen)
+    for (ids, _), expected in zip(pair.exact.routings, pair.chosen, strict=True):
+        np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), expected)
+
+
+@every
+def test_fast_stays_close(pair: Pair) -> None:
+    logits = pair.fast.feed(IDS, [1000])
+    routed = zip(pair.fast.routings, pair.chosen, strict=True)
+    same = [(np.sort(ids.numpy(), axis=1) == expected).all(1) for (ids, _), expected in routed]
+    agreed = np.all(same, axis=0)
+    error = (logits - pair.logits)[agreed]
+    # Where rounding also decides which positions are attended to, more positions are routed otherwise.
+    assert agreed.mean() >= (0.9 if pair.error <= 0.03 else 0.7)
+    assert np.sqrt((error**2).mean()) <= pair.error * pair.logits.std()
+
+
+@thorough
+def test_sequences_of_different_length_step_together(pair: Pair) -> None:
+    """Four sequences, three steps of one row each, as each alone; one crosses a page's end."""
+    run, starts = pair.exact, (3, 62, 64, 100)
+    together = [run.sequence(start + 3) for start in starts]
+    for start, each in zip(starts, together, strict=True):
+        run.step([IDS[:start]], [each])
+    steps = [run.step([[IDS[start + i]] for start in starts], together)[:, 0] for i in range(3)]
+    for at, start in enumerate(starts):
+        run.give_back(together[at])
+        alone = pair.logits[start : start + 3]
+        found = np.stack([step[at] for step in steps])
+        assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()
+
+
+@every
+def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
+    """Tensors without values: an operation that needs one, a shape that depends on one, or a tensor that
+    lies elsewhere raises. So a step can be captured."""
+    nowhere, run = torch.device("meta"), pair.fast
+
+    def there(w: Packed | Plain) -> Packed | Plain:
+        data = w.data.to(nowhere)
+        return Plain(data) if isinstance(w, Plain) else Packed(w.format, w.n, w.k, data)
+
+    of = run.loaded.weights
+    weights = Weights(
+        {name: there(w) for name, w in of.matrices.items()},
+        {name: x.to(nowhere) for name, x in of.vectors.items()},
+    )
+    stacks = [
+        Stack(s.slots.to(nowhere), there(s.gate_up), there(s.down)) for s in run.loaded.stacks
+    ]
+    positions = torch.empty(4, dtype=torch.int64, device=nowhere)
+    table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)
+    slots = torch.empty(2, 4, dtype=torch.int64, device=nowhere)
+    rows = Rows(positions, table, 1, slots, torch.empty_like(positions))
+    x = torch.empty(4, run.model.spec.hidden, device=nowhere)
+    caches, states = (
+        [layer.to(nowhere) for layer in kept] for kept in (run.cache.layers, run.cache.states)
+    )
+    inputs = StepInputs(x, rows, caches, states=states)
+    backend = TorchBackend(weights, inputs, TORCH, ResidentRunner(TORCH, stacks))
+    logits = run.model.forward(backend)
+    assert logits.shape == (4, run.model.spec.vocab) and logits.device == nowhere

@@ -1,0 +1,184 @@
+"""Compile what the Triton row launches at the shapes of real models, without a GPU: python triton_launches.py CAP…
+
+The row's own functions run on tensors without memory (torch's device "meta"); each launch is caught and becomes a
+compilation to machine code for the compute capabilities given: all of them, or with --in-turn the first launch
+for the first, the second for the second, and so on. Prints a line of JSON per compilation.
+"""
+
+import os
+
+os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # named, since leaving it open is warned of
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import __file__ as nvidia
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from ktcli.native import Glu, packed_bytes
+from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.triton import row
+from ktcli.weights.formats import FORMATS
+
+Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
+TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+launches: list[Launch] = []
+JITFunction.__getitem__ = lambda fn, grid: lambda *args, **named: launches.append((fn, args, named))
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def packed(name: str, n: int, k: int, count: int = 1) -> Packed:
+    fmt = FORMATS[name]
+    return Packed(fmt, n, k, empty(count, packed_bytes(fmt, n, k), dtype=torch.uint8))
+
+
+def rows(sequences: int) -> Rows:
+    return Rows(
+        empty(sequences, dtype=torch.int64), empty(sequences, 512, dtype=torch.int32), 1
+    )  # 32 768 positions
+
+
+def qwen3_30b_a3b() -> None:
+    """Grouped-query attention; softmax routing."""
+    for t in (1, 4):
+        row.linear(empty(t, 2048), packed("int8", 5120, 2048), None)
+    row.norm(empty(1, 4096), empty(128), 1e-6)
+    row.norm(empty(1, 2048), empty(2048), 1e-6)
+    row.rope(empty(1, 4096), rows(1), (empty(64), 1.0), 128, 0, False)
+    pages = empty(600, 64, 4, 128, dtype=torch.bfloat16)
+    shape = GqaShape(32, 4, 128, 128**-0.5)
+    row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape)
+    ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
+    experts("int4-g32", 2048, 768, 128, ids, gate)
+
+
+def deepseek_v3() -> None:
+    """Latent attention; sigmoid routing by groups."""
+    row.linear(empty(1, 7168), packed("int4", 1536, 7168), None)
+    row.linear(empty(1, 7168), packed("bf16", 129_280, 7168), None)
+    row.swiglu(empty(1, 36_864), 18_432)
+    row.rope(empty(1, 128 * 192), rows(1), (empty(32), 1.0), 192, 128, True)
+    weights = (
+        packed("int8", 512, 128, 128),
+        packed("int8", 128, 512, 128),
+        packed("int8", 128, 512, 128),
+    )
+    cache = empty(600, 64, 576, dtype=torch.bfloat16)
+    shape = MlaShape(128, 128, 64, 128, 512, 192**-0.5)
+    row.mla(empty(1, 128 * 192), empty(1, 576), cache, weights, rows(1), shape)
+    routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
+    ids, gate = row.route(empty(1, 256), routing, empty(256))
+    for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
+        experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
+    row.unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
+
+
+def gpt_oss() -> None:
+    """Windows and sinks; experts with biases."""
+    pages = empty(600, 64, 8, 64, dtype=torch.bfloat16)
+    shape = GqaShape(64, 8, 64, 0.125, 128)
+    row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape, empty(64))
+    extras = Extras(Glu(1.702, 7.0, 1.0), empty(32, 5760), empty(32, 2880))
+    experts("int4-g32", 2880, 2880, 32, empty(1, 4, dtype=torch.int32), empty(1, 4), extras)
+
+
+def mimo_v2_flash() -> None:
+    """Values narrower than keys."""
+    pages = (empty(600, 64, 8, width, dtype=torch.bfloat16) for width in (192, 128))
+    shape = GqaShape(64, 8, 192, 192**-0.5, 128, v=128)
+    of = empty(1, 64 * 192), empty(1, 8 * 192), empty(1, 8 * 128)
+    row.gqa(*of, tuple(pages), rows(1), shape, empty(64))
+
+
+def experts(
+    name: str,
+    hidden: int,
+    inner: int,
+    n: int,
+    ids: torch.Tensor,
+    gate: torch.Tensor,
+    extras: Extras = NO_EXTRAS,
+) -> None:
+    stacks = packed(name, 2 * inner, hidden, n), packed(name, hidden, inner, n)
+    slots = empty(n, dtype=torch.int32)
+    row.experts(empty(ids.shape[0], hidden), ids, gate, slots, *stacks, extras)
+
+
+def sources() -> Iterator[tuple[ASTSource, dict[str, int]]]:
+    """What a GPU's launcher would compile: whole tensors are aligned, numbers told apart by 1 and 16."""
+    for fn, args, named in launches:
+        values = dict(zip(fn.arg_names, args, strict=False)) | named
+        options = {name: values.pop(name) for name in OPTIONS if name in values}
+        constant = {p.name for p in fn.params if p.is_constexpr}
+        signature, constants, aligned = {}, {}, {}
+        for i, name in enumerate(fn.arg_names):
+            value = values[name]
+            if name in constant or value is None or (type(value) is int and value == 1):
+                signature[name], constants[name] = "constexpr", value
+            elif isinstance(value, torch.Tensor):
+                signature[name] = TYPES[value.dtype]
+                aligned[i,] = [["tt.divisibility", 16]]
+            elif isinstance(value, float):
+                signature[name] = "fp32"
+            else:
+                signature[name] = "i32"
+                if value % 16 == 0:
+                    aligned[i,] = [["tt.divisibility", 16]]
+        yield ASTSource(fn, signature, constants, aligned), options
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers per thread and bytes of stack: where what does not fit in registers is spilled."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = Path(nvidia).with_name("bin") / "cuobjdump"
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def main() -> None:
+    qwen3_30b_a3b()
+    deepseek_v3()
+    gpt_oss()
+    mimo_v2_flash()
+    different = {source.hash() + str(options): (source, options) for source, options in sources()}
+    capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
+    for i, (source, options) in enumerate(different.values()):
+        turn = i % len(capabilities)
+        for capability in (
+            capabilities[turn : turn + 1] if "--in-turn" in sys.argv else capabilities
+        ):
+            target = GPUTarget("cuda", capability, 32)
+            made = triton.compile(source, target=target, options=options)
+            line = {
+                "kernel": source.fn.__name__,
+                "capability": capability,
+                "shared": made.metadata.shared,
+            }
+            print(json.dumps(line | resources(made.asm["cubin"])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

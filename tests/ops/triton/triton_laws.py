@@ -1,0 +1,264 @@
+"""The laws of the Triton kernels, run in a process of its own by test_triton.py: python triton_laws.py [--gpu] NAME…
+
+Each function here compares kernels with numpy's oracle or with the torch row: under the interpreter, or with
+--gpu on a GPU, where every tensor below then lies. Without a name, all of them.
+"""
+
+import sys
+from itertools import product
+
+import numpy as np
+import torch
+from triton_interpreter import ON_GPU  # before triton
+
+from ktcli.native import SILU, Format, Glu, Scale
+from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.ops.torch import attention, functions
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
+from ktcli.ops.triton import attention as triton_attention
+from ktcli.ops.triton import product as triton_product
+from ktcli.ops.triton import row as triton_row
+from ktcli.ops.triton import small as triton_small
+from ktcli.ops.triton import tiles as triton_tiles
+from ktcli.ops.triton.panels import unpack_all
+from ktcli.weights import oracle
+from ktcli.weights.formats import FORMATS, LINEAR
+
+EVERY = (
+    *(fmt for fmt in FORMATS.values() if not fmt.rotation),  # the row of torch multiplies those
+    Format("int4-row", 4, 0, Scale.F32, LINEAR),
+    Format("int8-g64", 8, 64, Scale.BF16),
+)
+BF16 = 2.0**-8  # greatest relative error of rounding to bf16
+
+_random = np.random.default_rng(0)
+
+
+def _stack(fmt: Format, count: int, n: int, k: int) -> tuple[Packed, torch.Tensor]:
+    """Packed matrices and what they mean, [count, n, k] f32."""
+    raw = (_random.standard_normal((count, n, k)) / k**0.5).astype(np.float32)
+    data = [oracle.pack(fmt, each) for each in raw]
+    means = np.stack([oracle.unpack(fmt, each, n, k) for each in data])
+    device = torch.get_default_device()
+    packed = torch.from_numpy(np.stack(data)).to(device)
+    return Packed(fmt, n, k, packed), torch.from_numpy(means).to(device)
+
+
+def _close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, eps: float) -> None:
+    """|out - x w^T| <= eps * sum |x w|, the worst any order of rounding to `eps` may do."""
+    error = (out.double() - x.double() @ w.double().mT).abs()
+    assert (error <= eps * (x.double().abs() @ w.double().abs().mT) + 1e-30).all()
+
+
+def unpacking() -> None:
+    """Every format, odd sizes: the oracle's values, rounded once."""
+    n, k = 20, 200
+    for fmt in (*EVERY, FORMATS["int4-row-had"]):
+        w, means = _stack(fmt, 3, n, k)
+        indices = torch.tensor([2, 0])
+        assert torch.equal(unpack_all(w, indices, torch.float32), means[indices]), fmt.name
+        assert torch.equal(unpack_all(w, indices), means[indices].bfloat16()), fmt.name
+
+
+def few_rows() -> None:
+    """One row: f32 sums, of numbers up to 264 / 8 times the codes (`zero_of`); splits of columns, too."""
+    split = [(fmt, 16, 1100) for fmt in EVERY if fmt.name in ("int4-g32", "bf16")]
+    for fmt, n, k in [*((fmt, 10, 136) for fmt in EVERY), (FORMATS["int4"], 34, 200), *split]:
+        w, means = _stack(fmt, 1, n, k)
+        x, bias = torch.randn(1, k + 3)[:, 1 : k + 1], torch.randn(n)
+        _close(triton_product.vector_product(x, w, bias) - bias, x, means[0], 1e-4)
+    w, means = _stack(FORMATS["int4"], 3, 20, 40)
+    x = torch.randn(2, 3, 40)
+    out = triton_product.vector_products(x, w)
+    for i in range(3):
+        _close(out[:, i], x[:, i], means[i], 1e-4)
+    w, means = _stack(FORMATS["int4"], 1, 32, 1024)  # whole tiles: the way without masks
+    x = torch.randn(1, 1024)
+    _close(triton_product.vector_product(x, w), x, means[0], 1e-4)
+
+
+def rows_alone() -> None:
+    """A row's bits do not depend on its neighbours."""
+    w, _ = _stack(FORMATS["int4"], 1, 32, 320)
+    x = torch.randn(3, 320)
+    alone = [triton_product.vector_product(x[i : i + 1], w) for i in range(3)]
+    assert torch.equal(torch.cat(alone), triton_product.vector_product(x, w))
+
+
+def tiles() -> None:
+    """Several rows: what cuBLAS gets from unpacked weights, in f32 sums."""
+    sizes = ((50, 200, 3), (80, 330, 18))
+    for i, fmt in enumerate(EVERY):
+        n, k, t = sizes[i % 2]
+        w, means = _stack(fmt, 1, n, k)
+        x, bias = torch.randn(t, k), torch.randn(n)
+        rounded, matrix = (x, means[0]) if fmt.bits == 32 else (x.bfloat16(), means[0].bfloat16())
+        if not fmt.group and fmt.bits != 32:
+            matrix = means[0]  # scaled after the sum
+        out = triton_tiles.tile_product(x, w, bias) - bias
+        _close(out, rounded.float(), matrix.float(), 1e-4)
+
+
+def linear() -> None:
+    """Any number of rows comes to the right kernel; a matrix is un-packed whole or in blocks."""
+    w, means = _stack(FORMATS["int4"], 1, 40, 128)
+    whole = triton_row.UNPACKED_ELEMENTS
+    for t, elements in ((1, whole), (2, whole), (65, whole), (65, 16 * 128)):
+        triton_row.UNPACKED_ELEMENTS = elements
+        x = torch.randn(t, 128)
+        _close(triton_row.linear(x, w, None), x, means[0], 2.1 * BF16)
+
+
+def experts() -> None:
+    """Both ways equal the torch row; what is not here is skipped, whatever its gate."""
+    biased = Extras(Glu(1.702, 0.9, 1.0, 1.1), torch.randn(6, 64), torch.randn(6, 72))
+    for first, second, extras in (("int4", "int4", biased), ("int8", "bf16", NO_EXTRAS)):
+        gate_up, _ = _stack(FORMATS[first], 4, 64, 72)
+        down, _ = _stack(FORMATS[second], 4, 72, 24)
+        ids = torch.stack([torch.randperm(6)[:2] for _ in range(19)]).int()
+        gate = torch.rand(19, 2)
+        ids[3, 1] = -1
+        slots = torch.tensor([3, -1, 0, 1, 2, -1], dtype=torch.int32)
+        x = torch.randn(19, 72)
+        right = functions.experts(x, ids, gate, slots, gate_up, down, extras, exact=True)
+        gate[3, 1] = float("nan")
+        stacks = slots, gate_up, down, extras
+        few = triton_row.experts(x[3:5], ids[3:5], gate[3:5], *stacks)
+        torch.testing.assert_close(few, right[3:5], atol=2e-4, rtol=1e-4)
+        triton_tiles.CHUNK_TOKENS = 16
+        many = triton_row.experts(x, ids, gate, *stacks)
+        torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
+
+
+def groups() -> None:
+    """Tiles name every place of a matrix once, in order, and nothing else."""
+    for count, tile_rows in ((5, 2), (1, 16), (40, 4)):
+        ids = torch.randint(-1, 12, (9, 3)).int()
+        slots = (torch.arange(12) % (count + 1) - 1).int()
+        made = triton_tiles.group_slots(ids, slots, count, tile_rows)
+        matrix = torch.where(ids >= 0, slots[ids.clamp(min=0).long()], -1).flatten()
+        seen = []
+        for m, first, last in made.tiles.tolist():
+            if m < count:
+                seen += [(m, place) for place in range(first, min(first + tile_rows, last))]
+        assert sorted(place for _, place in seen) == list(range(int((matrix >= 0).sum())))
+        assert all(int(matrix[int(made.order[place])]) == m for m, place in seen)
+
+
+def _cached(rows: Rows, *shape: int) -> torch.Tensor:
+    """Pages with NaN wherever a sequence has not been."""
+    cache = torch.full((20, 64, *shape), float("nan"), dtype=torch.bfloat16)
+    for table, position in zip(rows.pages, rows.positions.tolist(), strict=True):
+        for at in range(position):
+            cache[table[at // 64], at % 64] = torch.randn(shape).bfloat16()
+    return cache
+
+
+def _rows(width: int) -> Rows:
+    pages = torch.randperm(20)[: 3 * width].view(3, width).int()
+    return Rows(torch.tensor([300, 0, 127]), pages, 1)
+
+
+def gqa() -> None:
+    for heads, kv, width, window, wide in (
+        (4, 2, 64, 0, 0),
+        (3, 1, 80, 70, 0),
+        (1, 1, 256, 0, 0),
+        (2, 1, 16, 3, 0),
+        (4, 2, 24, 70, 18),
+        (2, 2, 8, 0, 40),
+    ):
+        shape = GqaShape(heads, kv, width, width**-0.5, window, v=wide)
+        sinks = torch.randn(heads) if window else None
+        rows = _rows(5)
+        cache = _cached(rows, kv, width), _cached(rows, kv, shape.value_dim)
+        same = cache[0].clone(), cache[1].clone()
+        q, k = (torch.randn(3, n * width) for n in (heads, kv))
+        v = torch.randn(3, kv * shape.value_dim)
+        out = triton_row.gqa(q, k, v, cache, rows, shape, sinks)
+        right = attention.gqa(q, k, v, same, rows, shape, sinks)
+        torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
+        for a, b in zip(cache, same, strict=True):
+            assert torch.equal(a.view(torch.int16), b.view(torch.int16))
+        # A wider table, of pages that are nobody's, changes no bit.
+        wide = Rows(rows.positions, torch.nn.functional.pad(rows.pages, (0, 4)), 1)
+        assert torch.equal(out, triton_attention.gqa_one(q, cache, wide, shape, sinks))
+
+
+def mla() -> None:
+    for heads, nope, rope, v, lora in ((2, 16, 16, 16, 32), (1, 8, 64, 8, 96), (2, 24, 0, 16, 40)):
+        shape = MlaShape(heads, nope, rope, v, lora, (nope + rope) ** -0.5)
+        weights = tuple(
+            _stack(FORMATS["int8"], heads, n, k)[0]
+            for n, k in ((lora, nope), (nope, lora), (v, lora))
+        )
+        rows = _rows(5)
+        cache = _cached(rows, lora + rope)
+        same = cache.clone()
+        q, latent = torch.randn(3, heads * (nope + rope)), torch.randn(3, lora + rope)
+        out = triton_row.mla(q, latent, cache, weights, rows, shape)
+        right = attention.mla(q, latent, same, weights, rows, shape)
+        torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
+        assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
+
+
+def small() -> None:
+    wide = torch.randn(3, 400)
+    x = wide[:, 40:280]
+    gain = torch.rand(80)
+    torch.testing.assert_close(triton_small.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
+    gain = torch.rand(240)
+    torch.testing.assert_close(triton_small.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
+    rows = Rows(torch.tensor([0, 17, 100_001]), torch.zeros(3, 1).int(), 1)
+    table = (torch.rand(32), 1.3)
+    for first, interleaved in product((0, 16), (False, True)):
+        of = (x, rows, table, 80, first, interleaved)
+        torch.testing.assert_close(triton_small.rope(*of), functions.rope(*of))
+    for glu in (SILU, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
+        torch.testing.assert_close(
+            triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)
+        )
+
+
+ROUTINGS = (
+    Routing(60, 4),
+    Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5),
+    Routing(160, 6, Score.SOFTMAX, 8, 3, GroupScore.MAX, False, 16.0),
+    Routing(6, 2, Score.SIGMOID, 6, 3, GroupScore.TOP2),
+    Routing(256, 6, Score.SQRT_SOFTPLUS, scale=1.5),
+    Routing(5, 5),
+    Routing(512, 10),
+)
+
+
+def route() -> None:
+    """The same ids as the torch row, with ties, and the same weights; valid ids of NaN."""
+    for routing in ROUTINGS:
+        logits = torch.randn(5, routing.experts)
+        logits[1] = 0
+        logits[2] = logits[2].round()
+        biases = (None, torch.randn(routing.experts)) if routing.score is Score.SIGMOID else (None,)
+        for bias in biases:
+            ids, gate = triton_small.route(logits, routing, bias)
+            right_ids, right_gate = functions.route(logits, routing, bias)
+            assert torch.equal(ids, right_ids), routing
+            torch.testing.assert_close(gate, right_gate)
+    with np.errstate(invalid="ignore"):
+        ids, _ = triton_small.route(torch.full((1, 60), float("nan")), ROUTINGS[0], None)
+    assert ids.tolist() == [[0, 1, 2, 3]]
+
+
+LAWS = (
+    unpacking, few_rows, rows_alone, tiles, linear, experts, groups, gqa, mla, small, route
+)  # fmt: skip
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.set_default_device("cuda" if ON_GPU else "cpu")
+    torch.manual_seed(0)
+    named = [name for name in sys.argv[1:] if name != "--gpu"]
+    for law in LAWS:
+        if law.__name__ in named or not named:
+            law()
+            print("held:", law.__name__, flush=True)
