@@ -1,18 +1,23 @@
-"""The annotated tree in README.md: one line per file, its own first sentence. Made, never edited:
+"""The annotated tree in docs/tree.md: one line per file, its own first sentence. Made, never edited:
 
-python tests/test_readme.py        writes it anew
+python tests/test_tree.py        writes it anew
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
-HEADING = "## The tree\n"
+TREE = ROOT / "docs" / "tree.md"
+HEADING = """\
+# The tree
+
+Every file with its own first sentence, from the top floor of `ktcli/` to the C library; the path of a request
+through it is in [life-of-a-request.md](life-of-a-request.md). Imports go down only. This page is generated:
+`python tests/test_tree.py`.
+"""
 SUFFIXES = (".py", ".c", ".h", ".def")
 FOLDERS = ("ktcli", "native/include", "native/src")
 OTHERS = {
@@ -24,7 +29,6 @@ OTHERS = {
     "benchmarks/": "how speeds are measured, and results with machine and date",
     "completions/": "shell completions, generated",
 }
-WIDTH = 120
 
 
 def first_sentence(path: Path) -> str:
@@ -51,12 +55,9 @@ def lines() -> list[str]:
                 folder = path.parent
                 init = folder / "__init__.py"
                 about = f"  {first_sentence(init)}" if init.exists() else ""
-                made.append(f"{folder.relative_to(ROOT)}/{about}"[:WIDTH])
+                made.append(f"{folder.relative_to(ROOT)}/{about}")
             if path.name != "__init__.py":
-                said = f"  {path.name:<22} {first_sentence(path)}"
-                made.append(
-                    said if len(said) <= WIDTH else said[: WIDTH - 1].rsplit(" ", 1)[0] + " …"
-                )
+                made.append(f"  {path.name:<22} {first_sentence(path)}")
     return [*made, *(f"{name:<22}   {about}" for name, about in OTHERS.items())]
 
 
@@ -64,20 +65,8 @@ def tree() -> str:
     return HEADING + "\n```\n" + "\n".join(lines()) + "\n```\n"
 
 
-def split_readme() -> tuple[str, str, str]:
-    """README before the tree, the tree, and what follows."""
-    text = README.read_text()
-    before, found, rest = text.partition(HEADING)
-    end = rest.find("\n## ")
-    return (
-        before,
-        found + (rest if end < 0 else rest[: end + 1]),
-        "" if end < 0 else rest[end + 1 :],
-    )
-
-
 def test_the_tree_is_what_the_files_say() -> None:
-    assert split_readme()[1].strip() == tree().strip(), "run: python tests/test_readme.py"
+    assert TREE.read_text() == tree(), "run: python tests/test_tree.py"
 
 
 def test_every_file_says_what_it_is() -> None:
@@ -88,6 +77,4 @@ def test_every_file_says_what_it_is() -> None:
 
 
 if __name__ == "__main__":
-    before, _, after = split_readme()
-    README.write_text(before.rstrip() + "\n\n" + tree() + ("\n" + after if after else ""))
-    sys.exit(0)
+    TREE.write_text(tree())
