@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.errors import UsageError
 from ktcli.output import out
 from ktcli.store import catalog, library, manifest
@@ -56,7 +56,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
-        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
+        held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
     with held, out.progress(f"Converting {entry.name}") as bar:
         try:
             return weights.convert(
