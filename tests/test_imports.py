@@ -44,7 +44,6 @@ SIDEWAYS = {
     ("planner", "weights"),
     ("commands", "output"),
     ("output", "commands"),
-    ("assembly", "output"),
 }
 
 

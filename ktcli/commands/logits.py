@@ -10,7 +10,9 @@ import numpy as np
 import typer
 
 from ktcli import smallfiles
-from ktcli.assembly.prepare import Wanted, load, prepare
+from ktcli.assembly.load import load
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.request import Wanted
 from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware.numa import OFF, asked_numa
@@ -49,7 +51,7 @@ def logits(
         raise UsageError("--exact runs as one team", hint="leave --numa out")
     teams = OFF if exact else asked_numa(numa)
     wanted = Wanted(len(numbers), threads, exact=exact, all_logits=True, numa=teams)
-    engine = load(prepare(model, wanted), wanted)
+    engine = load(prepare(model, wanted, listener=out), wanted, out)
     values = engine.session().logits(numbers)
     try:
         with open(target, "wb") as file:
