@@ -58,7 +58,9 @@ _USUAL = {
     "hc_sinkhorn_iters": 20,
     "hc_eps": 1e-6,
 }
-MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}
+}
 
 _LINEAR = "linear_attention"
 _INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
