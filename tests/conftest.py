@@ -1,5 +1,6 @@
 """For the whole suite: property tests draw the same examples in every run, and are not timed; the row amx."""
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 # A job that a shell started in the background inherits SIGINT ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The suite's models are tiny: a second thread of torch or of numpy's BLAS would only wait for the first.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 pytest_plugins = ["tiers"]
 
@@ -23,6 +27,28 @@ def amx(tmp_path_factory: pytest.TempPathFactory) -> emulator.Amx:
     if reason := emulator.why_not():
         pytest.skip(reason)
     return emulator.prepare(tmp_path_factory.mktemp("amx"))
+
+
+@pytest.fixture
+def brief_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's limits are measured a millisecond each over a few megabytes: for tests of what is said
+    of them, whatever they are."""
+    from ktcli.hardware import measured
+    from ktcli.measure import bench
+    from ktcli.native import Pool
+
+    real = Pool.ceiling
+
+    def brief(self: Pool, kind: Any, seconds: float, *data: Any) -> float:
+        return real(self, kind, 1e-3, *data)
+
+    monkeypatch.setattr(Pool, "ceiling", brief)
+    for module, name in (
+        (bench, "CEILING_BYTES"),
+        (measured, "BUFFER_BYTES"),
+        (measured, "SMALLEST_BUFFER_BYTES"),
+    ):
+        monkeypatch.setattr(module, name, 4 << 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
