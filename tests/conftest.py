@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import amx as emulator
@@ -29,26 +30,41 @@ def amx(tmp_path_factory: pytest.TempPathFactory) -> emulator.Amx:
     return emulator.prepare(tmp_path_factory.mktemp("amx"))
 
 
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """A case's random checkpoint (reference.py), written once in a session: to be read only."""
+    from reference import write_checkpoint
+
+    written: dict[str, Path] = {}
+
+    def checkpoint(case: Any) -> Path:
+        if case.name not in written:
+            folder = tmp_path_factory.mktemp(case.name)
+            written[case.name] = write_checkpoint(case, folder / "checkpoint")
+        return written[case.name]
+
+    return checkpoint
+
+
 @pytest.fixture
-def brief_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's limits are measured a millisecond each over a few megabytes: for tests of what is said
-    of them, whatever they are."""
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is measured for a millisecond, over few megabytes: for tests of what is said of it,
+    whatever it is."""
     from ktcli.hardware import measured
-    from ktcli.measure import bench
+    from ktcli.measure import bench, layer
     from ktcli.native import Pool
 
     real = Pool.ceiling
 
-    def brief(self: Pool, kind: Any, seconds: float, *data: Any) -> float:
+    def ceiling(self: Pool, kind: Any, seconds: float, *data: Any) -> float:
         return real(self, kind, 1e-3, *data)
 
-    monkeypatch.setattr(Pool, "ceiling", brief)
-    for module, name in (
-        (bench, "CEILING_BYTES"),
-        (measured, "BUFFER_BYTES"),
-        (measured, "SMALLEST_BUFFER_BYTES"),
-    ):
-        monkeypatch.setattr(module, name, 4 << 20)
+    monkeypatch.setattr(Pool, "ceiling", ceiling)
+    monkeypatch.setattr(layer, "_RUN_S", 1e-3)
+    monkeypatch.setattr(layer, "_MOST_LAYERS", 4)
+    monkeypatch.setattr(bench, "CEILING_BYTES", 4 << 20)
+    for name in ("BUFFER_BYTES", "SMALLEST_BUFFER_BYTES"):
+        monkeypatch.setattr(measured, name, 4 << 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ A plain `pytest` deselects nothing. A new test belongs to `test` and needs no ma
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -151,10 +151,16 @@ def _key(value: object) -> object:
 
 
 def cover(shown: list[frozenset[tuple[object, ...]]]) -> list[int]:
-    """Which of some sets together hold every element: greedily the largest gain, the earlier of two alike."""
+    """Which of some sets together hold every element: greedily the largest gain; of two alike the one whose
+    elements were chosen less often, then the earlier."""
     missing, chosen = set().union(*shown), []
+    used: Counter[tuple[object, ...]] = Counter()
     while missing:
-        best = max(range(len(shown)), key=lambda i: (len(shown[i] & missing), -i))
+        best = min(
+            range(len(shown)),
+            key=lambda i: (-len(shown[i] & missing), sum(used[each] for each in shown[i]), i),
+        )
         chosen.append(best)
         missing -= shown[best]
+        used.update(shown[best])
     return sorted(chosen)

@@ -69,7 +69,7 @@ TINY = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("brief_ceilings")
+pytestmark = pytest.mark.usefixtures("briefly")
 
 
 @pytest.fixture(autouse=True)

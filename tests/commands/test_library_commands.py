@@ -258,7 +258,7 @@ def test_doctor(home: Path, capsys: Capture) -> None:
     assert found["machine"]["cpu"]["physical_cores"] >= 1
 
 
-@pytest.mark.usefixtures("brief_ceilings")
+@pytest.mark.usefixtures("briefly")
 def test_doctor_measures_and_remembers(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
