@@ -49,6 +49,14 @@ class EngineLike(Protocol):
         """How often each expert was chosen since the engine was made, [MoE layers, E]."""
 
 
+def longer_context(engine: EngineLike) -> str:
+    """What could be done for a longer conversation: an option, unless the model itself ends there."""
+    most = engine.spec.context
+    if engine.context < most:
+        return f"--context gives more room, up to {most:,} tokens"
+    return f"{most:,} tokens are the most that this model was made for"
+
+
 @dataclass(frozen=True, slots=True)
 class Voice:
     """What a model's text files say.
@@ -298,7 +306,7 @@ class Chat:
                 f"the conversation has {len(ids):,} tokens and the context holds {context:,}, "
                 "so there is no room for an answer",
                 hint="/clear starts afresh, /undo takes a turn back; "
-                "start kt chat with a larger --context for longer conversations",
+                + longer_context(self.speaker.engine),
             )
         return text, ids
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
-from ktcli.chat.chat import Chat, Piece
+from ktcli.chat.chat import Chat, Piece, longer_context
 from ktcli.chat.conversation import LAST, chat_path, saved_names
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.screen import Screen, visible
@@ -97,7 +97,9 @@ def show(
     remark = REMARKS.get(chat.reply.finish)
     if remark:
         most = chat.settings.max_tokens or 0
-        person.note(remark.format(context=chat.speaker.engine.context, max_tokens=most))
+        engine = chat.speaker.engine
+        said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
+        person.note(remark.format(**said))
     if stats:
         person.note(six_lines(chat.reply.stats))
 
@@ -105,6 +107,5 @@ def show(
 REMARKS = {
     Finish.CANCELLED: "(stopped)",
     Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
-    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh, "
-    "--context gives more)",
+    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh; {longer})",
 }

@@ -64,6 +64,11 @@ class SamplingSettings:
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn, so that a seed changes nothing."""
+        return self.greedy or self.temperature == 0
+
 
 class Sampler:
     """One random sequence under one settings object.
@@ -111,7 +116,7 @@ class Sampler:
 
 def _temperature(settings: SamplingSettings) -> float:
     """What logits are divided by; 0: greedy."""
-    if settings.greedy or settings.temperature == 0:
+    if settings.is_greedy:
         return 0.0
     return max(settings.temperature, _COLDEST)
 
