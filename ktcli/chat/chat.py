@@ -136,7 +136,7 @@ class Chat:
 
     Attributes:
         conversation: the messages.
-        reply: of the last question; None before the first.
+        reply: of the last question that was not refused; None before the first.
     """
 
     def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
@@ -197,9 +197,9 @@ class Chat:
 
     def _answer(self, cancelled: Callable[[], bool], progress: Progress | None) -> Iterator[Piece]:
         reply = Reply()
-        self.reply = reply
         try:
             text, prompt = self._prompt()
+            self.reply = reply
             generation = self._generation(prompt, cancelled, progress, reply)
             if Channels.known_to(self.speaker.voice.tokenizer):
                 yield from self._in_channels(generation, reply)
