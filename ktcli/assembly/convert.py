@@ -60,7 +60,7 @@ def convert_entry(
         held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
     with held, listener.progress(f"Converting {entry.name}") as bar:
         try:
-            return weights.convert(
+            report = weights.convert(
                 entry.path,
                 target,
                 recipe,
@@ -73,6 +73,9 @@ def convert_entry(
             raise KeyboardInterrupt(
                 "what is complete is kept; the same command goes on from there"
             ) from None
+    for remark in report.remarks:
+        listener.warn(remark)
+    return report
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:

@@ -44,6 +44,7 @@ from ktcli.planner.spec import (
     parts,
     sequence_bytes,
     step_work,
+    tensor_work,
     weight_bytes,
 )
 from ktcli.planner.stack import Stack, device_bytes, split, stack_of
@@ -277,6 +278,13 @@ def _device_lines(
     )
 
 
+# What main memory holds beside experts; a GPU has all else.
+_HOST_REASONS = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.VECTORS: "biases of experts",
+}
+
+
 def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iterator[Line]:
     """What lies in main memory."""
     host, recipe, spec = case.host, case.request.recipe, case.model.spec
@@ -300,9 +308,10 @@ def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iter
                 f"{mean:.1f} of {spec.top_k} per token in {spec.moe_layers} layers",
             )
         else:
-            row = part.size_bytes // spec.vocab
-            name, words = part.part.value, "one row per token"
-            yield Line(name, part.format, spread, part.size_bytes, row, 0.0, 0.0, words)
+            of_it = (tensor for tensor in here.tensors if tensor.part is part.part)
+            read = sum(tensor_work(tensor, spec, recipe, Step(1)).read_bytes for tensor in of_it)
+            name, words = part.part.value, _HOST_REASONS[part.part]
+            yield Line(name, part.format, spread, part.size_bytes, read, 0.0, 0.0, words)
     if main.scratch:
         words = f"experts of a step of {PREFILL_CHUNK} tokens"
         yield Line.reserved("scratch", "f32", spread, main.scratch, words)
