@@ -328,7 +328,7 @@ def _converse(made: Chat, asked: Asked) -> None:
     from ktcli.chat.prompt import Prompt
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    prompt = Prompt(config.home() / "history", slash.words)
+    prompt = Prompt(config.home() / "history", slash.words, out.warn)
     talk(made, prompt, _screen(), out, stats=asked.stats)
 
 

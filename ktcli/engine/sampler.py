@@ -24,7 +24,8 @@ Weights = NDArray[np.float64]
 # Colder is the same to every float32, and would divide by zero there.
 _COLDEST = 1e-30
 
-_RANGES: dict[str, tuple[float, float, str]] = {
+# Setting → least, most, and both in words.
+RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 100.0, "0 (greedy) to 100"),
     "top_k": (0, 10_000_000, "0 (off) or more"),
     "top_p": (0.0, 1.0, "0 to 1 (off)"),
@@ -56,7 +57,7 @@ class SamplingSettings:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        for name, (low, high, words) in _RANGES.items():
+        for name, (low, high, words) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:  # also false for NaN
                 said = str(value)[:30]
