@@ -7,6 +7,7 @@ field when read, and written beside its name and renamed.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -96,7 +97,7 @@ def chat_path(name: str) -> Path:
     """
     if "/" in name and "\0" not in name:
         try:
-            path = Path(name).expanduser().absolute()
+            path = Path(os.path.realpath(Path(name).expanduser()))
         except RuntimeError:
             raise UsageError(f"{name!r} begins with the home folder of nobody here") from None
         return path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
