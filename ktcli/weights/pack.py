@@ -39,7 +39,7 @@ KT.JSON is a JSON object, one-space indented, ASCII:
                digest: SHA-256 over, for each weight file of the checkpoint by name, "NAME\\nLENGTH\\n" and its
                header's JSON; of GGUF files over the hexadecimal SHA-256 of each header
     recipe     experts, dense: names of number formats; that of experts may end in "-mixed" (down projections are
-               one step more precise, `formats.MORE_PRECISE`) and then in "-calibrated"
+               one step more precise, `formats.better_than`) and then in "-calibrated"
     formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers; rotation
     extras     files taken over: name, size_bytes, sha256
     files      weight files in the order written: name, size_bytes, sha256, and by kind of tensor (experts: gate
