@@ -61,7 +61,7 @@ def convert_entry(
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
         try:
-            return weights.convert(
+            report = weights.convert(
                 entry.path,
                 target,
                 recipe,
@@ -74,6 +74,9 @@ def convert_entry(
             raise KeyboardInterrupt(
                 "what is complete is kept; the same command goes on from there"
             ) from None
+    for remark in report.remarks:
+        listener.warn(remark)
+    return report
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:

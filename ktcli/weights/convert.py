@@ -36,6 +36,7 @@ from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
+from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained, free_bytes
 
 PART = "kt.json.part"
@@ -76,6 +77,7 @@ class Report:
         kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
         stages: what took how long; None: there was nothing to do.
+        remarks: what a user should know of the checkpoint.
     """
 
     path: Path
@@ -85,6 +87,7 @@ class Report:
     kept_files: int
     error: dict[str, float]
     stages: Stages | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def already_complete(self) -> bool:
@@ -138,7 +141,9 @@ def convert(
                     check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
+                    told = remark((t for file in left for t in file.tensors), checkpoint, pool)
                     done = _convert(checkpoint, plan, out, encoder, progress)
+                    done = replace(done, remarks=(told,) if told else ())
         return done
 
 
