@@ -137,7 +137,8 @@ def ways_of(
         ready = prepare(
             name, wanted, lambda name, folder: load_tokenizer(folder), formats, listener
         )
-        pack = Pack.open(ready.pack)
+        with library.repairable(ready.pack):
+            pack = Pack.open(ready.pack)
         model = build(pack.config)
         if asked.context > model.spec.context:
             raise UsageError(
@@ -163,7 +164,7 @@ def ways_of(
 def _require_known(name: str) -> None:
     """Refused before another model is pulled to be compared with it."""
     reference = parse(name)
-    if not reference.repository and not library.matching(reference.name or name):
+    if not reference.repository and not library.matching(reference.model):
         library.resolve(name)
 
 
@@ -180,7 +181,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     if reference.formats:
         raise UsageError(
             f"{name} is one conversion, --formats compares several",
-            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+            hint=f"kt eval {reference.model} --formats {reference.formats},{said[:80]}",
         )
     profile = catalog.find(reference.name)
     made = []
