@@ -24,14 +24,16 @@ MAX_CHARSMAP_CHARS = 2 << 20  # of a table of normalizations in base64; the usua
 
 Json = Mapping[str, Any]
 
+_CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 # Patterns of published tokenizers. The others cut words as quickly, but nobody has looked.
 KNOWN_PATTERNS = frozenset(
     {pattern for words in WORDS.values() for pattern in words.patterns}
     | {
         " {2,}",
         r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|[0-9]|\s+(?!\S)|\s",  # kt-mini
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        rf"{_CL100K}|\p{{N}}{{1,3}}|{_REST}",
+        rf"{_CL100K}|\p{{N}}|{_REST}",
         r"\d{1,3}(?=(?:\d{3})*\b)",
         r"[0-9][0-9][0-9]",
         r"[0-9]",
@@ -57,9 +59,10 @@ _DECODERS: dict[str, int] = {
 _POST_PROCESSORS = ("ByteLevel", "TemplateProcessing", "RobertaProcessing", "BertProcessing", "Sequence")  # fmt: skip
 _MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 # Types that cannot run away, whatever their text.
-_PLAIN = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "ByteLevel", "Prepend", "Replace",
-    "Split", "Digits", "Punctuation", "Metaspace", "Whitespace", "WhitespaceSplit", "ByteFallback", "Fuse", "Sequence",
-})  # fmt: skip
+_PLAIN = frozenset(
+    "NFC NFD NFKC NFKD Lowercase Strip StripAccents ByteLevel Prepend Replace Split Digits Punctuation Metaspace "
+    "Whitespace WhitespaceSplit ByteFallback Fuse Sequence".split()
+)
 _PARTS = {
     "normalizer": ("normalizers", _NORMALIZERS),
     "pre_tokenizer": ("pretokenizers", _PRE_TOKENIZERS),
@@ -107,8 +110,9 @@ def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
     if kind not in _MODELS:
         raise refuse(f"has a model of the type {str(kind)[:40]!r}")
     vocab = model.get("vocab")
-    words = vocab if isinstance(vocab, Mapping) else [w[0] for w in vocab or () if isinstance(w, list) and w]  # fmt: skip
-    if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in words):
+    if isinstance(vocab, list):  # of [word, score]
+        vocab = [row[0] for row in vocab if isinstance(row, list) and row]
+    if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in vocab or ()):
         raise refuse(f"has a token of more than {MAX_WORD_CHARS:,} characters")
     if model.get("dropout"):
         raise refuse("drops merges at random, which is for training")
@@ -144,9 +148,8 @@ def _count(steps: list[Json], part: str, refuse: Callable[[str], BadCheckpoint])
 def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
     """How many times longer a step makes a text by what it is told to write."""
     kind = step.get("type")
-    if kind == "Precompiled":
-        if len(str(step.get("precompiled_charsmap", ""))) > MAX_CHARSMAP_CHARS:
-            raise refuse("has a table of normalizations larger than any published one")
+    if len(str(step.get("precompiled_charsmap", ""))) > MAX_CHARSMAP_CHARS:
+        raise refuse("has a table of normalizations larger than any published one")
     if kind == "Prepend":
         return 1 + len(str(step.get("prepend", "")))
     pattern = step.get("pattern")

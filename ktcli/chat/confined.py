@@ -7,6 +7,7 @@ by a fault of the library, the caller gets one sentence, and the next call start
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -19,7 +20,9 @@ from typing import IO, Any
 from ktcli.chat.codec import AddedToken, Encoded, LibraryCodec
 from ktcli.chat.interrupt import stoppable
 
-MEMORY_BYTES = 1 << 30  # address space of the helper; the largest published tokenizer takes a third of it
+MEMORY_BYTES = (
+    1 << 30
+)  # address space of the helper; the largest published tokenizer takes a third of it
 LOAD_S = 15  # of processor time
 CALL_S = 5  # of processor time, and so much more for each
 CALL_S_PER_MB = 5  # megabyte of text
@@ -137,10 +140,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 stream.close()
-            except BrokenPipeError:
-                pass
     process.wait()
 
 

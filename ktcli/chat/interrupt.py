@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-
 _stoppable: list[bool] = []  # not empty: in `stoppable`, in the main thread
 
 

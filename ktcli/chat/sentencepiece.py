@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
 from ktcli.chat.files import check_size, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.pieces import Kind, Piece, Pieces, added_token, document
