@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import UsageError
 from ktcli.store import catalog, library, manifest
@@ -57,7 +57,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
-        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
+        held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
     with held, listener.progress(f"Converting {entry.name}") as bar:
         try:
             return weights.convert(

@@ -12,7 +12,7 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from ktcli.chat.files import check_size, read_json
+from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.gguf.words import KIMI
 
@@ -73,9 +73,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     Raises:
         BadCheckpoint: not such a file.
     """
-    check_size(path, MAX_BYTES)
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, MAX_BYTES).splitlines(), 1):
         word, _, rank = line.partition(b" ")
         try:
             token = base64.b64decode(word, validate=True)
