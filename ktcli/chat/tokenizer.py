@@ -121,6 +121,12 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether there are files of a tokenizer."""
+    whole, pieces = folder / "tokenizer.json", folder / sentencepiece.NAME
+    return whole.exists() or tiktoken.find(folder) is not None or pieces.exists()
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the model whose data files lie in `folder`.
 
@@ -129,7 +135,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     """
     whole, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
     ranks, pieces = tiktoken.find(folder), folder / sentencepiece.NAME
-    if not (whole.exists() or ranks or pieces.exists()):
+    if not has_tokenizer(folder):
         raise BadCheckpoint(
             f"{whole} is missing",
             hint=f"kt also reads {sentencepiece.NAME} and tiktoken.model; without one of them a model has no words",
