@@ -65,6 +65,9 @@ class Codec(Protocol):
     def id_of(self, token: str) -> int | None:
         """The id of a token."""
 
+    def word_of(self, id: int) -> str | None:
+        """A token by its id, in the letters of the vocabulary."""
+
 
 class LibraryCodec:
     """The library in this process.
@@ -101,6 +104,9 @@ class LibraryCodec:
 
     def id_of(self, token: str) -> int | None:
         return self._inner.token_to_id(token)
+
+    def word_of(self, id: int) -> str | None:
+        return self._inner.id_to_token(id)
 
 
 # No text holds it: it stands for an added token whose own text is to be a word like any other.

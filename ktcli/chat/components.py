@@ -10,6 +10,7 @@ limits (`confined`). The names are those of the file format of the library.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -70,8 +71,21 @@ _PARTS = {
 }
 
 
-def examine(document: Json, where: str) -> bool:
-    """Looks at a whole `tokenizer.json`; says whether it may run inside this process.
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found in a `tokenizer.json`.
+
+    Attributes:
+        known: it may run inside this process.
+        decoder: the kinds of the decoder's steps, in order; joining tokens is none.
+    """
+
+    known: bool
+    decoder: tuple[str, ...]
+
+
+def examine(document: Json, where: str) -> Examined:
+    """Looks at a whole `tokenizer.json`.
 
     Args:
         where: its file, for sentences.
@@ -98,7 +112,9 @@ def examine(document: Json, where: str) -> bool:
                 raise refuse(f"has a {part} that makes texts more than {MAX_GROWTH} times longer")
             plain = plain and kind in _PLAIN and _is_known(step)
     _post_processor(document.get("post_processor"), refuse)
-    return plain and not document.get("truncation") and not document.get("padding")
+    kinds = (str(step.get("type")) for step in steps)  # of the last part: the decoder
+    decoder = tuple(kind for kind in kinds if kind not in ("Sequence", "Fuse"))
+    return Examined(plain, decoder)
 
 
 def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:

@@ -65,6 +65,10 @@ class ConfinedCodec:
         found = self._call(op="id", text=token)
         return None if found is None else int(found)
 
+    def word_of(self, id: int) -> str | None:
+        found = self._call(op="word", id=id)
+        return None if found is None else str(found)
+
     def _call(self, **request: Any) -> Any:
         if self._helper is None:
             self._helper = _Helper(self._document)
@@ -199,6 +203,8 @@ def _answer(codec: LibraryCodec, request: dict[str, Any]) -> Any:
             return codec.decode(request["ids"], special=request["special"])
         case "id":
             return codec.id_of(request["text"])
+        case "word":
+            return codec.word_of(request["id"])
     raise ValueError(f"no such request: {request['op']}")
 
 

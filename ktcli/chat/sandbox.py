@@ -15,7 +15,7 @@ import contextlib
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any
@@ -157,13 +157,12 @@ class _BriefUndefined(Undefined):
 
     @property
     def _undefined_message(self) -> str:
-        if self._undefined_hint:
-            return str(self._undefined_hint)
-        name = self._undefined_name
-        said = repr(name[:60] if isinstance(name, str) else _kind(name))
-        if self._undefined_obj is missing:
-            return f"{said} is undefined"
-        return f"a {_kind(self._undefined_obj)} has no {said}"
+        name, holder = self._undefined_name, self._undefined_obj
+        if isinstance(name, (str, int)) and (
+            holder is missing or type(holder).__module__ == "builtins"
+        ):
+            return str(super()._undefined_message)
+        return f"a {_kind(holder)} has no {_kind(name) if not isinstance(name, str) else name!r}"
 
 
 def _kind(value: Any) -> str:
@@ -243,9 +242,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _walking(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @pass_context
         def run(context: Context, value: Any, *args: Any, **more: Any) -> Any:
-            if not isinstance(value, (list, tuple, Mapping, Undefined)):
+            if isinstance(value, str):
+                self.meter.step(len(value))
+            elif isinstance(value, Iterable) and not isinstance(
+                value, (list, tuple, Mapping, Undefined)
+            ):
                 value = list(self.meter.each(value))
-            self.meter.weigh(value)
+            self.meter.weigh(value)  # what cannot be walked at all (none) is the filter's affair
             return self.meter.own(call(*self._first(call, context), value, *args, **more))
 
         return run

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ MAX_ADDED = 50_000  # added tokens; published ones have up to 6,500
 SLICE_CHARS = 1 << 16  # of a long text, when only its length in tokens is asked for
 SLACK = 16  # tokens by which cutting a text there may change their number
 T = TypeVar("T")
+_BYTES = {letter: byte for byte, letter in enumerate(tiktoken.letters())}
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _PROBE = "Hello, 世界 1+1=2\n"
 
 
@@ -36,11 +39,18 @@ class Tokenizer:
 
     Args:
         codec: the library, here or in a helper process.
+        decoder: the kinds of its decoder's steps, in order; joining tokens is none.
         where: its file, for sentences.
+    Attributes:
+        added: tokens that are found in a text before it is cut into words.
+        special_ids: of those that are left out of an answer's text.
+        byte_level: tokens are bytes, each of which has a letter.
     """
 
-    def __init__(self, codec: Codec, where: Path) -> None:
+    def __init__(self, codec: Codec, decoder: Sequence[str], where: Path) -> None:
         self._codec, self._where = codec, where
+        self.byte_level = list(decoder) == ["ByteLevel"]
+        self._falls_back = "ByteFallback" in decoder
         self.added = codec.added
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
@@ -108,6 +118,25 @@ class Tokenizer:
             f"{self._where} cannot write the ids", lambda: self._codec.decode(ids, special=special)
         )
 
+    def is_text(self, id: int) -> bool:
+        """Whether `decode` writes anything for an id: there is such a token, and it is not special."""
+        return id not in self.special_ids and self._codec.word_of(id) is not None
+
+    def is_byte(self, id: int) -> bool:
+        """Whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
+        token = self._codec.word_of(id) if self._falls_back else None
+        return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
+        token = (self._codec.word_of(id) or "") if self.is_text(id) else ""
+        if self._falls_back:
+            return bytes([int(token[1:-1], 16)])
+        try:
+            return bytes(_BYTES[letter] for letter in token)
+        except KeyError:  # an added token, in letters of its own
+            return token.encode("utf-8", "replace")
+
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if there is no such token."""
         return self._codec.id_of(token)
@@ -146,7 +175,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         where, made = ranks, partial(tiktoken.document, ranks, config)
     else:
         where, made = pieces, partial(sentencepiece.document_of, pieces, config)
-    return _tried(_codec(made(), where), where)
+    return _read_document(made(), where)
 
 
 def _whole(path: Path) -> str:
@@ -156,8 +185,8 @@ def _whole(path: Path) -> str:
     return text
 
 
-def _codec(text: str, where: Path) -> Codec:
-    """The library with a `tokenizer.json`, here if all of its parts are known, else confined."""
+def _read_document(text: str, where: Path) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`: here if all of its parts are known, else confined; tried once."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -168,10 +197,16 @@ def _codec(text: str, where: Path) -> Codec:
     added = document.get("added_tokens")
     if isinstance(added, list) and len(added) > MAX_ADDED:
         raise BadCheckpoint(f"{where} adds {len(added):,} tokens, more than {MAX_ADDED:,}")
-    known = examine(document, str(where))
+    found = examine(document, str(where))
     del document
     with _silent_stderr():
-        return _guarded(f"{where} is not a tokenizer", lambda: _made(text, known))
+        codec = _guarded(f"{where} is not a tokenizer", lambda: _made(text, found.known))
+    tokenizer = Tokenizer(codec, found.decoder, where)
+    ids = tokenizer.encode(_PROBE)
+    if not ids:
+        raise BadCheckpoint(f"{where} knows no tokens")
+    tokenizer.decode(ids)
+    return tokenizer
 
 
 def _made(text: str, known: bool) -> Codec:
@@ -180,15 +215,6 @@ def _made(text: str, known: bool) -> Codec:
     import tokenizers
 
     return LibraryCodec(tokenizers.Tokenizer.from_str(text))
-
-
-def _tried(codec: Codec, where: Path) -> Tokenizer:
-    tokenizer = Tokenizer(codec, where)
-    ids = tokenizer.encode(_PROBE)
-    if not ids:
-        raise BadCheckpoint(f"{where} knows no tokens")
-    tokenizer.decode(ids)
-    return tokenizer
 
 
 def _guarded(sentence: str, call: Callable[[], T]) -> T:
