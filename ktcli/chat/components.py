@@ -120,7 +120,7 @@ def examine(document: Json, where: str) -> Examined:
 def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
     """Whether a model is of the kind that may run inside this process."""
     if not isinstance(model, Mapping):
-        raise refuse("has no model")
+        return False  # the library has a sentence for that
     # Old files leave the type out; the library then tries all.
     kind = model.get("type", "BPE" if "merges" in model else "WordLevel")
     if kind not in _MODELS:

@@ -156,6 +156,21 @@ def has_tokenizer(folder: Path) -> bool:
     return whole.exists() or tiktoken.find(folder) is not None or pieces.exists()
 
 
+def examine_tokenizer(folder: Path) -> None:
+    """Refuses a `tokenizer.json` with components that no published one has; whether it works is not asked.
+
+    Raises:
+        BadCheckpoint: it has one, or it is too large.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return
+    with contextlib.suppress(ValueError, RecursionError):  # no JSON: a chat says so
+        document = json.loads(_whole(path))
+        if isinstance(document, dict):
+            examine(document, str(path))
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the model whose data files lie in `folder`.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
-from ktcli.assembly.text import require_tokenizer
+from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
@@ -90,7 +90,7 @@ def convert(
         experts = chosen_here(entry, dense, threads, out)
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
-    require_tokenizer(entry.path)
+    require_known_tokenizer(entry.path)
     started, found = time.monotonic(), None
     if calibrate is not None:
         if not recipe.searches:

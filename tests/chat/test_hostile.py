@@ -51,7 +51,13 @@ def test_what_nobody_publishes_is_refused_by_name(tmp_path: Path, name: str) -> 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
 
 
-@pytest.mark.parametrize("name", CONFINED)
+SLOW = ("quadratic", "looking ahead")  # seconds until the limit ends them
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name in SLOW)) for name in CONFINED],
+)
 def test_what_nobody_has_looked_at_is_bounded(tmp_path: Path, name: str) -> None:
     folder = written(tmp_path, CONFINED[name])
     done = subprocess.run(
