@@ -126,9 +126,10 @@ def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
     if kind not in _MODELS:
         raise refuse(f"has a model of the type {str(kind)[:40]!r}")
     vocab = model.get("vocab")
+    words = vocab if isinstance(vocab, Mapping) else ()
     if isinstance(vocab, list):  # of [word, score]
-        vocab = [row[0] for row in vocab if isinstance(row, list) and row]
-    if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in vocab or ()):
+        words = [row[0] for row in vocab if isinstance(row, list) and row]
+    if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in words):
         raise refuse(f"has a token of more than {MAX_WORD_CHARS:,} characters")
     if model.get("dropout"):
         raise refuse("drops merges at random, which is for training")
@@ -193,7 +194,7 @@ def _is_known(step: Json) -> bool:
     return (
         not isinstance(pattern, Mapping)
         or "Regex" not in pattern
-        or pattern["Regex"] in KNOWN_PATTERNS
+        or str(pattern["Regex"]) in KNOWN_PATTERNS
     )
 
 

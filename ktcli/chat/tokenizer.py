@@ -19,7 +19,6 @@ from typing import TypeVar
 from ktcli.chat import sentencepiece, tiktoken
 from ktcli.chat.codec import BORDER, Codec, LibraryCodec
 from ktcli.chat.components import examine
-from ktcli.chat.confined import ConfinedCodec
 from ktcli.chat.files import read_text
 from ktcli.errors import BadCheckpoint
 
@@ -226,6 +225,8 @@ def _read_document(text: str, where: Path) -> Tokenizer:
 
 def _made(text: str, known: bool) -> Codec:
     if not known:
+        from ktcli.chat.confined import ConfinedCodec
+
         return ConfinedCodec(text)
     import tokenizers
 

@@ -19,7 +19,7 @@ ORDINARY = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True
 
 def with_parts(**parts: Any) -> Callable[[Document], Document]:
     """An honest file with some parts of it replaced."""
-    return lambda document: {**copy.deepcopy(document), **parts}
+    return lambda document: copy.deepcopy({**document, **parts})
 
 
 def replace(content: str, **pattern: str) -> Document:
