@@ -34,11 +34,12 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine | 
     Raises:
         DeviceError: a GPU was asked for and cannot be used.
     """
-    engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted, listener)
-    if engine is None:
-        for option in wanted.device.of_gpu():
-            listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
-        engine = _load_on_cpu(ready, wanted, listener)
+    with library.repairable(ready.pack):
+        engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted, listener)
+        if engine is None:
+            for option in wanted.device.of_gpu():
+                listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
+            engine = _load_on_cpu(ready, wanted, listener)
     for warning in engine.warnings:
         listener.warn(warning)
     return engine

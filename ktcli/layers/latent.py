@@ -80,9 +80,9 @@ class LatentAttention:
 
     @cached_property
     def qkv_a_bias(self) -> Tensor | None:
-        """Only with a query latent: the reference gives a direct q projection no bias."""
-        if not (self.bias and self.q_lora):
+        if not self.bias:
             return None
+        assert self.q_lora, "the reference gives a direct q projection no bias"
         assert not self.own_gates, "no family has biases on gated latent attention"
         pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
         return self._vector("qkv_a_bias", *pieces, neutral=0.0)

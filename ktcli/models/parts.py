@@ -160,8 +160,7 @@ def assemble(
     )
     context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
-    head = (f"{prefixes.head}.weight",) if decoder.tied else ()
-    ignored = (*_LEFT_OUT, *beyond, *head, *prefixes.ignored)
+    ignored = (*_LEFT_OUT, *beyond, *prefixes.ignored)
     return DecoderModel(family, decoder, context, ignored)
 
 
@@ -265,6 +264,11 @@ def read_mla(f: Fields) -> LatentAttention:
     shape = MlaShape(heads, nope, rope_dim, v, f.whole("kv_lora_rank"), scale)
     q_lora = f.whole("q_lora_rank") if f.has("q_lora_rank") else 0
     bias = f.flag("attention_bias", False)
+    if bias and not q_lora:
+        raise BadCheckpoint(
+            f"{f.where}: attention_bias is true and q_lora_rank null; this version computes biases only with"
+            " a query latent"
+        )
     return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)
 
 

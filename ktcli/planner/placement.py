@@ -48,7 +48,7 @@ from ktcli.planner.spec import (
     step_work,
     weight_bytes,
 )
-from ktcli.weights.formats import FORMATS
+from ktcli.weights.formats import steps_from
 from ktcli.weights.recipe import Recipe
 
 # With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
@@ -274,12 +274,14 @@ def _hybrid_advice(
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
     """Recipes that take less memory, the least change first: experts, then dense, then both."""
+    usual = Recipe()
+    steps = reversed((usual.experts, *steps_from(usual.experts)))  # bf16, int8, int4
     experts = [
-        FORMATS[name]
-        for name in ("int8", "int4")
-        if FORMATS[name].bits < recipe.experts.bits or (recipe.down and name == "int4")
+        fmt
+        for fmt in steps
+        if fmt.bits < recipe.experts.bits or (recipe.down and fmt == usual.experts)
     ]
-    dense = [FORMATS["int8"]] if recipe.dense.bits > 8 else []
+    dense = [usual.dense] if recipe.dense.bits > usual.dense.bits else []
     yield from (Recipe(fmt, recipe.dense) for fmt in experts)
     yield from (Recipe(fmt, small) for small in dense for fmt in [recipe.experts, *experts])
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli import smallfiles
+from ktcli import manifest, smallfiles
 from ktcli.errors import KtError
-from ktcli.store import library, manifest
+from ktcli.store import library
 
 # All counts are halved as often as a map stands for more tokens than this. With 8 of 256 experts per
 # token, one that is chosen a tenth as often as the others then still has 400 to 800 hits; somebody who
