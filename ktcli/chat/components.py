@@ -9,7 +9,7 @@ limits (`confined`). The names are those of the file format of the library.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
     if kind not in _MODELS:
         raise refuse(f"has a model of the type {str(kind)[:40]!r}")
     vocab = model.get("vocab")
-    words = vocab if isinstance(vocab, Mapping) else ()
+    words: Iterable[Any] = vocab if isinstance(vocab, Mapping) else ()
     if isinstance(vocab, list):  # of [word, score]
         words = [row[0] for row in vocab if isinstance(row, list) and row]
     if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in words):
