@@ -277,7 +277,11 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         if item.is_dir(follow_symlinks=False):
             yield from walk(Path(item.path))
         elif item.is_file(follow_symlinks=False):
-            yield Path(item.path), item.stat(follow_symlinks=False)
+            try:
+                status = item.stat(follow_symlinks=False)
+            except FileNotFoundError:  # renamed or removed meanwhile
+                continue
+            yield Path(item.path), status
 
 
 def folder_of(kind: Kind) -> Path:
