@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.chat.channels import Channels
-from ktcli.chat.conversation import Conversation
+from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
@@ -47,6 +47,14 @@ class EngineLike(Protocol):
 
     def chosen(self) -> NDArray[np.int64]:
         """How often each expert was chosen since the engine was made, [MoE layers, E]."""
+
+
+def longer_context(engine: EngineLike) -> str:
+    """What could be done for a longer conversation: an option, unless the model itself ends there."""
+    most = engine.spec.context
+    if engine.context < most:
+        return f"--context gives more room, up to {most:,} tokens"
+    return f"{most:,} tokens are the most that this model was made for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,7 @@ class Chat:
 
     Attributes:
         conversation: the messages.
-        reply: of the last question; None before the first.
+        reply: of the last question that was not refused; None before the first.
     """
 
     def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
@@ -136,6 +144,7 @@ class Chat:
         self.conversation = Conversation()
         self.session = speaker.engine.session()
         self.reply: Reply | None = None
+        self._answering: Reply | None = None
         self._known = _Known()
         self.settings = settings or speaker.voice.settings
 
@@ -155,6 +164,19 @@ class Chat:
         return self._sampler.seed
 
     @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun and not ended."""
+        return self._answering is not None
+
+    @property
+    def so_far(self) -> Conversation:
+        """A copy of the conversation, with what there is of an answer in progress."""
+        turns = list(self.conversation.turns)
+        if self._answering is not None and self._answering.text:
+            turns.append({"role": "assistant", "content": self._answering.text})
+        return Conversation(self.conversation.system, turns)
+
+    @property
     def used(self) -> int:
         """Tokens in the context."""
         return len(self.session.ids)
@@ -172,8 +194,8 @@ class Chat:
             ContextFull: there is no room; the question is not part of the conversation.
             BadCheckpoint: the template or tokenizer is wrong.
         """
-        self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
-        return self._answer(cancelled, progress)
+        before = list(self.conversation.turns)
+        return self._ask(question, before, cancelled, progress)
 
     def retry(
         self,
@@ -181,17 +203,32 @@ class Chat:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
     ) -> Iterator[Piece] | None:
-        """Answer the last question again; None if there was none."""
+        """Answer the last question again; None if there was none. What stops it before the first word leaves the
+        answer that there was."""
+        before = list(self.conversation.turns)
         question = self.conversation.undo()
         if question is None:
             return None
-        return self.ask(question, cancelled=cancelled, progress=progress)
+        return self._ask(question, before, cancelled, progress)
 
-    def _answer(self, cancelled: Callable[[], bool], progress: Progress | None) -> Iterator[Piece]:
-        reply = Reply()
-        self.reply = reply
+    def _ask(
+        self,
+        question: str,
+        before: list[Turn],
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Iterator[Piece]:
+        self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
+        return self._answer(before, cancelled, progress)
+
+    def _answer(
+        self, before: list[Turn], cancelled: Callable[[], bool], progress: Progress | None
+    ) -> Iterator[Piece]:
+        """The pieces of the answer to the last question; if there are none, the turns are those `before` it."""
+        reply = self._answering = Reply()
         try:
             text, prompt = self._prompt()
+            self.reply = reply
             generation = self._generation(prompt, cancelled, progress, reply)
             if Channels.known_to(self.speaker.voice.tokenizer):
                 yield from self._in_channels(generation, reply)
@@ -199,7 +236,8 @@ class Chat:
                 yield from self._between_marks(generation, reply, text)
             reply.finish = generation.finish
         finally:
-            self._remember(reply)
+            self._answering = None
+            self._remember(reply, before)
         self._known = self._now_known(text, prompt, reply)
 
     def _generation(
@@ -272,12 +310,12 @@ class Chat:
         if rest:
             yield rest
 
-    def _remember(self, reply: Reply) -> None:
+    def _remember(self, reply: Reply, before: list[Turn]) -> None:
         """Keep the answer, cut or whole; a question that nothing was said to is taken back."""
         if reply.text or reply.finish is not Finish.CANCELLED:
             self.conversation.say("assistant", reply.text)
         else:
-            self.conversation.turns.pop()
+            self.conversation.turns[:] = before
 
     def _prompt(self) -> tuple[str, list[int]]:
         """The conversation as text and as ids."""
@@ -298,7 +336,7 @@ class Chat:
                 f"the conversation has {len(ids):,} tokens and the context holds {context:,}, "
                 "so there is no room for an answer",
                 hint="/clear starts afresh, /undo takes a turn back; "
-                "start kt chat with a larger --context for longer conversations",
+                + longer_context(self.speaker.engine),
             )
         return text, ids
 

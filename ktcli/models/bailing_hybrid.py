@@ -151,4 +151,4 @@ def _latent(f: Fields) -> LatentAttention:
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
     made = read_mla(f)
     f.require("rotary_dim", f.whole("rotary_dim", default=made.shape.rope), made.shape.rope)
-    return replace(made, own_gates=_GATES, o_name="dense")
+    return replace(made, gates=_GATES, o_name="dense")

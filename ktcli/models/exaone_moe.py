@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
@@ -42,16 +42,16 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_corr
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    attention = read_gqa(f, qk_norm=QkNorm.HEADS)
+    attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     is_dense = read_typed_dense(f)
     listed = f.has("layer_types")
     window = read_windows(f, default=(lambda _: False) if listed else _is_near(f))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        rotates = bool(window(i)) or not f.has("sliding_window")
-        shape = replace(attention.shape, window=window(i))
-        own = replace(attention, shape=shape, rotates=rotates)
+        own = attention.within(window(i))
+        if f.has("sliding_window") and not window(i):
+            own = replace(own, rope=None)
         return own, read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "exaone_moe", parts)

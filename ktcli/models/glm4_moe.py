@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
@@ -65,7 +65,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     bias = f.flag("attention_bias", False)
     attention = read_gqa(
         f,
-        qk_norm=QkNorm.HEADS if norm else QkNorm.NONE,
+        norms=QkNorms() if norm else None,
         qkv_bias=bias,
         o_bias=bias and kind in _O_BIASED,
     )

@@ -107,8 +107,8 @@ def _near(f: Fields) -> Any:
         given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
         rope = {**Fields(given, f"{f.where}: rope").values, "rope_theta": thetas[i]}
         values = {**f.values, "rope_parameters": rope} if thetas[i] else f.values
-        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks")
-        return replace(own.within(window(i)), rotates=thetas[i] != 0)
+        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks").within(window(i))
+        return replace(own, rope=None) if thetas[i] == 0 else own
 
     return attend
 

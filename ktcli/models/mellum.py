@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.grouped_query import QkNorms
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -45,7 +45,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = of_kind(f, _NEAR if window(i) else _FULL)
-        attention = read_gqa(own, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
+        attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "mellum", parts)

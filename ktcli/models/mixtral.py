@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import Fields
@@ -44,7 +44,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)
-        attention = read_gqa(f, qk_norm=QkNorm.ROWS)
+        attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS))
         routing = replace(routing, score=Score.SIGMOID)
     else:
         attention = read_gqa(f)

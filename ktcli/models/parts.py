@@ -22,7 +22,7 @@ from ktcli.layers.decoder import (
     Multipliers,
     below,
 )
-from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import DenseMlp
@@ -176,17 +176,15 @@ def read_streams(f: Fields) -> MixShape:
 def read_gqa(
     f: Fields,
     *,
-    qk_norm: QkNorm = QkNorm.NONE,
+    norms: QkNorms | None = None,
     qkv_bias: bool = False,
     o_bias: bool = False,
     interleaved: bool = False,
-    norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
     Args:
-        interleaved: it turns pairs of neighbours.
-        norms: what the checkpoint calls those of q and k.
+        interleaved: pairs of neighbours are rotated.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -199,8 +197,7 @@ def read_gqa(
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
-    made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
-    return replace(made, norms=norms)
+    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
 
 
 def of_kind(f: Fields, kind: str) -> Fields:

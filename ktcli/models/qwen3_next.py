@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.gates import QueryGates
+from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
@@ -70,7 +71,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("attention_bias", f.flag("attention_bias", False), False)
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
-    full = replace(read_gqa(f, qk_norm=QkNorm.HEADS), gated=True, norm_plus=1.0)
+    full = replace(read_gqa(f, norms=QkNorms(plus=1.0)), gates=QueryGates())
     f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
     mlp = _mlp(f)
