@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli import config
+from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import UsageError
-from ktcli.store import catalog, library, manifest
+from ktcli.store import catalog, library
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
@@ -55,10 +55,11 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
-        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
-    with held, listener.progress(f"Converting {entry.name}") as bar:
+        held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
+    damaged = library.repairable(target)
+    with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
         try:
-            return weights.convert(
+            report = weights.convert(
                 entry.path,
                 target,
                 recipe,
@@ -71,6 +72,9 @@ def convert_entry(
             raise KeyboardInterrupt(
                 "what is complete is kept; the same command goes on from there"
             ) from None
+    for remark in report.remarks:
+        listener.warn(remark)
+    return report
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:

@@ -41,17 +41,20 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
         DeviceError: a GPU was asked for and cannot be used.
         BadPack: the files are damaged.
     """
-    pack = Pack.open(ready.pack)
-    planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
-    plan = planner.place()
-    engine: Engine | None = None
-    if plan.device is not None:
-        plan, engine = _with_device(ready, pack, planner, plan, listener)
-    if engine is None:
-        for option in wanted.device.of_gpu():
-            listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
-        with _bar(ready, listener) as bar:
-            engine = _on_cpu(pack, planner, plan, lambda done, of: bar.update(done=done, total=of))
+    with library.repairable(ready.pack):
+        pack = Pack.open(ready.pack)
+        planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
+        plan = planner.place()
+        engine: Engine | None = None
+        if plan.device is not None:
+            plan, engine = _with_device(ready, pack, planner, plan, listener)
+        if engine is None:
+            for option in wanted.device.of_gpu():
+                listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
+            with _bar(ready, listener) as bar:
+                engine = _on_cpu(
+                    pack, planner, plan, lambda done, of: bar.update(done=done, total=of)
+                )
     for warning in engine.warnings:
         listener.warn(warning)
     return engine

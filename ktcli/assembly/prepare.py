@@ -23,10 +23,10 @@ from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib
+from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.store import catalog, library, removal
 from ktcli.store.library import BUILTIN, Entry, Kind
-from ktcli.store.manifest import PACK as PACK_MANIFEST
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import stat
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.numa import Numa
@@ -112,19 +112,16 @@ def _wish(said: str | None, spec: Spec) -> Wish:
 
 def _read(path: Path) -> str:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
-            raise UsageError(f"{str(path)[:300]} is not a file of GPU experts")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        why = getattr(error, "strerror", None) or "no such name"
+        return smallfiles.read_bounded(path, MAX_BYTES).decode("utf-8", "replace")
+    except smallfiles.NotSmall as error:
+        raise UsageError(
+            f"{str(path)[:300]} is not a file of GPU experts: {error.strerror}", hint=_EXPERTS
+        ) from error
+    except OSError as error:
         raise NotFound(
-            f"cannot read the file of GPU experts {str(path)[:300]}: {why}",
+            f"cannot read the file of GPU experts {str(path)[:300]}: {error.strerror}",
             hint=_EXPERTS,
         ) from error
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{path} is too large for a file of GPU experts")
-    return data.decode("utf-8", "replace")
 
 
 def _threshold(said: str | None) -> int | None:

@@ -47,7 +47,8 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
     """
     entry = library.find(name)
     if entry is not None and entry.kind is Kind.PACK:
-        pack = Pack.open(entry.path)
+        with library.repairable(entry.path):
+            pack = Pack.open(entry.path)
         own = pack.recipe
         recipe = Recipe.named(experts or own.experts_name, dense or own.dense.name)
         return Subject(entry.name, pack.config, recipe, entry.path if recipe == own else None)

@@ -135,7 +135,8 @@ def ways_of(
         ready = prepare(
             name, wanted, lambda name, folder: load_tokenizer(folder), formats, listener
         )
-        pack = Pack.open(ready.pack)
+        with library.repairable(ready.pack):
+            pack = Pack.open(ready.pack)
         model = build(pack.config)
         if asked.context > model.spec.context:
             raise UsageError(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ktcli import smallfiles
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
@@ -69,8 +70,7 @@ def read_ids(path: Path) -> list[int]:
         UsageError: it is not a list of whole numbers.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_IDS_BYTES + 1)
+        data = smallfiles.read_start(path, MAX_IDS_BYTES + 1)
         if len(data) > MAX_IDS_BYTES:
             raise UsageError(f"{path} is too large for a list of ids")
         values: Any = jsonlib.loads(data)

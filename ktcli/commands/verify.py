@@ -6,10 +6,11 @@ from typing import Any
 
 import typer
 
+from ktcli import manifest
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
 from ktcli.errors import BadCheckpoint, NotFound, gib
 from ktcli.output import out, safe
-from ktcli.store import library, manifest
+from ktcli.store import integrity, library
 from ktcli.store.library import Entry, Kind
 
 
@@ -46,16 +47,17 @@ def _check(entry: Entry) -> dict[str, Any]:
         )
     bad: dict[str, str] = {}
     with out.progress(f"Checking {entry.label}", found.size_bytes) as bar:
-        for file, problem in manifest.check(entry.path, found.files, bar.advance):
+        for file, problem in integrity.check(entry.path, found.records, bar.advance):
             if problem:
                 bad[file.name] = problem
     return {
         "name": entry.label,
         "kind": entry.kind.value,
-        "files": len(found.files),
+        "files": len(found.records),
         "size_bytes": found.size_bytes,
         "bad": bad,
         "again": entry.again,
+        "repair": entry.repair,
     }
 
 
@@ -65,5 +67,5 @@ def _render(report: dict[str, Any]) -> str:
         return f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
     lines += [f"  {safe(file)} {problem}" for file, problem in report["bad"].items()]
-    lines.append(f"  make it again with: kt rm {safe(report['name'])} && {safe(report['again'])}")
+    lines.append(f"  make it again with: {safe(report['repair'])}")
     return "\n".join(lines)

@@ -8,13 +8,11 @@ name. A damaged file counts as no measurement: it can always be made again. Here
 
 from __future__ import annotations
 
-import json
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.hardware.machine import Cpu, Gpu, Measured
 
 MAX_RATE = 1e18  # per second; more is no measurement
@@ -83,18 +81,16 @@ def path() -> Path:
 def entries() -> dict[str, dict[str, Any]]:
     """All entries by name; what cannot be one is dropped, and gone after the next write."""
     try:
-        if not stat.S_ISREG(path().stat().st_mode):  # a pipe would block
-            return {}
-        with path().open("rb") as stream:
-            known = json.loads(stream.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+        known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))
+    except (OSError, ValueError):
         return {}
-    entries = known.items() if isinstance(known, dict) else ()
-    return {key: value for key, value in entries if isinstance(value, dict) and _is_flat(value)}
+    return {
+        key: value for key, value in known.items() if isinstance(value, dict) and _is_flat(value)
+    }
 
 
 def _is_flat(value: object, levels: int = 3) -> bool:
-    """Whether it nests no deeper than what is written here: writing it again must not recurse without end."""
+    """Whether it nests no deeper than what is written here."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value

@@ -6,14 +6,12 @@ holds its lock meanwhile, so that two processes that measure at the same time bo
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import date
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.errors import KtError
 from ktcli.hardware import measured
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured
@@ -86,14 +84,11 @@ def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None
 
 def _keep(key: str, values: Mapping[str, object]) -> None:
     path = measured.path()
-    with config.lock(path.with_suffix(".lock"), "keeping what was measured", wait_s=LOCK_WAIT_S):
+    lock = path.with_suffix(".lock")
+    with smallfiles.lock(lock, "keeping what was measured", wait_s=LOCK_WAIT_S):
         known = measured.entries()
         known[key] = {**known.get(key, {}), **values}
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            part.replace(path)
+            smallfiles.write(path, json.dumps(known, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
             raise KtError(f"cannot write {path}: {error.strerror}") from error

@@ -19,6 +19,7 @@ from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
+from ktcli.ops.part import ModelPart
 from ktcli.planner import deferral
 from ktcli.planner.cost import Rates, seconds, step_seconds
 from ktcli.planner.host import Host, node_words
@@ -39,8 +40,6 @@ from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
 from ktcli.planner.plan import EARLY_TOKENS, Cost, Line, Plan, Request, Speed
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
-    KV_CACHE,
-    STATES,
     STATES_REASON,
     Step,
     Work,
@@ -49,7 +48,7 @@ from ktcli.planner.spec import (
     step_work,
     weight_bytes,
 )
-from ktcli.weights.formats import FORMATS
+from ktcli.weights.formats import steps_from
 from ktcli.weights.recipe import Recipe
 
 # With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
@@ -301,12 +300,14 @@ def _hybrid_advice(
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
     """Recipes that take less memory, the least change first: experts, then dense, then both."""
+    usual = Recipe()
+    steps = reversed((usual.experts, *steps_from(usual.experts)))  # bf16, int8, int4
     experts = [
-        FORMATS[name]
-        for name in ("int8", "int4")
-        if FORMATS[name].bits < recipe.experts.bits or (recipe.down and name == "int4")
+        fmt
+        for fmt in steps
+        if fmt.bits < recipe.experts.bits or (recipe.down and fmt == usual.experts)
     ]
-    dense = [FORMATS["int8"]] if recipe.dense.bits > 8 else []
+    dense = [usual.dense] if recipe.dense.bits > usual.dense.bits else []
     yield from (Recipe(fmt, recipe.dense) for fmt in experts)
     yield from (Recipe(fmt, small) for small in dense for fmt in [recipe.experts, *experts])
 
@@ -329,8 +330,8 @@ def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
 class _Timing:
     """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
 
-    decode: Mapping[str, Work]
-    prefill: Mapping[str, Work]
+    decode: Mapping[ModelPart, Work]
+    prefill: Mapping[ModelPart, Work]
     chunk: int
     rates: Rates
 
@@ -343,10 +344,10 @@ class _Timing:
         )
         return cls(decode, prefill, chunk, rates)
 
-    def line(self, part: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
+    def line(self, part: ModelPart, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
         one, many = self.decode.get(part), self.prefill.get(part)
         return Line(
-            part=part,
+            part=part.value,
             format=fmt,
             where=where,
             size_bytes=size_bytes,
@@ -365,41 +366,40 @@ def _lines(alone: _Alone, context: int) -> Iterator[Line]:
     spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
     split = f"{node_words(host.nodes)}, cut between {teams} teams"
     for part in parts(model, recipe):
-        where = split if part.name in extra else spread
-        size = part.size_bytes + extra.get(part.name, 0)
-        yield line(part.name, part.format, where, size, _reason(part.name, spec))
+        where = split if part.part in extra else spread
+        size = part.size_bytes + extra.get(part.part, 0)
+        yield line(part.part, part.format, where, size, _reason(part.part, spec))
     positions = f"{context} positions, {gib(use.position_bytes(spec))} each"
     states = sequence_bytes(spec)
-    cache = use.session_bytes(spec, context) - states
-    yield line(KV_CACHE, "f32" if use.f32_cache else "bf16", spread, cache, positions)
+    cache, fmt = use.session_bytes(spec, context) - states, "f32" if use.f32_cache else "bf16"
+    yield line(ModelPart.CACHE, fmt, spread, cache, positions)
     if states:
-        yield line(STATES, "f32", spread, states, STATES_REASON)
+        yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-    yield line(
-        "scratch", "f32", spread, scratch_bytes(model) + use.logits_bytes(spec, context), buffers
-    )
+    scratch = scratch_bytes(model) + use.logits_bytes(spec, context)
+    yield Line.reserved("scratch", "f32", spread, scratch, buffers)
     others = f"the program; {gib(host.margin_bytes)} for others"
-    yield line("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
+    yield Line.reserved("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
 
 
-_REASONS: Mapping[str, str] = {
-    "embedding": "one row per token",
-    "attention": "every token reads all of it",
-    "latent attention": "cached latents to keys and values",
-    "linear attention": "every token reads all of it",
-    "linear attention gates": "what is learned and forgotten",
-    "pooling": "windows of positions become a row each",
-    "indexer": "what chooses the positions",
-    "hyper-connections": "how the residual's streams are mixed",
-    "dense MLP": "every token reads all of it",
-    "shared experts": "every token uses them",
-    "router": "chooses the experts",
-    "norms, biases": "small, kept exact",
-    "output head": "read once per token that is sampled",
+_REASONS: Mapping[ModelPart, str] = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.ATTENTION: "every token reads all of it",
+    ModelPart.LATENT: "cached latents to keys and values",
+    ModelPart.LINEAR: "every token reads all of it",
+    ModelPart.LINEAR_GATES: "what is learned and forgotten",
+    ModelPart.POOLING: "windows of positions become a row each",
+    ModelPart.INDEXER: "what chooses the positions",
+    ModelPart.HYPER: "how the residual's streams are mixed",
+    ModelPart.DENSE_MLP: "every token reads all of it",
+    ModelPart.SHARED: "every token uses them",
+    ModelPart.ROUTER: "chooses the experts",
+    ModelPart.VECTORS: "small, kept exact",
+    ModelPart.HEAD: "read once per token that is sampled",
 }
 
 
-def _reason(part: str, spec: Spec) -> str:
-    if part == "routed experts":
+def _reason(part: ModelPart, spec: Spec) -> str:
+    if part is ModelPart.EXPERTS:
         return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
-    return _REASONS.get(part, "")
+    return _REASONS[part]

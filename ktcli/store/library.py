@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 
-from ktcli import config
-from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
+from ktcli import config, manifest, smallfiles
+from ktcli.errors import BadCheckpoint, BadPack, KtError, NotFound, UsageError
 from ktcli.numbered import numbered_set
-from ktcli.store import catalog, manifest
+from ktcli.store import catalog
 from ktcli.store.reference import GGUF, Reference, parse
 
 BUILTIN = "kt-mini"
@@ -90,6 +91,17 @@ class Entry:
         return f"kt pull {self.source or self.name}"
 
     @property
+    def repair(self) -> str:
+        """The commands that make it again where it is damaged, or words for them."""
+        if self.managed:
+            return f"kt rm {self.label} && {self.again}"
+        if self.kind is Kind.PACK:
+            return (
+                f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"
+            )
+        return f"copy its files to {self.path} once more"
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of its files, those of links not counted."""
         if self.path.suffix.lower() == GGUF:
@@ -137,7 +149,7 @@ def conversion_name(pack: Path) -> str:
 def heat_lock() -> AbstractContextManager[None]:
     """The lock that whoever changes heat maps holds."""
     what = "changing the heat map of a model"
-    return config.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
+    return smallfiles.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -217,6 +229,20 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     raise catalog.unknown(name, tuple(entry.name for entry in entries()))
 
 
+@contextmanager
+def repairable(pack: Path) -> Iterator[None]:
+    """Errors about a damaged pack get the command that makes it again; its checkpoint stays."""
+    try:
+        yield
+    except BadPack as error:
+        inside = pack.absolute().parent == folder_of(Kind.PACK)
+        entry = (
+            _entry(pack, Kind.PACK) if inside else Entry(pack.name, Kind.PACK, pack, managed=False)
+        )
+        error.hint = error.hint or f"make it again with: {entry.repair}"
+        raise
+
+
 def parts(file: Path) -> list[Path]:
     """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
     return [path for name in numbered_set(file.name) if (path := file.parent / name).is_file()]
@@ -281,10 +307,8 @@ def _entry(path: Path, kind: Kind) -> Entry:
 def _pulling(path: Path) -> str:
     """The reference that an interrupted pull left; empty if it left none."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(MAX_REFERENCE_BYTES).decode("utf-8", "replace").strip()
+        data = smallfiles.read_bounded(path, MAX_REFERENCE_BYTES)
+        return data.decode("utf-8", "replace").strip()
     except OSError:
         return ""
 
@@ -332,7 +356,8 @@ def _local(folder: Path) -> Entry:
     source = manifest.read(folder / _manifest_name(kind))
     if folder.parent == folder_of(kind):
         return _entry(folder, kind)
-    formats = source.formats if source and pack else ""
+    names = source.formats if source else None
+    formats = f"{names.experts}-{names.dense}" if names else ""
     origin = source.origin if source else ""
     return Entry(folder.name, kind, folder, "", formats, origin, managed=False)
 

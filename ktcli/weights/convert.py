@@ -19,44 +19,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.config import lock
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
+from ktcli.manifest import MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
+from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import PackError, Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.check import check
-from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.encode import Encoder
 from ktcli.weights.header import is_regular, read_bounded
-from ktcli.weights.manifest import (
-    FileRecord,
-    Manifest,
-    encode_record,
-    parse_manifest,
-    parse_record,
-)
-from ktcli.weights.pack import (
-    HINT,
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Pack,
-    WeightFile,
-    is_pack,
-    weight_files,
-)
+from ktcli.weights.manifest import format_names, parse_pack
+from ktcli.weights.pack import Pack, WeightFile, is_pack, weight_files
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
-from ktcli.weights.writer import (
-    SUFFIX,
-    FileWriter,
-    append_line,
-    explained,
-    free_bytes,
-    write_file,
-)
+from ktcli.weights.tied import remark
+from ktcli.weights.writer import FileWriter, explained, free_bytes
 
 PART = "kt.json.part"
 LOCK = "kt.lock"
@@ -96,6 +77,7 @@ class Report:
         kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
         stages: what took how long; None: there was nothing to do.
+        remarks: what a user should know of the checkpoint.
     """
 
     path: Path
@@ -105,6 +87,7 @@ class Report:
     kept_files: int
     error: dict[str, float]
     stages: Stages | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def already_complete(self) -> bool:
@@ -151,14 +134,16 @@ def convert(
         what = f"converting {source.name} into {out}"
         with explained(what, out, lambda: _remaining_bytes(out, plan)):
             _check_space(what, out, plan)
-            with lock(out / LOCK, what), _tidy(out):
+            with smallfiles.lock(out / LOCK, what), _tidy(out):
                 done = _complete(out, plan)
                 if done is None:
                     left = [file for file in plan.files if not is_regular(out / file.name)]
                     check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
+                    told = remark((t for file in left for t in file.tensors), checkpoint, pool)
                     done = _convert(checkpoint, plan, out, encoder, progress)
+                    done = replace(done, remarks=(told,) if told else ())
         return done
 
 
@@ -169,12 +154,13 @@ def _plan(
     source_bytes = check(model, checkpoint)
     manifest = Manifest(
         family=model.spec.family,
-        hub=provenance.hub,
-        repository=provenance.repository,
-        revision=provenance.revision,
+        files=(),
+        hub=provenance.hub or "",
+        repository=provenance.repository or "",
+        revision=provenance.revision or "",
         digest=checkpoint.digest,
-        recipe=recipe,
-        calibration=calibration.identity if calibration else None,
+        formats=format_names(recipe),
+        calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
     return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
@@ -199,7 +185,8 @@ def _refuse_foreign(out: Path) -> None:
     if not out.is_dir():
         raise UsageError(f"{out} is not a folder", hint=hint)
     names = {path.name for path in out.iterdir()}
-    if names - {LOCK, PART + SUFFIX} and not names & {MANIFEST, PART}:
+    begun = {name for name in names if name.startswith(PART) and name.endswith(smallfiles.SUFFIX)}
+    if names - begun - {LOCK} and not names & {MANIFEST, PART}:
         raise UsageError(f"{out} is not empty and is no conversion of kt's", hint=hint)
 
 
@@ -218,7 +205,11 @@ def _tidy(out: Path) -> Iterator[None]:
 
 def _leftovers(out: Path) -> list[Path]:
     """What only an unfinished conversion has; a finished one that was killed while it tidied up, too."""
-    return [path for path in (*out.glob(f"*{SUFFIX}"), out / PART, out / LOCK) if path.exists()]
+    return [
+        path
+        for path in (*out.glob(f"*{smallfiles.SUFFIX}"), out / PART, out / LOCK)
+        if path.exists()
+    ]
 
 
 def _complete(out: Path, plan: Plan) -> Report | None:
@@ -238,9 +229,9 @@ def _complete(out: Path, plan: Plan) -> Report | None:
 def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
     if found == plan.manifest:
         return
-    mine, theirs = plan.manifest.recipe, found.recipe
-    if replace(found, recipe=mine) == plan.manifest:
-        what = f"this model as --experts {theirs.experts_name} --dense {theirs.dense.name}"
+    theirs = found.formats
+    if theirs and replace(found, formats=plan.manifest.formats) == plan.manifest:
+        what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
     elif replace(found, calibration=plan.manifest.calibration) == plan.manifest:
         what = "this model calibrated with another text"
     else:
@@ -285,7 +276,7 @@ def _convert(
         cosine = {kind.value: _cosine(each) for kind, each in sums.items()}
         encoder.sums.clear()
         records.append(FileRecord(file.name, file.size_bytes, digest, error, cosine))
-        append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
+        smallfiles.append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
     _finish(checkpoint, out, manifest)
     stages = encoder.stages(time.perf_counter() - begun, writing.seconds)
@@ -302,9 +293,9 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
     part = out / PART
     records: list[FileRecord] = []
     if part.exists() and list(out.glob("*.safetensors")):
-        first, *lines = read_bounded(part, MAX_MANIFEST_BYTES).split(b"\n")
+        first, *lines = read_bounded(part, MAX_BYTES).split(b"\n")
         with hinted(f"remove the folder {out} and convert again"):
-            _refuse_other(out, parse_manifest(first, PART), plan)
+            _refuse_other(out, parse_pack(first, PART)[0], plan)
         for file, line in zip(plan.files, lines[:-1], strict=False):
             record = _parse_line(line)
             if record is None or record.name != file.name or not _is_there(out, record, file):
@@ -312,14 +303,14 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
             records.append(record)
     text = plan.manifest.encode(indent=None)
     text += b"".join(json.dumps(encode_record(record)).encode() + b"\n" for record in records)
-    write_file(part, text)
+    smallfiles.write(part, text)
     return records
 
 
 def _parse_line(line: bytes) -> FileRecord | None:
     try:
-        return parse_record(parse_object(line, PART), PART)
-    except (BadPack, BadCheckpoint):
+        return parse_record(smallfiles.json_object(line))
+    except ValueError:
         return None
 
 
@@ -332,11 +323,12 @@ def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:
     """Take over the small files, then name the pack complete."""
     for record in manifest.extras:
         data = checkpoint.small_file(record.name)
-        if write_file(out / record.name, data) != record.sha256:
+        smallfiles.write(out / record.name, data)
+        if sha256(data).hexdigest() != record.sha256:
             raise BadCheckpoint(
                 f"{record.name} changed while it was converted", hint="run the command again"
             )
-    write_file(out / MANIFEST, manifest.encode())
+    smallfiles.write(out / MANIFEST, manifest.encode())
 
 
 def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:
@@ -358,7 +350,7 @@ def overall(files: Sequence[WeightFile], manifest: Manifest) -> dict[str, float]
         BadPack: the manifest lists other files.
     """
     if [file.name for file in files] != [record.name for record in manifest.files]:
-        raise BadPack(f"{MANIFEST} lists other weight files than its model has", hint=HINT)
+        raise BadPack(f"{MANIFEST} lists other weight files than its model has")
     squares: dict[str, list[tuple[float, int]]] = {}
     for file, record in zip(files, manifest.files, strict=True):
         for kind, error in record.error.items():

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packs import pretend_pack
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
-from ktcli import config
+from ktcli import manifest, smallfiles
 from ktcli.main import main
-from ktcli.store import library, manifest
-from ktcli.store.manifest import File, Manifest
+from ktcli.manifest import FileRecord, Manifest
+from ktcli.store import integrity, library
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,9 +37,10 @@ def add(name: str, *, complete: bool = True) -> Path:
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_text("{}")
     if complete:
-        digest = manifest.digest(folder / "config.json")
-        files = tuple(File(file, 2, digest) for file in ("config.json", "model.safetensors"))
-        manifest.write(folder / manifest.CHECKPOINT, Manifest(files, "hf", "org/repo", "a" * 40))
+        digest = integrity.digest(folder / "config.json")
+        files = tuple(FileRecord(file, 2, digest) for file in ("config.json", "model.safetensors"))
+        record = Manifest(files, "hf", "org/repo", "a" * 40)
+        (folder / manifest.CHECKPOINT).write_bytes(record.encode())
     return folder
 
 
@@ -167,12 +169,7 @@ def test_the_built_in_model_and_its_conversion(
         in document(["verify", "kt-mini"], capsys, code=3)["error"]["message"]
     )
     assert document(["rm", "kt-mini", "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
-    pack = library.pack_path("kt-mini", "int4", "int8")
-    pack.mkdir(parents=True)
-    recipe = {"experts": "int4", "dense": "int8"}
-    (pack / manifest.PACK).write_text(
-        json.dumps({"source": {}, "recipe": recipe, "extras": [], "files": []})
-    )
+    pretend_pack(library.pack_path("kt-mini", "int4", "int8"))
     names = [model["name"] for model in document(["list"], capsys)["models"]]
     assert names == ["kt-mini", "kt-mini@int4-int8"]
     assert document(["verify", "kt-mini"], capsys)["ok"]
@@ -202,13 +199,13 @@ def test_rm_leaves_what_was_completed_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     folder = add("kimi-k2", complete=False)
-    lock = config.lock
+    lock = smallfiles.lock
 
     def completed(*arguments: Any) -> Any:
-        manifest.write(folder / manifest.CHECKPOINT, Manifest(()))
+        (folder / manifest.CHECKPOINT).write_bytes(Manifest(()).encode())
         return lock(*arguments)
 
-    monkeypatch.setattr(config, "lock", completed)
+    monkeypatch.setattr(smallfiles, "lock", completed)
     assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
     assert folder.is_dir()
 

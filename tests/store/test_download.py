@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from store.fake_hub import COMMIT, Hub, serve
 
-from ktcli import config
+from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
-from ktcli.store import download, library, manifest
+from ktcli.store import download, integrity, library
 from ktcli.store.download import pull, wanted
 from ktcli.store.hubs import RemoteFile, Snapshot
 from ktcli.store.library import Kind
@@ -168,7 +168,7 @@ def test_ctrl_c_stops_at_once_and_the_next_pull_continues(hub: Hub, prefix: str)
 def test_hashes_of_an_interrupted_check_are_not_computed_again(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = manifest.digest, []
+    real, seen = integrity.digest, []
 
     def stop_at_the_last(path: Path, advance: object = None) -> str:
         if path.name == "tokenizer.json":
@@ -176,14 +176,14 @@ def test_hashes_of_an_interrupted_check_are_not_computed_again(
         seen.append(path.name)
         return real(path)
 
-    monkeypatch.setattr(manifest, "digest", stop_at_the_last)
+    monkeypatch.setattr(integrity, "digest", stop_at_the_last)
     files = hub.repositories["org/tiny"]
     files["tokenizer.json"] = files.pop("tokenizer.json")  # now the last one
     with pytest.raises(KeyboardInterrupt):
         get("org/tiny")
     before = list(seen)
     monkeypatch.setattr(
-        manifest, "digest", lambda path, advance: seen.append(path.name) or real(path)
+        integrity, "digest", lambda path, advance: seen.append(path.name) or real(path)
     )
     get("org/tiny")
     assert sorted(seen) == sorted(TAKEN)
@@ -229,7 +229,7 @@ def test_offline_is_one_sentence(
 def test_too_little_space_is_said_before_the_first_byte(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "free_space", lambda folder: download.SPARE_BYTES + 1000)
+    monkeypatch.setattr(download, "free_space", lambda folder: download.SPARE_BYTES + 1000)
     with pytest.raises(NotEnoughDisk, match="only 256 MiB is free"):
         get("org/tiny")
     assert hub.sent == {}
@@ -238,7 +238,7 @@ def test_too_little_space_is_said_before_the_first_byte(
 def test_a_second_process_is_told_who_is_pulling(hub: Hub) -> None:
     said = rf"process {os.getpid()} \(pulling org--tiny\)"
     with (
-        config.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
+        smallfiles.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
         pytest.raises(Busy, match=said),
     ):
         get("org/tiny")

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packs import pretend_pack
 
-from ktcli.store import heat, library, manifest, removal
+from ktcli import manifest
+from ktcli.store import heat, library, removal
 from ktcli.store.heat import FADE_TOKENS, Heat
 from ktcli.store.library import Entry, Kind
 
@@ -29,15 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pack() -> Path:
-    return make_pack(library.pack_path("kimi-k2", "int4", "int8"))
-
-
-def make_pack(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    recipe = {"experts": "int4", "dense": "int8"}
-    document = {"kt_pack": 1, "source": {}, "recipe": recipe, "files": []}
-    (folder / manifest.PACK).write_text(json.dumps(document))
-    return folder
+    return pretend_pack(library.pack_path("kimi-k2", "int4", "int8"))
 
 
 def chosen(tokens: int, seed: int = 0) -> Heat:
@@ -79,10 +73,8 @@ def test_merging_is_addition(pack: Path) -> None:
     assert same(found, parts[2] + parts[0] + parts[1])
     assert found is not None and found.counts.dtype == np.int64
     assert (found.counts.sum(axis=1) == 44 * TOP_K).all()
-    assert sorted(p.name for p in library.heat_path(pack).parent.iterdir()) == [
-        ".lock",
-        "kimi-k2@int4-int8.json",
-    ]
+    files = [p.name for p in library.heat_path(pack).parent.iterdir()]
+    assert files == ["kimi-k2@int4-int8.json"]
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -140,7 +132,7 @@ def test_writers_at_once_lose_nothing(pack: Path) -> None:
 
 
 def test_a_map_goes_with_its_model(pack: Path) -> None:
-    other = make_pack(library.pack_path("kimi-k2", "int8", "int8"))
+    other = pretend_pack(library.pack_path("kimi-k2", "int8", "int8"))
     for folder in (pack, other):
         heat.add(folder, chosen(5))
     removal.remove(library.resolve("kimi-k2@int4-int8"))
@@ -164,7 +156,7 @@ def test_a_linked_pack_takes_its_map_along(pack: Path, tmp_path: Path) -> None:
 
 
 def test_packs_elsewhere_are_told_apart(tmp_path: Path, home: Path) -> None:
-    one, two = (make_pack(tmp_path / part / "my model") for part in ("a", "b"))
+    one, two = (pretend_pack(tmp_path / part / "my model") for part in ("a", "b"))
     heat.add(one, chosen(5))
     assert same(heat.read(one, SHAPE), chosen(5)) and heat.read(two, SHAPE) is None
     assert library.heat_path(one).parent == home / "heat"
@@ -184,7 +176,7 @@ def test_a_library_that_cannot_be_written_is_no_error(
 
     monkeypatch.setattr(os, "fsync", full)
     assert not heat.add(pack, chosen(5)) and same(heat.read(pack, SHAPE), chosen(5))
-    assert len(list(library.heat_path(pack).parent.iterdir())) == 2
+    assert len(list(library.heat_path(pack).parent.iterdir())) == 1
 
 
 def test_a_library_that_is_a_file_in_the_wrong_place(pack: Path, home: Path) -> None:

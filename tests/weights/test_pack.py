@@ -14,11 +14,11 @@ from safetensors import safe_open
 from weights.fake_checkpoint import DEEPSEEK3, damaged, random_checkpoint
 
 from ktcli.errors import BadPack
+from ktcli.manifest import parse
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role
 from ktcli.weights.convert import convert
-from ktcli.weights.manifest import parse_manifest
 from ktcli.weights.pack import Pack, is_pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
@@ -103,9 +103,9 @@ def test_manifest_tells_nothing_of_the_machine(original: Path):
 
 def test_manifest_comes_back(original: Path):
     data = (original / "kt.json").read_bytes()
-    manifest = parse_manifest(data)
+    manifest = parse(data)
     assert manifest.encode() == data
-    assert parse_manifest(manifest.encode(indent=None)) == manifest
+    assert parse(manifest.encode(indent=None)) == manifest
     assert all(0 < record.error["dense"] < 0.02 for record in manifest.files)
     assert 0.05 < manifest.files[1].error["experts"] < 0.12
 
@@ -114,7 +114,7 @@ def test_manifest_of_a_published_model():
     text = b"""{"kt_pack": 1, "family": "x", "source": {"hub": "hf", "repository": "a/b", "revision": "c",
       "digest": "d"}, "recipe": {"experts": "bf16", "dense": "bf16"}, "formats": {"bf16": {"bits": 16,
       "group": 0, "scale": "none", "codebook": []}}, "extras": [], "files": []}"""
-    manifest = parse_manifest(text)
+    manifest = parse(text)
     assert (manifest.hub, manifest.repository, manifest.revision) == ("hf", "a/b", "c")
 
 
@@ -155,20 +155,21 @@ def swap(pack: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda p: (p / "kt.json").unlink(), "no converted model"),
-    "empty manifest": (lambda p: (p / "kt.json").write_text(""), "not valid JSON"),
+    "empty manifest": (lambda p: (p / "kt.json").write_text(""), "is not JSON"),
     "manifest is a list": (lambda p: (p / "kt.json").write_text("[1]"), "holds a list"),
-    "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "not valid JSON"),
-    "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "believable"),
+    "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "is not JSON"),
+    "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "more than 9.5 MiB"),
     "future version": (edit(lambda d: d.update(kt_pack=2)), "pack version 2, this kt reads version 1"),
     "version of two lines": (edit(lambda d: d.update(kt_pack="a\nb")), r"pack version 'a\\nb'"),
     "no version": (edit(lambda d: d.pop("kt_pack")), "pack version None"),
     "no files": (edit(lambda d: d.pop("files")), "no list 'files'"),
     "files is text": (edit(lambda d: d.update(files="x")), "no list 'files'"),
     "file is text": (edit(lambda d: d["files"].append("x")), "no object"),
-    "file outside": (edit(lambda d: d["files"][0].update(name="../x.safetensors")), "is none"),
-    "file absolute": (edit(lambda d: d["files"][0].update(name="/etc/passwd")), "is none"),
-    "file twice": (edit(lambda d: d["files"].append(d["files"][0])), "does not belong there"),
-    "extra outside": (edit(lambda d: d["extras"][0].update(name="../config.json")), "does not belong"),
+    "file outside": (edit(lambda d: d["files"][0].update(name="../x.safetensors")), "leads out"),
+    "file absolute": (edit(lambda d: d["files"][0].update(name="/etc/passwd")), "leads out"),
+    "file twice": (edit(lambda d: d["files"].append(d["files"][0])), "lists a file twice"),
+    "file unknown": (edit(lambda d: d["files"][0].update(name="x.safetensors")), "is none"),
+    "extra outside": (edit(lambda d: d["extras"][0].update(name="../config.json")), "leads out"),
     "extra unknown": (edit(lambda d: d["extras"][0].update(name="run.py")), "does not belong"),
     "negative size": (edit(lambda d: d["files"][0].update(size_bytes=-1)), "size or hash"),
     "size is true": (edit(lambda d: d["files"][0].update(size_bytes=True)), "size or hash"),
@@ -181,7 +182,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "cosine is true": (edit(lambda d: d["files"][0].update(cosine={"down": True})), "no conversion"),
     "no recipe": (edit(lambda d: d.pop("recipe")), "no object 'recipe'"),
     "unknown format": (edit(lambda d: d["recipe"].update(experts="int3")), "format 'int3'"),
-    "format is a list": (edit(lambda d: d["recipe"].update(experts=[])), "format '.*', which"),
+    "format is a list": (edit(lambda d: d["recipe"].update(experts=[])), "no text 'experts'"),
     "format means another": (edit(lambda d: d["formats"]["int4"].update(group=32)), "format 'int4'"),
     "file missing": (lambda p: (p / LAYER).unlink(), f"{LAYER} is missing"),
     "file short": (lambda p: (p / LAYER).write_bytes(b"x"), "1 bytes instead of"),
@@ -200,7 +201,6 @@ def test_damaged_pack(pack: Path, what: str):
     damage(pack)
     with pytest.raises(BadPack, match=words) as caught:
         Pack.open(pack)
-    assert caught.value.hint
     assert "\n" not in str(caught.value)
 
 
