@@ -22,6 +22,7 @@ from ktcli.errors import BadCheckpoint
 
 CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
+LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
 VERSION = 1
 MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model
 MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers

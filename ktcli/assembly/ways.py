@@ -162,7 +162,7 @@ def ways_of(
 def _require_known(name: str) -> None:
     """Refused before another model is pulled to be compared with it."""
     reference = parse(name)
-    if not reference.repository and not library.matching(reference.name or name):
+    if not reference.repository and not library.matching(reference.model):
         library.resolve(name)
 
 
@@ -179,7 +179,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     if reference.formats:
         raise UsageError(
             f"{name} is one conversion, --formats compares several",
-            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+            hint=f"kt eval {reference.model} --formats {reference.formats},{said[:80]}",
         )
     profile = catalog.find(reference.name)
     made = []

@@ -79,9 +79,9 @@ def convert(
         if experts or dense or mixed:
             raise UsageError(
                 f"{model} names its formats, and so do --experts, --dense and --mixed",
-                hint=f"leave one of them out: kt convert {reference.name}",
+                hint=f"leave one of them out: kt convert {reference.model}",
             )
-        model, (experts, dense) = reference.name, split_pair(reference.formats)
+        model, (experts, dense) = reference.model, split_pair(reference.formats)
     entry = library.resolve(model, Kind.CHECKPOINT)
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here

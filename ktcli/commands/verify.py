@@ -26,7 +26,7 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
       kt verify qwen3-30b-a3b@int4-int8 --json
     """
     entries = library.matching(model) or (library.resolve(model),)
-    # The built-in model has no manifest; its conversions have.
+    # The built-in model and a folder of one's own have no manifest; their conversions have.
     entries = tuple(entry for entry in entries if entry.managed) or entries
     reports = [_check(entry) for entry in entries]
     bad = [report for report in reports if report["bad"]]
@@ -40,7 +40,7 @@ def _check(entry: Entry) -> dict[str, Any]:
     found = manifest.read(entry.path / kind)
     if found is None:
         if entry.managed:
-            raise NotFound(f"{entry.label} is not complete", hint=f"continue with: {entry.again}")
+            raise library.incomplete(entry)
         raise NotFound(
             f"nobody recorded hashes for {entry.label}",
             hint="kt pull and kt convert record them; a folder of your own has none",

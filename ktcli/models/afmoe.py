@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention, Multipliers
+from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -39,7 +39,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _DENSE = "num_dense_layers"
-_NAMES = SparseNames(router="router.gate.weight", correction="expert_bias")
+_NAMES = SparseNames(
+    router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias"))
+)
 _PREFIXES = Prefixes(
     norms=("input_layernorm", "pre_mlp_layernorm"),
     after=("post_attention_layernorm", "post_mlp_layernorm"),

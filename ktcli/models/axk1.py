@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -39,7 +40,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _NORM = "post_mlp_layernorm"
 _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
-_NAMES = SparseNames(correction_may_lack=True)
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

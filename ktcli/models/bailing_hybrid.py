@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.recurrent import KimiDelta
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
@@ -53,7 +53,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
-_NAMES = SparseNames(correction="gate.expert_bias")
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("gate.expert_bias")))
 _GATES = OwnGates("g_proj")
 # Fields of which one value is known.
 _FLAGS = {

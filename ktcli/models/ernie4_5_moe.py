@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -21,7 +21,11 @@ from ktcli.models.parts import (
     read_sparse,
 )
 
-_NAMES = SparseNames(correction="moe_statics.e_score_correction_bias", correction_is_row=True)
+_NAMES = SparseNames(
+    router=RouterNames(
+        correction=CorrectionNames("moe_statics.e_score_correction_bias", is_row=True)
+    )
+)
 _START, _END, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "ernie4_5_moe": {

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -36,7 +36,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
-_NAMES = SparseNames(correction="e_score_correction_bias")
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_correction_bias")))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

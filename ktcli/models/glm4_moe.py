@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
+from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -49,7 +49,10 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-_HY3 = SparseNames(router="router.gate.weight", correction="expert_bias", shared="shared_mlp")
+_HY3 = SparseNames(
+    router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias")),
+    shared=SharedNames("shared_mlp"),
+)
 _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias speaks of o, too
 
 

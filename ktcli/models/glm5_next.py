@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import KimiDelta
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.deepseek_v32 import read_shared

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import EachExpert, InterleavedExperts, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -23,7 +24,9 @@ from ktcli.models.parts import (
 )
 from ktcli.native import Glu
 
-_NAMES = SparseNames(interleaved=True, router="router.weight", router_bias="router.bias")
+_NAMES = SparseNames(
+    (InterleavedExperts(), EachExpert()), RouterNames("router.weight", "router.bias")
+)
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -11,9 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention, Multipliers
+from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.grouped_query import GroupedQueryAttention
-from ktcli.layers.mlp import Mlp, MlpNames, SparseMlp, SparseNames
+from ktcli.layers.names import (
+    EachExpert,
+    FusedExperts,
+    MlpNames,
+    RouterNames,
+    SharedNames,
+    SparseNames,
+)
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -34,15 +42,13 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 _MOST = 1e6  # of a multiplier
 _THETAS = "layer_rope_theta"
 _PREFIXES = Prefixes(mlp="block_sparse_moe")
-_SHARED = MlpNames(fused="input_linear.weight", down="output_linear.weight")
-_NEAR_NAMES = SparseNames(
-    router="router.weight", shared="shared_mlp", shared_names=_SHARED, shared_beside=True
-)
-_NAMES = replace(
-    _NEAR_NAMES,
-    fused_gate_up="input_linear.weight",
-    fused_down="output_linear.weight",
-    router="router.layer.weight",
+_WITHIN = MlpNames(fused="input_linear.weight", down="output_linear.weight")
+_SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
+_NEAR_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
+_NAMES = SparseNames(
+    (EachExpert(), FusedExperts("input_linear.weight", "output_linear.weight")),
+    RouterNames("router.layer.weight"),
+    _SHARED,
 )
 
 

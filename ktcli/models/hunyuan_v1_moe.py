@@ -11,14 +11,15 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import RouterNames, SharedNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
 
-_NAMES = SparseNames(router="gate.wg.weight", shared="shared_mlp")
+_NAMES = SparseNames(router=RouterNames("gate.wg.weight"), shared=SharedNames("shared_mlp"))
 _NORMS = "query_layernorm", "key_layernorm"
 _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 

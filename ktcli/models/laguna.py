@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
-from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SharedNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -45,7 +46,10 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "shared_expert_intermediate_size": 512,
     }
 }
-_NAMES = SparseNames(correction="experts.e_score_correction_bias", shared="shared_expert")
+_NAMES = SparseNames(
+    router=RouterNames(correction=CorrectionNames("experts.e_score_correction_bias")),
+    shared=SharedNames("shared_expert"),
+)
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
-from ktcli.layers.mlp import Mlp
 from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (

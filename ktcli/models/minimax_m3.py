@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -58,10 +60,7 @@ _PREFIXES = Prefixes(
     ignored=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*", "*.mtp.*"),
 )
 _NAMES = SparseNames(
-    gate="experts.{e}.w1.weight",
-    up="experts.{e}.w3.weight",
-    down="experts.{e}.w2.weight",
-    correction="e_score_correction_bias",
+    NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e_score_correction_bias"))
 )
 
 

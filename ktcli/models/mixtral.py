@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -32,10 +33,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_layers
 
 _NAMES = SparseNames(
-    gate="experts.{e}.w1.weight",
-    up="experts.{e}.w3.weight",
-    down="experts.{e}.w2.weight",
-    correction="e_score_correction_bias",
+    NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e_score_correction_bias"))
 )
 
 

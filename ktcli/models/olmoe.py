@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing

@@ -18,21 +18,16 @@ from ktcli.layers.decoder import (
     Attention,
     Decoder,
     DecoderLayer,
+    Mlp,
     Multipliers,
     below,
 )
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.hyper import HyperConnection
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import (
-    USUAL_MLP,
-    USUAL_SPARSE,
-    DenseMlp,
-    Mlp,
-    MlpNames,
-    SparseMlp,
-    SparseNames,
-)
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import USUAL_MLP, USUAL_SPARSE, MlpNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import (
     MAX_CONTEXT,
     MAX_EXPERTS,

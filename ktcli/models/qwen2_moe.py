@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -35,7 +35,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 cut = cut_listed_dense
 
-_NAMES = SparseNames(shared="shared_expert")
+_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
+from ktcli.layers.names import USUAL_SPARSE, EachExpert, FusedExperts, SparseNames
 from ktcli.models.config import MAX_CONTEXT, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -37,7 +37,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _SEEING_PREFIXES = Prefixes("model.language_model", ignored=("model.visual.*",))
-_SEEING_NAMES = SparseNames(fused_across=True)
+_SEEING_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

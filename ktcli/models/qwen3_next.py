@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
@@ -61,7 +61,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_NAMES = SparseNames(shared="shared_expert")
+_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

@@ -14,10 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
-from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import (
+    CorrectionNames,
+    EachExpert,
+    FusedExperts,
+    RouterNames,
+    SharedNames,
+    SparseNames,
+)
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
@@ -46,12 +55,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {T
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
-    gate="gate_proj.weight",
-    up="up_proj.weight",
-    down="down_proj.weight",
-    correction="router_bias",
-    shared="share_expert",
-    shared_beside=True,
+    (EachExpert("gate_proj.weight", "up_proj.weight", "down_proj.weight"), FusedExperts()),
+    RouterNames(correction=CorrectionNames("router_bias")),
+    SharedNames("share_expert", beside=True),
 )
 _FLAGS = {
     "attention_bias": False,

@@ -63,3 +63,65 @@ def test_a_damaged_pack_is_made_again_without_removing_its_model(
     more = ids if command == "logits" else []
     error = document([command, name, *more], capsys, 5)["error"]
     assert error["hint"] == f"make it again with: kt rm {name} && kt convert {name}"
+
+
+def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: Capture) -> None:
+    """Also when it was changed since, so that they can be removed."""
+    label = pack.name
+    found = document(["verify", str(model)], capsys)
+    assert [each["name"] for each in found["models"]] == [label] and found["ok"]
+    listed = {each["name"]: each for each in document(["list"], capsys)["models"]}
+    assert listed[label]["source"] == str(model)
+    shown = document(["show", str(model)], capsys)["on_disk"]
+    assert [each["name"] for each in shown] == [str(model), label]
+    (pack / "kt.json").unlink()
+    assert main(["list"]) == 0
+    assert f"interrupted; continue with: kt convert {model}@int4-int8" in capsys.readouterr().out
+
+
+def test_a_folder_without_packs_has_no_hashes(
+    model: Path, pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "another")
+    error = document(["verify", str(copy)], capsys, 3)["error"]
+    assert "nobody recorded hashes" in error["message"]
+
+
+def test_the_packs_of_a_folder_are_removed_by_naming_it(
+    model: Path, pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["convert", f"{model}@int8-int8", "--quiet"]) == 0
+    capsys.readouterr()
+    other = document(["rm", f"{model}@int8-int8", "--yes"], capsys)["removed"]
+    assert len(other) == 1 and other[0].endswith("@int8-int8")
+    found = document(["rm", str(model), "--yes"], capsys)
+    assert found["removed"] == [pack.name] and not pack.exists()
+    assert sorted(path.name for path in (tmp_path / "home" / "origins").iterdir()) == []
+    assert (model / "config.json").is_file()
+    assert document(["rm", str(model), "--yes"], capsys, 2)["error"]["type"] == "UsageError"
+
+
+def test_a_conversion_of_a_folder_is_chosen_by_its_formats(
+    model: Path, pack: Path, capsys: Capture
+) -> None:
+    from ktcli.assembly.prepare import converted, prepare
+    from ktcli.assembly.request import Wanted
+
+    ready = prepare(f"{model}@int8-int8", Wanted(context=8))
+    assert ready.pack.name == pack.name.replace("int4", "int8")
+    for name, folder in ((str(model), pack), (f"{model}@int8-int8", ready.pack)):
+        assert prepare(name, Wanted(context=8)).pack == folder
+        found = converted(name)
+        assert found is not None and found.pack == folder
+    plan = document(["plan", f"{model}@int8-bf16"], capsys)
+    assert (plan["experts"], plan["dense"]) == ("int8", "bf16")
+
+
+def test_a_pack_that_is_there_needs_no_lock(model: Path, pack: Path, tmp_path: Path) -> None:
+    """As in a library on a disk that cannot be written."""
+    from ktcli.assembly.prepare import prepare
+    from ktcli.assembly.request import Wanted
+
+    shutil.rmtree(tmp_path / "home" / "locks", ignore_errors=True)
+    (tmp_path / "home" / "locks").write_text("no folder can be made here")
+    assert prepare(str(model), Wanted(context=8)).pack == pack

@@ -233,6 +233,7 @@ def test_too_little_space_is_said_before_the_first_byte(
     with pytest.raises(NotEnoughDisk, match="only 256 MiB is free"):
         get("org/tiny")
     assert hub.sent == {}
+    assert not any(entry.managed for entry in library.entries())
 
 
 def test_a_second_process_is_told_who_is_pulling(hub: Hub) -> None:
