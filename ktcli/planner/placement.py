@@ -71,7 +71,7 @@ def _check(spec: Spec, request: Request) -> None:
     if request.context is not None and not 1 <= request.context <= spec.context:
         raise UsageError(
             f"a context of {request.context} tokens is not possible:"
-            f" this model was made for 1..{spec.context}",
+            f" this model was made for 1..{spec.context} positions",
             hint=f"use --context {spec.context} or less",
         )
     deferral.require(request.defer, spec.top_k)

@@ -91,7 +91,7 @@ def test_context_by_default_shrinks_to_what_fits():
 def test_context_never_exceeds_the_models():
     model = shape("qwen3-30b-a3b", max_position_embeddings=1000)
     assert place(model, host(64), Request()).context == 1000
-    with pytest.raises(UsageError, match=r"1\.\.1000"):
+    with pytest.raises(UsageError, match="1000 positions"):
         place(model, host(64), Request(context=1001))
 
 
