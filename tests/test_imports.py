@@ -40,6 +40,7 @@ LEVELS = [
     {"assembly"},
     {"commands", "output"},
     {"main"},
+    {"start"},
     {"__main__"},
 ]
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
+from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
@@ -89,6 +91,7 @@ def convert(
         experts = chosen_here(entry, dense, threads, out)
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
+    require_known_tokenizer(entry.path)
     started, found = time.monotonic(), None
     if calibrate is not None:
         if not recipe.searches:
@@ -103,8 +106,17 @@ def convert(
         found = calibration(entry, calibrate, place, threads, out)
     report = convert_entry(entry, recipe, target, threads=threads, calibration=found, listener=out)
     words = document(entry, recipe, report)
+    words["talk"] = f"kt chat {_named(entry, recipe, target)}"
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
+
+
+def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
+    """The shortest name of a conversion for the command line."""
+    if target is not None:
+        return quote(str(target) if "/" in str(target) else f"./{target}")
+    usual = recipe == recipe_for(entry)
+    return quote(entry.label) if usual else f"{quote(entry.label)}@{recipe.name}"
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
@@ -146,7 +158,8 @@ def render(words: dict[str, Any]) -> str:
     """The report for people."""
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
-        return f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
+        done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
+        return f"{done}\nTalk to it: {safe(words['talk'])}"
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
     names = {kind: words["formats"][kind] for kind in words["error"]}
@@ -163,4 +176,5 @@ def render(words: dict[str, Any]) -> str:
         )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
+    lines.append(f"Talk to it: {safe(words['talk'])}")
     return "\n".join(lines)

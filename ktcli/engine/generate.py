@@ -31,7 +31,7 @@ class Finish(Enum):
 class Stats:
     """What one answer took; every counted token went through the model once."""
 
-    prompt_tokens: int = 0  # of the whole prompt
+    prompt_tokens: int = 0  # of the prompt, as far as it was read
     reused_tokens: int = 0  # of those, already in the cache
     prompt_s: float = 0.0
     tokens: int = 0  # of the answer, without the stop token
@@ -108,19 +108,22 @@ class Generation:
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 
     def _prefill(self) -> Logits:
+        started = time.perf_counter()
+
         def between_chunks(done: int, total: int) -> None:
+            self.stats.reused_tokens = len(self.prompt) - total
+            self.stats.prompt_tokens = self.stats.reused_tokens + done
+            self.stats.prompt_s = time.perf_counter() - started
             if self.progress is not None:
                 self.progress(done, total)
             if self.cancelled() and done < total:
                 raise _Cancelled
 
-        self.stats.prompt_tokens = len(self.prompt)
-        started = time.perf_counter()
         logits, reused = self.session.advance(
             self.prompt, progress=between_chunks, temperature=self.sampler.sums_at
         )
         self.stats.prompt_s = time.perf_counter() - started
-        self.stats.reused_tokens = reused
+        self.stats.prompt_tokens, self.stats.reused_tokens = len(self.prompt), reused
         return logits
 
 

@@ -22,16 +22,12 @@ from ktcli.layers.names import (
     SparseNames,
 )
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "granitemoe": {},
@@ -107,8 +103,8 @@ def _near(f: Fields) -> Any:
         given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
         rope = {**Fields(given, f"{f.where}: rope").values, "rope_theta": thetas[i]}
         values = {**f.values, "rope_parameters": rope} if thetas[i] else f.values
-        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks")
-        return replace(own.within(window(i)), rotates=thetas[i] != 0)
+        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks").within(window(i))
+        return replace(own, rope=None) if thetas[i] == 0 else own
 
     return attend
 
