@@ -19,6 +19,7 @@ from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import parse
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ def convert(
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
     when the same command runs again.
 
-    Number formats: int4, int4-g32, int4-g128, int4-g32-f32, int4-g128-f32,
-    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32; for experts also auto: the most precise
-    that fits this machine's memory.
+    Number formats: {formats}; for experts also auto: the most precise that fits this machine's memory.
 
     Examples:
 
@@ -109,6 +108,9 @@ def convert(
     words["talk"] = f"kt chat {_named(entry, recipe, target)}"
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
+
+
+convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
 
 
 def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
