@@ -83,21 +83,6 @@ def node_needs(
     return tuple(NodeNeed(node.id, need[node.id], node.free_bytes) for node in nodes)
 
 
-def node_shortage(
-    model: Model,
-    recipe: Recipe,
-    teams: Sequence[Team],
-    nodes: Sequence[Node],
-    interleaved_bytes: int,
-) -> tuple[tuple[int, int, int], ...]:
-    """(number, bytes needed, bytes free) of every node of `nodes` that teams are bound to and that has
-    too little free; the arguments are those of `node_needs`, except that `nodes` may be all there are."""
-    bound = {number for team in teams for number in team.memory}
-    held = [node for node in nodes if node.id in bound]
-    needs = node_needs(model, recipe, teams, held, interleaved_bytes) if held else ()
-    return tuple((n.node, n.need_bytes, n.free_bytes) for n in needs if not n.fits)
-
-
 def traffic_bytes(
     model: Model, recipe: Recipe, n_teams: int, tensors: Sequence[Tensor] | None = None
 ) -> int:
