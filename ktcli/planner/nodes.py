@@ -42,7 +42,9 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
 
-def extra_bytes(model: HasTensors, recipe: Recipe, teams: Sequence[Team]) -> Mapping[ModelPart, int]:
+def extra_bytes(
+    model: HasTensors, recipe: Recipe, teams: Sequence[Team]
+) -> Mapping[ModelPart, int]:
     """Part → bytes that cutting adds to it."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
