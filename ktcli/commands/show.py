@@ -37,8 +37,8 @@ def show(
       kt show ./my-model --json
     """
     entries = library.matching(model)
-    more = [each for entry in entries for each in conversions_outside(entry)]
-    entries += tuple(each for each in more if each not in entries)
+    if parse(model).folder is not None:  # and what was made of it as it is now
+        entries = (entries[0], *conversions_outside(entries[0]))
     profile = catalog.find(entries[0].name if entries else parse(model).name)
     if profile is None and not entries:
         library.resolve(model)

@@ -82,7 +82,8 @@ class Entry:
         """The command that continues or repeats the work this entry came from, or words for it."""
         if self.kind is Kind.PACK:
             if self.name.startswith(LOCAL):
-                return f"kt convert {quote(self.source or 'FOLDER')}@{self.formats}"
+                origin = origins.origin_of(self.name) or "FOLDER"
+                return f"kt convert {quote(str(origin))}@{self.formats}"
             return f"kt convert {self.name if _is_recommended(self) else self.label}"
         # The shortest reference that means this entry: a recorded commit is not part of most names.
         read_back = repository_named(self.name)
@@ -277,7 +278,11 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         if item.is_dir(follow_symlinks=False):
             yield from walk(Path(item.path))
         elif item.is_file(follow_symlinks=False):
-            yield Path(item.path), item.stat(follow_symlinks=False)
+            try:
+                status = item.stat(follow_symlinks=False)
+            except FileNotFoundError:  # renamed or removed meanwhile
+                continue
+            yield Path(item.path), status
 
 
 def folder_of(kind: Kind) -> Path:
@@ -318,11 +323,12 @@ def _entry(path: Path, kind: Kind) -> Entry:
         source = manifest.read(path / _manifest_name(kind))
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
-    origin = _pulling(path / PULLING) if kind is Kind.CHECKPOINT else ""
     if kind is Kind.PACK and name.startswith(LOCAL):
         origin = str(origins.origin_of(name) or "")
+    else:
+        origin = _pulling(path / PULLING) if source is None else source.origin
     if source is not None:
-        return Entry(name, kind, path, "", formats, source.origin or origin)
+        return Entry(name, kind, path, "", formats, origin or source.origin)
     held = smallfiles.holder(path / manifest.LOCK if kind is Kind.PACK else lock_path(name))
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
     return Entry(name, kind, path, problem, formats, origin, running=held is not None)

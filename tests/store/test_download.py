@@ -213,6 +213,20 @@ def test_answers_of_the_hub_become_sentences(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("said", ["", "hub.local:80", "https://"])
+@pytest.mark.parametrize(
+    ("prefix", "variable"), [("", "HF_ENDPOINT"), ("ms:", "MODELSCOPE_ENDPOINT")]
+)
+def test_an_address_that_is_none_is_told_by_its_variable(
+    prefix: str, variable: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    monkeypatch.setenv(variable, said)
+    with pytest.raises(UsageError, match=f"{variable} is '{said}'") as caught:
+        get(f"{prefix}org/tiny")
+    assert f"unset {variable}" in caught.value.hint
+
+
 @pytest.mark.parametrize("prefix", ["", "ms:"])
 def test_offline_is_one_sentence(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -199,6 +199,16 @@ def test_a_path_outside_the_library_cannot_be_made(name: str) -> None:
             make(name)
 
 
+def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Path) -> None:
+    """A hub's client renames its files as they are completed."""
+    for name in "ab":
+        (tmp_path / name).write_text("x")
+    found = library.walk(tmp_path)
+    assert next(found)[0].name == "a"
+    (tmp_path / "b").unlink()
+    assert list(found) == []
+
+
 # --- removing ---------------------------------------------------------------------------------
 
 
