@@ -50,8 +50,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], P
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured is measured for a millisecond, over few megabytes: for tests of what is said of it,
     whatever it is."""
-    from ktcli.hardware import measured
-    from ktcli.measure import bench, layer
+    from ktcli.measure import bench, layer, rates
     from ktcli.native import Pool
 
     real = Pool.ceiling
@@ -64,7 +63,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer, "_MOST_LAYERS", 4)
     monkeypatch.setattr(bench, "CEILING_BYTES", 4 << 20)
     for name in ("BUFFER_BYTES", "SMALLEST_BUFFER_BYTES"):
-        monkeypatch.setattr(measured, name, 4 << 20)
+        monkeypatch.setattr(rates, name, 4 << 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

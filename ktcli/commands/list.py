@@ -60,6 +60,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "source": entry.source,
         "complete": entry.complete,
         "problem": entry.problem,
+        "running": entry.running,
     }
 
 
@@ -104,6 +105,8 @@ def _billions(parameters: int) -> str:
 
 
 def _sick(entry: Entry) -> str:
+    if entry.running:
+        return entry.problem
     if entry.problem != library.INTERRUPTED:
         return f"damaged; kt verify {entry.label} says more"
     return f"interrupted; continue with: {entry.again}"

@@ -92,9 +92,10 @@ class Sizes:
     @classmethod
     def of(cls, model: Model, recipe: Recipe, stack: Stack) -> Sizes:
         """Activations per token in f32: the residual stream, its norm and two sums; the widest product and
-        what follows it; gate, up and activation of the chosen experts."""
+        what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
+        a block and normed."""
         spec, layers = model.spec, model.spec.scratch
-        columns = 4 * spec.hidden + 2 * layers.dense + 3 * layers.experts
+        columns = 4 * spec.hidden + 3 * layers.streams + 2 * layers.dense + 3 * layers.experts
         expert = int(stack.expert.size_bytes.max(initial=0))
         return cls(
             near_bytes=near_bytes(model, recipe),

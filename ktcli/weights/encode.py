@@ -28,9 +28,8 @@ from ktcli.weights.columns import factors_of, suffers
 from ktcli.weights.oracle import round_to_bf16
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
-from ktcli.weights.storage import Matrix, Raw, Read, Reader, Source, Span
+from ktcli.weights.storage import PIECE_ELEMENTS, Matrix, Raw, Read, Reader, Source, Span
 
-PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
 SAMPLE = 1024  # rows of a head, which are read twice
 LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack

@@ -1,5 +1,6 @@
-"""An interactive chat with the fake engine, for the terminal tests: python pty_chat.py FOLDER."""
+"""An interactive chat with the fake engine, for the terminal tests: python pty_chat.py FOLDER [full]."""
 
+import resource
 import sys
 import time
 from pathlib import Path
@@ -33,16 +34,18 @@ class SlowSession(FakeSession):
         return super().feed(ids, progress=progress, temperature=temperature)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, disk: str = "") -> None:
     model = speaker(folder, script)
     engine = model.engine
     assert isinstance(engine, FakeEngine)
     engine.session = lambda: SlowSession(engine)  # type: ignore[method-assign]
     chat = Chat(model)
     screen = Screen(sys.stdout, terminal=True, colour=True)
-    talk(chat, Prompt(folder / "history", slash.words), screen, out)
+    if disk == "full":  # not a byte more in any file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    talk(chat, Prompt(folder / "history", slash.words, out.warn), screen, out)
     print(f"LEFT after {len(chat.conversation.turns)} messages")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packs import pretend_pack
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
-from ktcli import smallfiles
+from ktcli import manifest, smallfiles
 from ktcli.main import main
-from ktcli.store import library, manifest
-from ktcli.store.manifest import File, Manifest
+from ktcli.manifest import FileRecord, Manifest
+from ktcli.store import integrity, library
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,9 +37,10 @@ def add(name: str, *, complete: bool = True) -> Path:
     for file in ("config.json", "model.safetensors"):
         (folder / file).write_text("{}")
     if complete:
-        digest = manifest.digest(folder / "config.json")
-        files = tuple(File(file, 2, digest) for file in ("config.json", "model.safetensors"))
-        manifest.write(folder / manifest.CHECKPOINT, Manifest(files, "hf", "org/repo", "a" * 40))
+        digest = integrity.digest(folder / "config.json")
+        files = tuple(FileRecord(file, 2, digest) for file in ("config.json", "model.safetensors"))
+        record = Manifest(files, "hf", "org/repo", "a" * 40)
+        (folder / manifest.CHECKPOINT).write_bytes(record.encode())
     return folder
 
 
@@ -151,6 +153,20 @@ def test_verify(capsys: Capture) -> None:
     assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
 
 
+def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
+    path = pretend_pack(library.pack_path("tiny", "int4", "int8")) / manifest.PACK
+    assert document(["verify", "tiny@int4-int8"], capsys)["models"][0]["manifest"] == "intact"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b"int4", b"int8", 1))
+    bad = document(["verify", "tiny@int4-int8"], capsys, code=5)["models"][0]["bad"]
+    assert bad == {"kt.json": "has other bytes than its own hash says"}
+    old = json.loads(written)
+    del old["sha256"]  # as an earlier kt wrote it
+    path.write_text(json.dumps(old))
+    assert main(["verify", "tiny@int4-int8"]) == 0
+    assert "carries no hash of itself" in capsys.readouterr().out
+
+
 def test_the_built_in_model_and_its_conversion(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,12 +183,7 @@ def test_the_built_in_model_and_its_conversion(
         in document(["verify", "kt-mini"], capsys, code=3)["error"]["message"]
     )
     assert document(["rm", "kt-mini", "--yes"], capsys, code=2)["error"]["type"] == "UsageError"
-    pack = library.pack_path("kt-mini", "int4", "int8")
-    pack.mkdir(parents=True)
-    recipe = {"experts": "int4", "dense": "int8"}
-    (pack / manifest.PACK).write_text(
-        json.dumps({"source": {}, "recipe": recipe, "extras": [], "files": []})
-    )
+    pretend_pack(library.pack_path("kt-mini", "int4", "int8"))
     names = [model["name"] for model in document(["list"], capsys)["models"]]
     assert names == ["kt-mini", "kt-mini@int4-int8"]
     assert document(["verify", "kt-mini"], capsys)["ok"]
@@ -205,7 +216,7 @@ def test_rm_leaves_what_was_completed_meanwhile(
     lock = smallfiles.lock
 
     def completed(*arguments: Any) -> Any:
-        manifest.write(folder / manifest.CHECKPOINT, Manifest(()))
+        (folder / manifest.CHECKPOINT).write_bytes(Manifest(()).encode())
         return lock(*arguments)
 
     monkeypatch.setattr(smallfiles, "lock", completed)
@@ -289,23 +300,23 @@ def test_doctor_says_why_tiles_are_or_are_not_used(home: Path, capsys: Capture) 
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to run tiles."""
     from ktcli import native
-    from ktcli.hardware import crossover
+    from ktcli.measure import tiles
 
     info = native.AmxInfo(True, True, True, True, True, 0, emulated=False)
     rows = (native.IsaRow("amx", True, ""), native.IsaRow("portable", True, ""))
     monkeypatch.setattr(native, "isa_rows", lambda: rows)
     monkeypatch.setattr(native, "amx_info", lambda: info)
-    monkeypatch.setattr(crossover, "measure", lambda *_: crossover.TileMin(4, 6, 3))
+    monkeypatch.setattr(tiles, "measure", lambda *_: tiles.TileMin(4, 6, 3))
 
 
 def test_doctor_shows_where_tiles_begin(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, xeon: None
 ) -> None:
-    from ktcli.hardware import measured
     from ktcli.hardware.machine import Measured
+    from ktcli.measure import rates
 
-    rates = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
-    monkeypatch.setattr(measured, "measure", lambda *_: rates)
+    found = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
+    monkeypatch.setattr(rates, "measure", lambda *_: found)
     code = main(["doctor"])
     assert "the first model that is loaded does it" in capsys.readouterr().out
     assert main(["doctor", "--measure"]) == code

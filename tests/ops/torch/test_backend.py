@@ -15,9 +15,9 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import DeviceRun
+from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case
 
-from ktcli.engine import Engine
 from ktcli.ops.torch.backend import (
     ResidentRunner,
     StepInputs,
@@ -95,7 +95,7 @@ def pair(
 
 
 def _make(case: Case, pack: Path) -> Pair:
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=1)
+    engine = load_engine(pack, exact=True, all_logits=True, threads=1)
     logits = engine.session().logits(IDS)
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
