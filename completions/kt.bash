@@ -14,7 +14,7 @@ _kt() {
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help'; words='models' ;;
+        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help'; words='models' ;;
         'doctor') options='--measure --json --help'; words='' ;;
         'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
         'pull') options='--json --quiet --help'; words='models' ;;
@@ -27,7 +27,7 @@ _kt() {
         'bench decode') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help'; words='models' ;;
         'bench prefill') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help'; words='models' ;;
         'bench kernel') options='--work --shape --format --tokens --threads --numa --isa --runs --json --help'; words='' ;;
-        'eval') options='--against --formats --defer --kv --text --tokens --context --stride --plot --threads --numa --json --quiet --help'; words='models' ;;
+        'eval') options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --json --quiet --help'; words='models' ;;
     esac
     if [[ $word == -* ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))

@@ -13,6 +13,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P
 complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
@@ -141,6 +142,7 @@ complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it,
 complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result: .png or .svg' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'

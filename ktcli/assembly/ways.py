@@ -194,13 +194,18 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     return tuple(made)
 
 
-def read(ways: Sequence[Way], passage: Passage, most: int) -> Reading:
+def read(
+    ways: Sequence[Way], passage: Passage, most: int, *, allow_special: bool = False
+) -> Reading:
     """The text as ids, the same for all.
 
+    Args:
+        allow_special: the text may give control tokens.
     Raises:
         UsageError: two models cut it differently.
     """
-    readings = {way.ready.pack: read_with(way.ready.pack, passage, most) for way in ways}
+    packs = {way.ready.pack for way in ways}
+    readings = {pack: read_with(pack, passage, most, allow_special=allow_special) for pack in packs}
     first = readings[ways[0].ready.pack]
     for way in ways:
         if (

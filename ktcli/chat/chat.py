@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.chat.channels import Channels
+from ktcli.chat.control import ControlTokens, Marked
 from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
@@ -62,11 +63,13 @@ class Voice:
     """What a model's text files say.
 
     Attributes:
+        control: keeps words of a conversation from becoming control tokens.
         stop_ids: end an answer.
         settings: the model's own.
     """
 
     tokenizer: Tokenizer
+    control: ControlTokens
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
@@ -79,16 +82,19 @@ class Voice:
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
-def read_voice(name: str, folder: Path) -> Voice:
+def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
     """Read them; cheap, so it comes before weights are converted or loaded.
 
+    Args:
+        allow_special: texts of a conversation may give control tokens.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
     tokenizer = load_tokenizer(folder)
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
-    return Voice(tokenizer, template, stop_ids, read_settings(folder))
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,26 +325,44 @@ class Chat:
 
     def _prompt(self) -> tuple[str, list[int]]:
         """The conversation as text and as ids."""
-        tokenizer, known = self.speaker.voice.tokenizer, self._known
-        text = self.speaker.voice.template.render(
-            self.conversation.messages, **self._settings.variables
+        voice, context = self.speaker.voice, self.speaker.engine.context
+        rendered = voice.control.render(
+            lambda messages, more: voice.template.render(messages, **more),
+            self.conversation.messages,
+            self._settings.variables,
         )
-        ids: list[int] = []
-        if known.text and text.startswith(known.text):
-            fresh = tokenizer.encode(text[len(known.text) :])
-            # Only a special token surely begins where the known text ends.
-            if fresh and fresh[0] in tokenizer.special_ids:
-                ids = [*known.ids, *fresh]
-        ids = ids or tokenizer.encode(text)
-        context = self.speaker.engine.context
+        text = rendered.text
+        ids = self._spliced(rendered)
+        if ids is None:
+            if voice.tokenizer.exceeds(text, context):
+                self._refuse(f"more than {context:,}")
+            ids = voice.control.encode(rendered)
         if len(ids) >= context:
-            raise ContextFull(
-                f"the conversation has {len(ids):,} tokens and the context holds {context:,}, "
-                "so there is no room for an answer",
-                hint="/clear starts afresh, /undo takes a turn back; "
-                + longer_context(self.speaker.engine),
-            )
+            self._refuse(f"{len(ids):,}")
         return text, ids
+
+    def _spliced(self, rendered: Marked) -> list[int] | None:
+        """The ids known from earlier turns, and those of what follows; None: the texts are not the same so far."""
+        known, voice = self._known, self.speaker.voice
+        if not known.text or not rendered.text.startswith(known.text):
+            return None
+        rest = rendered.after(len(known.text))
+        room = self.speaker.engine.context - len(known.ids)
+        if voice.tokenizer.exceeds(rest.text, max(0, room)):
+            return None
+        fresh = voice.control.encode(rest)
+        # Only a special token surely begins where the known text ends.
+        if not fresh or fresh[0] not in voice.tokenizer.special_ids:
+            return None
+        return [*known.ids, *fresh]
+
+    def _refuse(self, tokens: str) -> NoReturn:
+        raise ContextFull(
+            f"the conversation has {tokens} tokens and the context holds "
+            f"{self.speaker.engine.context:,}, so there is no room for an answer",
+            hint="/clear starts afresh, /undo takes a turn back; "
+            + longer_context(self.speaker.engine),
+        )
 
     def _now_known(self, text: str, prompt: list[int], reply: Reply) -> _Known:
         """What the next turn can take over: the prompt, and the answer if its ids are all its text."""

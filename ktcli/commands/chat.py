@@ -13,6 +13,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.options import (
+    AllowSpecialOpt,
     ContextOpt,
     DeferOpt,
     DeviceOpt,
@@ -99,6 +100,7 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
@@ -141,7 +143,9 @@ def chat(
             f"--greedy and --temperature {temperature:g} contradict each other",
             hint="leave one of them out",
         )
-    asked = Asked(given, max_tokens, tuple(stop or ()), system, think, stats)
+    asked = Asked(
+        given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
+    )
     recording = config.records_heat()
     model, prompt = who_and_what(name, prompt)
     words = _words(prompt, json)
@@ -167,6 +171,7 @@ class Asked:
     system: str | None
     thinking: bool | None
     stats: bool
+    allow_special: bool = False
 
     def over(self, settings: Settings) -> Settings:
         """The model's settings with what was asked for."""
@@ -240,7 +245,7 @@ def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.chat.chat import Chat, Speaker, read_voice
 
     ready = prepare(model, wanted, read_voice, listener=out)
-    voice = read_voice(ready.name, ready.pack)
+    voice = read_voice(ready.name, ready.pack, allow_special=asked.allow_special)
     if asked.thinking is not None and not voice.may_think:
         flag = "--think" if asked.thinking else "--no-think"
         out.warn(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
+from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
@@ -18,6 +19,7 @@ from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import parse
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
@@ -59,9 +61,7 @@ def convert(
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
     when the same command runs again.
 
-    Number formats: int4, int4-g32, int4-g128, int4-g32-f32, int4-g128-f32,
-    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32; for experts also auto: the most precise
-    that fits this machine's memory.
+    Number formats: {formats}; for experts also auto: the most precise that fits this machine's memory.
 
     Examples:
 
@@ -90,6 +90,7 @@ def convert(
         experts = chosen_here(entry, dense, threads, out)
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
+    require_known_tokenizer(entry.path)
     started, found = time.monotonic(), None
     if calibrate is not None:
         if not recipe.searches:
@@ -107,6 +108,9 @@ def convert(
     words["talk"] = f"kt chat {_named(entry, recipe, target)}"
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
+
+
+convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
 
 
 def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:

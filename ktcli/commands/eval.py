@@ -11,7 +11,15 @@ import typer
 
 from ktcli.assembly.ways import CACHES, Asked, cut, measure, read, ways_of
 from ktcli.chat.passage import read_passage
-from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, QuietOpt, ThreadsOpt, writable
+from ktcli.commands.options import (
+    AllowSpecialOpt,
+    JsonOpt,
+    ModelArg,
+    NumaOpt,
+    QuietOpt,
+    ThreadsOpt,
+    writable,
+)
 from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
 from ktcli.hardware.text import whole
@@ -93,6 +101,7 @@ def evaluate(
     context: LengthOpt = LENGTH,
     stride: StrideOpt = None,
     plot: PlotOpt = None,
+    allow_special: AllowSpecialOpt = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     json: JsonOpt = False,
@@ -121,7 +130,7 @@ def evaluate(
     asked.require()
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)
-    reading = read(ways, passage, tokens)
+    reading = read(ways, passage, tokens, allow_special=allow_special)
     over = cut(reading, passage, asked, out)
     scores, complete = measure(ways, over, asked, threads, numa, out)
     found = Found.of(ways, scores, passage, reading, asked, complete)

@@ -167,3 +167,11 @@ PrefillThresholdOpt = Annotated[
         " becomes faster.",
     ),
 ]
+
+AllowSpecialOpt = Annotated[
+    bool,
+    typer.Option(
+        "--allow-special",
+        help="Let texts give control tokens: <|im_end|> in a text then ends a turn.",
+    ),
+]

@@ -14,18 +14,12 @@ from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.backend import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {

@@ -12,19 +12,12 @@ from typing import Any
 
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_mla
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_mla,
-    read_sparse,
-    read_typed_dense,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense
+from ktcli.models.skeleton import Prefixes, assemble
 
 _USUAL = {
     **V3_EXPERTS,

@@ -18,21 +18,12 @@ from ktcli.layers.gates import OwnGates
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.recurrent import KimiDelta
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.attention import read_mla
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_eps,
-    read_mla,
-    read_sparse,
-    read_typed_dense,
-    read_types,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
 from ktcli.ops.backend import DeltaShape
 

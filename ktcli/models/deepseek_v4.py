@@ -29,19 +29,13 @@ from ktcli.models.config import (
     MAX_LAYERS,
     MAX_VOCAB,
     Fields,
+    read_eps,
     read_rope,
 )
+from ktcli.models.feedforward import read_experts, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_eps,
-    read_experts,
-    read_sparse,
-    read_streams,
-    read_types,
-)
+from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.skeleton import Prefixes, assemble, read_streams
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
 from ktcli.ops.windows import MqaShape, PoolShape

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.layers.grouped_query import QkNorms
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_dense
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_late_windows,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_late_windows, read_windows
+from ktcli.models.skeleton import assemble
 
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {

@@ -10,16 +10,12 @@ from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-)
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
 _NAMES = SparseNames(
     router=RouterNames(

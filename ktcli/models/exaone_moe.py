@@ -12,19 +12,12 @@ from typing import Any
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_gqa,
-    read_sparse,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "exaone_moe": {

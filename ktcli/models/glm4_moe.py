@@ -13,19 +13,12 @@ from typing import Any
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_gqa,
-    read_late_windows,
-    read_sparse,
-    read_typed_dense,
-)
+from ktcli.models.pattern import cut_typed_dense, read_late_windows, read_typed_dense
+from ktcli.models.skeleton import assemble
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {

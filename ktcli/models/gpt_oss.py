@@ -13,15 +13,12 @@ from typing import Any
 
 from ktcli.layers.names import EachExpert, InterleavedExperts, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import assemble
 from ktcli.native import Glu
 
 _NAMES = SparseNames(

@@ -22,16 +22,12 @@ from ktcli.layers.names import (
     SparseNames,
 )
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "granitemoe": {},

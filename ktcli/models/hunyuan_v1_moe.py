@@ -13,9 +13,12 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.names import RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
 

@@ -16,18 +16,12 @@ from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.names import CorrectionNames, RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 from ktcli.ops.backend import Gate, Score
 
 _FULL, _NEAR = "full_attention", "sliding_attention"

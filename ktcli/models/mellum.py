@@ -7,19 +7,12 @@ from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}

@@ -16,17 +16,12 @@ from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_types,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Score
 

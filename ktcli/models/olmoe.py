@@ -10,9 +10,12 @@ from typing import Any
 
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}}
 

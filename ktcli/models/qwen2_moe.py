@@ -11,18 +11,12 @@ from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.names import SharedNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    read_windows,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": {

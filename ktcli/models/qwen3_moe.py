@@ -11,20 +11,12 @@ from typing import Any
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import USUAL_SPARSE, EachExpert, FusedExperts, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CONTEXT, TEXT, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    USUAL_PREFIXES,
-    Prefixes,
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    text_part,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense
+from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
 
 # Qwen3-VL keeps its experts in two tensors per layer, transposed.
 _SEEING = "qwen3_vl_moe"

@@ -17,21 +17,12 @@ from ktcli.layers.gates import QueryGates
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.attention import read_gqa
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_eps,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    read_types,
-    text_part,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.backend import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"

@@ -27,20 +27,12 @@ from ktcli.layers.names import (
     SparseNames,
 )
 from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_types,
-    read_windows,
-    text_part,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types, read_windows
+from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Score
 

@@ -166,6 +166,20 @@ def test_verify(capsys: Capture) -> None:
     assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
 
 
+def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
+    path = pretend_pack(library.pack_path("tiny", "int4", "int8")) / manifest.PACK
+    assert document(["verify", "tiny@int4-int8"], capsys)["models"][0]["manifest"] == "intact"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b"int4", b"int8", 1))
+    bad = document(["verify", "tiny@int4-int8"], capsys, code=5)["models"][0]["bad"]
+    assert bad == {"kt.json": "has other bytes than its own hash says"}
+    old = json.loads(written)
+    del old["sha256"]  # as an earlier kt wrote it
+    path.write_text(json.dumps(old))
+    assert main(["verify", "tiny@int4-int8"]) == 0
+    assert "carries no hash of itself" in capsys.readouterr().out
+
+
 def test_the_built_in_model_and_its_conversion(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
