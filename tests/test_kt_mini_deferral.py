@@ -16,6 +16,7 @@ import torch
 from convert import convert_checkpoint
 from deferral import DeferredRunner
 from device import CPU
+from loading import load_engine
 from mini_tasks import MINI, RECIPE, is_right, tasks
 from numpy.typing import NDArray
 
@@ -56,7 +57,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(pack: Path) -> Load:
     def loaded(*, exact: bool = False) -> Engine:
         # One thread: the steps are short, and what they give does not depend on it.
-        return Engine.load(
+        return load_engine(
             pack, context=LENGTH + 1, all_logits=True, threads=1, defer=DEPTH, exact=exact
         )
 

@@ -48,9 +48,7 @@ def convert_entry(
             f"{recipe.experts_name} is made with a text",
             hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
-    from ktcli.hardware.cpu import read_cpu
-    from ktcli.hardware.probe import SYSTEM_ROOT
-    from ktcli.hardware.team import make_team
+    from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
 
     managed = target is None
@@ -66,7 +64,7 @@ def convert_entry(
                 entry.path,
                 target,
                 recipe,
-                make_team(read_cpu(SYSTEM_ROOT, ()), threads),
+                team_to_convert(threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
                 provenance=_provenance(entry.path),
                 calibration=calibration,

@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NoReturn
 
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens, Marked
@@ -23,34 +20,14 @@ from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
-from ktcli.engine.generate import Finish, Generation, Progress, Stats, Timeline
+from ktcli.engine import Engine
+from ktcli.engine.generate import Finish, Generation, Stats
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.session import Progress
 from ktcli.errors import ContextFull
-from ktcli.models import Spec
 
 
-class EngineLike(Protocol):
-    """What a chat needs of an engine."""
-
-    @property
-    def context(self) -> int:
-        """Positions of a session."""
-
-    @property
-    def spec(self) -> Spec:
-        """The model's shape."""
-
-    def depth_at(self, position: int) -> int:
-        """How many experts the token of an answer at `position` may defer."""
-
-    def session(self) -> Timeline:
-        """A new timeline."""
-
-    def chosen(self) -> NDArray[np.int64]:
-        """How often each expert was chosen since the engine was made, [MoE layers, E]."""
-
-
-def longer_context(engine: EngineLike) -> str:
+def longer_context(engine: Engine) -> str:
     """What could be done for a longer conversation: an option, unless the model itself ends there."""
     most = engine.spec.context
     if engine.context < most:
@@ -102,7 +79,7 @@ class Speaker:
     """A loaded model that can talk; `name` is for people."""
 
     name: str
-    engine: EngineLike
+    engine: Engine
     voice: Voice
 
 

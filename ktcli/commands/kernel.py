@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ktcli.assembly.host import team_here
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.commands.view.figures import (
     ceiling_figures,
@@ -18,7 +19,7 @@ from ktcli.commands.view.figures import (
     threads_words,
     warn_noisy,
 )
-from ktcli.engine.cpu import Options, make_pool, refusals
+from ktcli.engine.arenas import refusals
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
@@ -105,7 +106,7 @@ def kernel(
     formats = [format_named(name) for name in format]
     wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
     machine = probe()
-    pool = make_pool(Options(threads=threads, isa=isa, numa=asked_numa(numa)))
+    pool = team_here(threads, asked_numa(numa), isa)
     ceilings = Ceilings.of(pool)
     for warning in refusals(pool, ceilings.unbound):
         out.warn(warning)

@@ -11,38 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from ktcli.engine.logits import Logits
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.session import Progress, Session
 from ktcli.errors import ContextFull
-
-# progress(prompt tokens done, prompt tokens to compute)
-Progress = Callable[[int, int], None]
-
-
-class Timeline(Protocol):
-    """What generation needs of a session."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Ids in the cache."""
-
-    def advance(
-        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
-    ) -> tuple[Logits, int]:
-        """Make the cache hold `ids`; logits after the last, and how many were there already."""
-
-    def feed(
-        self,
-        ids: Sequence[int],
-        *,
-        progress: Progress | None = None,
-        temperature: float = 0.0,
-        defer: int = 0,
-    ) -> Logits:
-        """Append `ids`; logits after the last, with sums for this temperature. They may be gone after
-        the next call. `defer`: experts of each token that may come a layer later, at most."""
 
 
 class Finish(Enum):
@@ -89,7 +62,7 @@ class Generation:
         finish: why it ended; CANCELLED until it ends by itself.
     """
 
-    session: Timeline
+    session: Session
     prompt: Sequence[int]
     sampler: Sampler
     stop_ids: Collection[int]

@@ -10,6 +10,7 @@ import pytest
 from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
+from ktcli.assembly import host as here
 from ktcli.commands import bench as command
 from ktcli.commands.view.figures import ops_words
 from ktcli.hardware.machine import Gpu
@@ -186,7 +187,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from ktcli.engine.device import usable
 
     found = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
-    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=(found,)))
+    monkeypatch.setattr(here, "probe", lambda **_: replace(probe(), gpus=(found,)))
     monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(usable, "why_not", lambda: "")
     before = torch.get_num_threads()
@@ -261,7 +262,7 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
 def test_what_needs_a_gpu_says_so(
     arguments: list[str], sentence: str, qwen: str, capsys, monkeypatch
 ):
-    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=()))
+    monkeypatch.setattr(here, "probe", lambda **_: replace(probe(), gpus=()))
     assert main(["bench", "decode", qwen, *arguments]) != 0
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said

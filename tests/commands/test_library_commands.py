@@ -299,7 +299,7 @@ def test_doctor_on_a_library_that_cannot_be_written(
 def test_doctor_measures_and_remembers(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ktcli.hardware import measured
+    from ktcli.measure import rates as measured
 
     monkeypatch.setattr(measured, "SMALLEST_BUFFER_BYTES", 1 << 20)
     monkeypatch.setattr(measured, "BUFFER_BYTES", 1 << 20)
@@ -330,23 +330,23 @@ def test_doctor_says_why_tiles_are_or_are_not_used(home: Path, capsys: Capture) 
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to run tiles."""
     from ktcli import native
-    from ktcli.hardware import crossover
+    from ktcli.measure import tiles
 
     info = native.AmxInfo(True, True, True, True, True, 0, emulated=False)
     rows = (native.IsaRow("amx", True, ""), native.IsaRow("portable", True, ""))
     monkeypatch.setattr(native, "isa_rows", lambda: rows)
     monkeypatch.setattr(native, "amx_info", lambda: info)
-    monkeypatch.setattr(crossover, "measure", lambda *_: crossover.TileMin(4, 6, 3))
+    monkeypatch.setattr(tiles, "measure", lambda *_: tiles.TileMin(4, 6, 3))
 
 
 def test_doctor_shows_where_tiles_begin(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, xeon: None
 ) -> None:
-    from ktcli.hardware import measured
     from ktcli.hardware.machine import Measured
+    from ktcli.measure import rates
 
-    rates = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
-    monkeypatch.setattr(measured, "measure", lambda *_: rates)
+    found = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
+    monkeypatch.setattr(rates, "measure", lambda *_: found)
     code = main(["doctor"])
     assert "the first model that is loaded does it" in capsys.readouterr().out
     assert main(["doctor", "--measure"]) == code

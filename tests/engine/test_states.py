@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hybrid import CONTEXT, Made
+from loading import load_engine
 
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
@@ -26,7 +27,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def on_cpu(made: Made) -> Engine:
-    return Engine.load(made.path, context=CONTEXT, threads=1, exact=True)
+    return load_engine(made.path, context=CONTEXT, threads=1, exact=True)
 
 
 @pytest.fixture(scope="module", params=["cpu", "device"])

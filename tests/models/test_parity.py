@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from cores import TWO
+from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case, Judged, judge, write_checkpoint
 
 from ktcli.engine import Engine
@@ -37,7 +38,7 @@ class Converted:
 
     @cached_property
     def exact(self) -> Engine:
-        return Engine.load(self.pack, exact=True, all_logits=True, threads=TWO)
+        return load_engine(self.pack, exact=True, all_logits=True, threads=TWO)
 
     def feed(self, engine: Engine, sizes: list[int]) -> np.ndarray:
         """Logits of every position, fed in pieces of these sizes; the rest in pieces of the last."""
@@ -103,7 +104,7 @@ FAST = [(case, isa) for case in CASES for isa in (ROWS if case.thorough else ROW
 @pytest.mark.parametrize("sizes", [[1000], [N_TOKENS - STEPS, 1]], ids=["prefill", "decode"])
 def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> None:
     judged = converted.judged
-    engine = Engine.load(converted.pack, all_logits=True, threads=TWO, isa=isa)
+    engine = load_engine(converted.pack, all_logits=True, threads=TWO, isa=isa)
     logits = converted.feed(engine, sizes)
     decided = judged.margin >= UNDECIDED
     left_out = f"{(~decided).sum()} of {N_TOKENS} positions left out"
@@ -123,7 +124,7 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
     """
 
     def error(*, kv_f32: bool) -> float:
-        engine = Engine.load(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
+        engine = load_engine(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
         difference = converted.feed(engine, [N_TOKENS - 9, 1]) - converted.judged.logits
         return float(np.median(np.sqrt((difference**2).mean(axis=1))))
 

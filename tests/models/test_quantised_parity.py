@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from cores import TWO
+from loading import load_engine, pack_on
 from reference import CASES, ONE_OF_EACH, Case, Judged, judge, requantised, write_checkpoint
 
-from ktcli.engine import Engine
-from ktcli.engine.cpu import Options
-from ktcli.engine.loader import PackSource
-from ktcli.models import build
 from ktcli.native import Pool, isa_rows
-from ktcli.weights.pack import Pack
+from ktcli.planner.memory import Use
 from ktcli.weights.recipe import Recipe
 
 N_TOKENS = 70
@@ -68,7 +65,7 @@ def converted(
 @every
 def test_exact_equals_the_oracles_weights(converted: Converted) -> None:
     pack, ids, judged = converted
-    logits = Engine.load(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
+    logits = load_engine(pack, exact=True, all_logits=True, threads=TWO).session().logits(ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
 
 
@@ -80,17 +77,12 @@ def test_rows_and_threads_agree(converted: Converted) -> None:
     """
     pack, ids, judged = converted
     rows = [row.name for row in isa_rows() if row.usable]
-    engines = (_engine(pack, isa, threads) for isa in rows for threads in (1, 2, 3))
+    every = Use(all_logits=True)
+    pools = (Pool(threads, isa=isa) for isa in rows for threads in (1, 2, 3))
+    engines = (pack_on(pool, pack, use=every) for pool in pools)
     first, *others = [engine.session().logits(ids) for engine in engines]
     bound = 0.0 if "deepseek" not in pack.parent.name else 1e-5 * judged.logits.std()
     assert max(np.abs(other - first).max() for other in others) <= bound
-
-
-def _engine(path: Path, isa: str, threads: int) -> Engine:
-    """An engine with any number of threads; a command would refuse more than there are cores."""
-    pack, pool = Pack.open(path), Pool(threads, isa=isa)
-    source = PackSource(pack, pool)
-    return Engine(build(pack.config), pack.recipe, source, pool, Options(all_logits=True))
 
 
 @thorough
@@ -98,7 +90,7 @@ def test_int8_activations_stay_close(converted: Converted) -> None:
     """The fast path rounds activations to int8; on three random layers that moves the logits by some
     percent of their spread (measured 3.7 to 11.2), mostly where a router changes its mind."""
     pack, ids, judged = converted
-    logits = Engine.load(pack, all_logits=True, threads=TWO).session().logits(ids)
+    logits = load_engine(pack, all_logits=True, threads=TWO).session().logits(ids)
     decided = judged.margin >= UNDECIDED
     rms = np.sqrt(((logits - judged.logits)[decided] ** 2).mean()) / judged.logits.std()
     assert rms <= 0.15, f"rms {rms:.4f}"

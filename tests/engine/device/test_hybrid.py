@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
+from loading import load_engine
 
-from ktcli.engine import Engine
 from ktcli.engine.device.engine import Policy
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.steps import LongPrompts
@@ -48,8 +48,8 @@ def test_deferral_on_the_cpu_alone_is_the_same(made: Made, depth: int) -> None:
 
 
 def test_depth_zero_is_bit_identical(made: Made) -> None:
-    plain = Engine.load(made.path, context=CONTEXT, threads=TWO)
-    deferring = Engine.load(made.path, context=CONTEXT, threads=TWO, defer=3)
+    plain = load_engine(made.path, context=CONTEXT, threads=TWO)
+    deferring = load_engine(made.path, context=CONTEXT, threads=TWO, defer=made.most)
     np.testing.assert_array_equal(answer(deferring, 0), answer(plain))
     # Only the policy kt records what deferral needs.
     engines = [

@@ -14,9 +14,9 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import DeviceRun
+from loading import load_engine
 from reference import CASES, ONE_OF_EACH, Case, write_checkpoint
 
-from ktcli.engine import Engine
 from ktcli.ops.torch.backend import (
     ResidentRunner,
     StepInputs,
@@ -93,7 +93,7 @@ def pair(
 def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     pack = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=1)
+    engine = load_engine(pack, exact=True, all_logits=True, threads=1)
     logits = engine.session().logits(IDS)
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
