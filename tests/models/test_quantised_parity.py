@@ -36,8 +36,14 @@ PAIRS = [
     ("bf16", "f32"),
 ]
 Kind = tuple[Case, tuple[str, str]]
+# One position of these multiplies the last bits of either side by a hundred.
+AMPLIFIED = {("glm-5.3", "nl4"), ("qwen3-next", "f32")}
 KINDS = [
-    (case, formats) for case in CASES if case in ONE_OF_EACH or case.thorough for formats in PAIRS
+    (case, formats)
+    for case in CASES
+    if case in ONE_OF_EACH or case.thorough
+    for formats in PAIRS
+    if (case.name, formats[0]) not in AMPLIFIED
 ]
 # Not those whose products may differ in the last bits between rows.
 SAME_BITS = [
