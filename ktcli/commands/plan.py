@@ -38,7 +38,7 @@ from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.host import host_of
-from ktcli.planner.hybrid import ON_GPU
+from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request

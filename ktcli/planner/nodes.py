@@ -15,7 +15,7 @@ from ktcli.native import Team
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import slices_of
-from ktcli.planner.spec import Stored
+from ktcli.planner.spec import HasTensors
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 _F32_BYTES = 4
@@ -42,7 +42,9 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
 
-def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[ModelPart, int]:
+def extra_bytes(
+    model: HasTensors, recipe: Recipe, teams: Sequence[Team]
+) -> Mapping[ModelPart, int]:
     """Part → bytes that cutting adds to it."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
@@ -55,7 +57,7 @@ def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping
 
 
 def node_needs(
-    model: Stored,
+    model: HasTensors,
     recipe: Recipe,
     teams: Sequence[Team],
     nodes: Sequence[Node],
