@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "cpu.h"
+#include "gather.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 
