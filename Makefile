@@ -5,16 +5,19 @@ PYTHON ?= python3
 VENV   ?= .venv
 BENCH  ?=
 PEERS  ?=
+PASSED ?=
 
 BIN    := $(VENV)/bin
 # Modules are compiled when they are first imported: few of torch's and transformers' ever are.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
 NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
+# `make check` needs no torch; where it is installed, one environment does for all.
+CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat test bench bench-peers lint native clean lost
+.PHONY: help chat check test test-all bench bench-peers lint native clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -23,8 +26,14 @@ help: ## this list
 chat: $(VENV)/.kt-chat ## install kt into .venv and talk to the built-in model
 	@$(BIN)/kt chat
 
-test: $(VENV)/.kt-test ## everything CI runs: C tests under sanitizers, Python tests
-	@$(BIN)/python -m pytest
+check: $(CHECKED) ## under a minute, after each edit: the house, the pure parts, one model; no torch
+	@$(BIN)/python -m pytest --tier=check
+
+test: $(VENV)/.kt-test ## under eight minutes, from a fresh clone: every part once, C tests under one sanitizer
+	@$(BIN)/python -m pytest --tier=test
+
+test-all: $(VENV)/.kt-test ## under half an hour: everything; PASSED=test leaves out what `make test` ran
+	@$(BIN)/python -m pytest --tier=$(if $(PASSED),rest,all)
 
 bench: $(VENV)/.kt-chat ## measure this machine on random weights; one model: make bench BENCH="NAME --layers N"
 	@$(BIN)/python benchmarks/run.py $(BENCH)
@@ -68,6 +77,11 @@ $(VENV)/.kt-venv:
 $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt into $(VENV) (only when something changed) ..."
 	@if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; $(PIP) -e ".$$extra" </dev/null
+	@touch $@
+
+$(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
+	@echo "Installing kt and the tools of its quick tests into $(VENV) (only when something changed) ..."
+	@$(PIP) -e '.[check]' </dev/null
 	@touch $@
 
 $(VENV)/.kt-test: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)

@@ -1,4 +1,4 @@
-"""What the environment says (library folder, kernels, threads, NUMA teams, heat maps), and the file lock.
+"""What the environment says (library folder, kernels, threads, NUMA teams, heat maps).
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -13,14 +13,10 @@ makes no sense is an error that names the variable, never a silent default.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import KtError, UsageError
 
 
 def home() -> Path:
@@ -120,53 +116,3 @@ def records_heat() -> bool:
             hint="unset KT_HEAT to record which experts a chat uses",
         )
     return text == "on"
-
-
-@contextlib.contextmanager
-def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
-
-    Args:
-        path: the lock file, created if needed and left in place.
-        what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
-        wait_s: how long to try before giving up.
-    Raises:
-        Busy: another process holds it; the sentence says which.
-    """
-    make_folder(path.parent)
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
-    try:
-        _acquire(fd, what, time.monotonic() + wait_s)
-        try:
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
-        except OSError as error:
-            raise KtError(
-                f"cannot write the lock file {path}: {error.strerror}",
-                hint="free some space there; kt list shows what models take",
-            ) from error
-        yield
-        os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
-
-
-def _acquire(fd: int, what: str, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                pid, _, doing = (
-                    os.pread(fd, 300, 0).decode("utf-8", "replace").strip().partition(" ")
-                )
-                holder = f"process {pid} ({doing})" if pid else "another process"
-                raise Busy(
-                    f"cannot start {what}: {holder} holds the lock",
-                    hint="wait until it ends, or stop it; nothing it finished is lost",
-                ) from None
-            time.sleep(0.05)

@@ -11,6 +11,8 @@ from hypothesis import settings
 # A job that a shell started in the background inherits SIGINT ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["tiers"]
+
 settings.register_profile("kt", deadline=None, derandomize=True)
 settings.load_profile("kt")
 

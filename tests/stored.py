@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ktcli.native import Format
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Stored, Tensor
 from ktcli.weights.columns import factors_of, suffers
+
+# A tensor by itself, where nothing asks which part of a model it is: n, k, role, sources …
+lone = partial(Tensor, "t", part=ModelPart.EXPERTS)
 
 
 def chosen(tensor: Tensor, arrays: Mapping[str, Any]) -> tuple[Stored, ...]:

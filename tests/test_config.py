@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ktcli import config
-from ktcli.errors import Busy, KtError, UsageError
+from ktcli.errors import KtError, UsageError
 
 
 def test_the_library_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,42 +76,3 @@ def test_recording_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KT_HEAT", "0")
     with pytest.raises(UsageError, match="neither on nor off"):
         config.records_heat()
-
-
-def test_a_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "locks" / "x.lock"
-    program = (
-        "import sys, time; from pathlib import Path; from ktcli import config\n"
-        f"with config.lock(Path({str(path)!r}), 'pulling x'): print('held', flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    holder = rf"process {process.pid} \(pulling x\) holds the lock"
-    with pytest.raises(Busy, match=holder), config.lock(path, "removing x"):
-        pass
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    with config.lock(path, "removing x", wait_s=5):
-        assert path.read_text() == f"{os.getpid()} removing x\n"
-    assert path.read_text() == ""
-
-
-def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    refused = pytest.raises(KtError, match=r"lock file .*x\.lock: No space left")
-    with refused, config.lock(tmp_path / "x.lock", "pulling x"):
-        pass
-
-
-def test_a_lock_is_no_link(tmp_path: Path) -> None:
-    (tmp_path / "target").write_text("precious")
-    (tmp_path / "x.lock").symlink_to(tmp_path / "target")
-    refused = pytest.raises(KtError, match="cannot open the lock file")
-    with refused, config.lock(tmp_path / "x.lock", "pulling x"):
-        pass
-    assert (tmp_path / "target").read_text() == "precious"

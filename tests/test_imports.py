@@ -19,7 +19,7 @@ PACKAGE = Path(ktcli.__file__).parent
 # From the bottom up. A part imports parts of lower levels; inside one level only itself, except on
 # the floor. `output` belongs to the commands.
 LEVELS = [
-    {"__init__", "_native", "config", "errors", "native", "numbered", "resources"},
+    {"__init__", "_native", "config", "errors", "native", "numbered", "resources", "smallfiles"},
     {"ops"},
     {"layers"},
     {"models"},
@@ -44,7 +44,6 @@ SIDEWAYS = {
     ("planner", "weights"),
     ("commands", "output"),
     ("output", "commands"),
-    ("assembly", "output"),
 }
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from mini_quality import load_items, score
 
-from ktcli.assembly.prepare import Wanted, load, prepare
+from ktcli.assembly.load import load
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.request import Wanted
 from ktcli.chat.chat import Chat, Speaker, read_voice
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings

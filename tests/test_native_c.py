@@ -30,9 +30,11 @@ SANITIZERS = {
 }
 # Rows differ in arithmetic, not in how threads share it: one with vectors and the one with tiles will do.
 ROWS = {"address": "", "thread": "avx512;amx"}
+# `make test` finds what one thread does wrong, `make test-all` what two do.
+MARKS = {"address": (), "thread": pytest.mark.thorough}
 # Data races need threads: a file that makes no pool is not run under the thread sanitizer.
 CASES = [
-    pytest.param(name, source, id=f"{name}-{source.stem}")
+    pytest.param(name, source, id=f"{name}-{source.stem}", marks=MARKS[name])
     for name in SANITIZERS
     for source in sorted(NATIVE.glob("tests/test_*.c"))
     if name != "thread"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from ktcli.assembly.gpu import host_here
+from ktcli.assembly.host import host_here, machine_here
+from ktcli.assembly.listener import SILENT, Listener
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import asked_numa
-from ktcli.hardware.probe import probe
 from ktcli.models import Model, build
 from ktcli.native import Format
-from ktcli.output import out
 from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
@@ -23,10 +22,16 @@ from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe
 
 
-def chosen(model: Model, host: Host, request: Request, kept: Format | None = None) -> str:
-    """The name of the format for the experts, which is also said."""
+def chosen(
+    model: Model,
+    host: Host,
+    request: Request,
+    kept: Format | None = None,
+    listener: Listener = SILENT,
+) -> str:
+    """The name of the format for the experts; the listener is told it and why."""
     choice = choose_experts(model, host, request, kept)
-    out.note(f"--experts auto: {choice.experts}, {choice.reason}")
+    listener.note(f"--experts auto: {choice.experts}, {choice.reason}")
     return choice.experts
 
 
@@ -44,10 +49,12 @@ def kept_by(name: str, model: Model) -> Format | None:
     return FORMATS.get(profile.experts)
 
 
-def chosen_here(entry: Entry, dense: str | None, threads: int | None) -> str:
+def chosen_here(
+    entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
+) -> str:
     """For a checkpoint that will run on this machine."""
-    host = host_here(probe(), threads, asked_numa(None), torch=torch_installed())
+    host = host_here(machine_here(), threads, asked_numa(None), torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)
         request = Request(Recipe.named(dense=dense))
-        return chosen(model, host, request, lossless_format(model, checkpoint))
+        return chosen(model, host, request, lossless_format(model, checkpoint), listener)

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli import config
-from ktcli.assembly.gpu import host_here
+from ktcli.assembly.host import host_here, machine_here
+from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.passage import Passage, read_passage, read_with
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
-from ktcli.hardware.probe import SYSTEM_ROOT, probe
+from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.models import build
-from ktcli.output import out
 from ktcli.planner.memory import need_bytes
 from ktcli.store.library import Entry
 from ktcli.store.removal import CALIBRATING
@@ -36,7 +36,9 @@ LEAST = 256  # fewer say nothing of a model's columns
 METHOD = "1"  # of `ktcli.measure.calibrate`; another one gives other bytes
 
 
-def calibration(entry: Entry, text: Path, target: Path, threads: int | None) -> Calibration:
+def calibration(
+    entry: Entry, text: Path, target: Path, threads: int | None, listener: Listener = SILENT
+) -> Calibration:
     """What the text says of the model of a checkpoint; it is only run if `target` is not there already.
 
     Raises:
@@ -47,11 +49,13 @@ def calibration(entry: Entry, text: Path, target: Path, threads: int | None) -> 
     passage = read_passage(text)
     digest = sha256(passage.text.encode()).hexdigest()
     identity = f"method {METHOD}, {TOKENS} tokens of the text with SHA-256 {digest}"
-    found = {} if is_pack(target) else _run(entry, passage, threads)
+    found = {} if is_pack(target) else _run(entry, passage, threads, listener)
     return Calibration(identity, lambda: found)
 
 
-def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, NDArray[np.float32]]:
+def _run(
+    entry: Entry, passage: Passage, threads: int | None, listener: Listener
+) -> Mapping[str, NDArray[np.float32]]:
     if not torch_installed():
         raise UsageError(
             "--calibrate runs the model in PyTorch, which is not installed",
@@ -59,7 +63,7 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
         )
     recipe = Recipe.named("int8", "int8")
     need = need_bytes(build(config_of(entry.path)), recipe, 0)
-    room = host_here(probe(), threads, OFF, torch=False).room_bytes
+    room = host_here(machine_here(), threads, OFF, torch=False).room_bytes
     if need > room:
         raise NotEnoughMemory(
             f"{entry.name}, which --calibrate runs with all its layers in memory", need, room,
@@ -71,7 +75,7 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
     config.home().mkdir(parents=True, exist_ok=True)
     prefix = f"{CALIBRATING}{os.getpid()}-"
     with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder:
-        with out.progress(f"Converting {entry.name} to run it") as bar:
+        with listener.progress(f"Converting {entry.name} to run it") as bar:
             made = convert_weights(
                 entry.path,
                 Path(folder) / "int8",
@@ -86,7 +90,7 @@ def _run(entry: Entry, passage: Passage, threads: int | None) -> Mapping[str, ND
                 f"{passage.name} has {total} tokens, --calibrate needs at least {LEAST}",
                 hint=f"take a longer text; {TOKENS:,} tokens of it are read",
             )
-        with out.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
+        with listener.progress(f"Reading {passage.name}", total, unit="tokens") as bar:
             return calibrate(
                 Pack.open(made.path), pool, reading.ids, reading.begin,
                 lambda done: bar.update(done=done),

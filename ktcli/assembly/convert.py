@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli import config
+from ktcli import smallfiles
+from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import UsageError
-from ktcli.output import out
 from ktcli.store import catalog, library, manifest
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.extras import extra_limit
@@ -35,8 +35,9 @@ def convert_entry(
     *,
     threads: int | None = None,
     calibration: Calibration | None = None,
+    listener: Listener = SILENT,
 ) -> Report:
-    """Convert a model of the library, with a progress bar; `target` None: into the library.
+    """Convert a model of the library; `target` None: into the library.
 
     Raises:
         UsageError: the recipe says that it is calibrated, and nothing says how.
@@ -56,8 +57,8 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
-        held = config.lock(library.lock_path(target.name.partition("@")[0]), what)
-    with held, out.progress(f"Converting {entry.name}") as bar:
+        held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
+    with held, listener.progress(f"Converting {entry.name}") as bar:
         try:
             return weights.convert(
                 entry.path,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from ktcli.output import Progress, out
+from contextlib import AbstractContextManager
+
+from ktcli.assembly.listener import SILENT, Bar, Listener
 from ktcli.store.library import Entry
 from ktcli.store.reference import HUBS, Reference
 
 
-def fetch(reference: Reference) -> Entry:
-    """Bring a repository into the library, with progress on stderr."""
+def fetch(reference: Reference, listener: Listener = SILENT) -> Entry:
+    """Bring a repository into the library."""
     from ktcli.store import download
 
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
-    out.note(f"Looking at {where} on {HUBS[reference.hub]} …")
-    watcher = _Bars()
+    listener.note(f"Looking at {where} on {HUBS[reference.hub]} …")
+    watcher = _Bars(listener)
     try:
         return download.pull(reference, watcher)
     except KeyboardInterrupt:
@@ -27,18 +29,21 @@ def fetch(reference: Reference) -> Entry:
 class _Bars:
     """Shows each part of a pull as a progress bar."""
 
-    def __init__(self) -> None:
-        self._bar: Progress | None = None
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._shown: AbstractContextManager[Bar] | None = None
+        self._bar: Bar | None = None
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None:
         self.end()
-        self._bar = out.progress(what, total_bytes, done=done_bytes).__enter__()
+        self._shown = self._listener.progress(what, total_bytes, done=done_bytes)
+        self._bar = self._shown.__enter__()
 
     def advance(self, n_bytes: int) -> None:
         if self._bar is not None:
             self._bar.advance(n_bytes)
 
     def end(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-            self._bar = None
+        if self._shown is not None:
+            self._shown.__exit__(None, None, None)
+            self._shown = self._bar = None

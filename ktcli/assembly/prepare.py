@@ -1,4 +1,4 @@
-"""From a name to a loaded model: pulled, converted and planned if it is not yet.
+"""From a name to a converted model: pulled and converted if it is not yet.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ktcli.assembly.convert import (
     conversions_outside,
@@ -18,14 +17,13 @@ from ktcli.assembly.convert import (
     pack_folder,
     recipe_for,
 )
-from ktcli.assembly.device_words import DeviceWords
 from ktcli.assembly.fetch import fetch
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.plan import plan_ahead
+from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.errors import Busy, UsageError, gib
-from ktcli.hardware.gpu import CPU
-from ktcli.hardware.numa import Numa
-from ktcli.output import out, safe
-from ktcli.planner.deferral import require
+from ktcli.models import build
 from ktcli.store import catalog, library, removal
 from ktcli.store.library import BUILTIN, Entry, Kind
 from ktcli.store.manifest import PACK as PACK_MANIFEST
@@ -33,26 +31,7 @@ from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair
 
-if TYPE_CHECKING:
-    from ktcli.engine import Engine
-    from ktcli.engine.device.engine import DeviceEngine
-
-
-QUICK_BYTES = 256 << 20  # loaded in a blink: no progress bar
 BUILTIN_WAIT_S = 30.0  # its conversion takes one
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """How a model is to be loaded; None and False are the defaults of `Engine.load`."""
-
-    context: int | None = None
-    threads: int | None = None
-    exact: bool = False
-    all_logits: bool = False
-    kv_f32: bool = False
-    numa: Numa | None = None
-    device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +52,9 @@ def prepare(
     wanted: Wanted,
     check: Callable[[str, Path], object] | None = None,
     formats: str = "",
+    listener: Listener = SILENT,
 ) -> Ready:
-    """The conversion that `name` means, made now if need be, with progress on stderr.
+    """The conversion that `name` means, made now if need be.
 
     Args:
         check: looks at (name, folder) of a checkpoint before it is converted, and may raise.
@@ -101,8 +81,8 @@ def prepare(
         library.resolve(name)  # raises: there is no such model
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
     if planned:
-        _require_room(name, wanted)
-    entry = entry or fetch(reference)
+        _require_room(name, wanted, listener)
+    entry = entry or fetch(reference, listener)
     experts, dense = split_pair(reference.formats)
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
@@ -113,8 +93,8 @@ def prepare(
             with small_files_of(entry.path) as folder:
                 check(entry.name, folder)
         if not planned and entry.name != BUILTIN:
-            _require_room(name, wanted)
-    return Ready(entry.name, _converted(entry, recipe, target, wanted))
+            _require_room(name, wanted, listener)
+    return Ready(entry.name, _converted(entry, recipe, wanted, listener))
 
 
 def converted(name: str) -> Ready | None:
@@ -136,57 +116,12 @@ def _other(entry: Entry) -> Ready | None:
     return next((Ready(entry.name, each.path) for each in made), None)
 
 
-def load(ready: Ready, wanted: Wanted) -> Engine | DeviceEngine:
-    """Load a prepared model where it is to run, with progress on stderr.
-
-    Raises:
-        DeviceError: a GPU was asked for and cannot be used.
-    """
-    from ktcli.assembly.gpu import load_on_gpu
-
-    engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted)
-    if engine is None:
-        for option in wanted.device.of_gpu():
-            out.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
-        engine = _load_on_cpu(ready, wanted)
-    for warning in engine.warnings:
-        out.warn(warning)
-    return engine
-
-
-def _load_on_cpu(ready: Ready, wanted: Wanted) -> Engine:
-    from ktcli.engine import Engine
-    from ktcli.models import build
-    from ktcli.weights.pack import Pack
-
-    if wanted.device.defer:
-        require(wanted.device.defer, build(Pack.open(ready.pack).config).spec.top_k)
-
-    def read(progress: Callable[[int, int], None] | None) -> Engine:
-        return Engine.load(
-            ready.pack,
-            context=wanted.context,
-            threads=wanted.threads,
-            exact=wanted.exact,
-            all_logits=wanted.all_logits,
-            defer=wanted.device.defer or 0,
-            kv_f32=wanted.kv_f32,
-            numa=wanted.numa,
-            progress=progress,
-        )
-
-    if sum(status.st_size for _, status in library.walk(ready.pack)) < QUICK_BYTES:
-        return read(None)
-    with out.progress(f"Loading {ready.name}") as bar:
-        return read(lambda done, total: bar.update(done=done, total=total))
-
-
-def _converted(entry: Entry, recipe: Recipe, target: Path, wanted: Wanted) -> Path:
+def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener) -> Path:
     """The pack, made now if need be; a second process waits for the one that makes the built-in one."""
     deadline = time.monotonic() + BUILTIN_WAIT_S
     while True:
         try:
-            return convert_entry(entry, recipe, threads=wanted.threads).path
+            return convert_entry(entry, recipe, threads=wanted.threads, listener=listener).path
         except Busy:
             if entry.name != BUILTIN or time.monotonic() > deadline:
                 raise
@@ -201,7 +136,7 @@ def _is_stale(pack: Entry) -> bool:
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 
 
-def _require_room(name: str, wanted: Wanted) -> None:
+def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     """Say what a model that is not ready yet will take and give, on the GPU too where one will be used.
 
     Raises:
@@ -209,15 +144,12 @@ def _require_room(name: str, wanted: Wanted) -> None:
         NotEnoughMemory: with what would make it fit.
         DeviceError: a GPU was asked for and cannot be used.
     """
-    from ktcli.assembly.gpu import plan_ahead
-    from ktcli.models import build
-
     subject = find_subject(name)
-    plan = plan_ahead(build(subject.config), subject.recipe, wanted)
+    plan = plan_ahead(build(subject.config), subject.recipe, wanted, listener)
     plan.require(name)
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
-    out.note(
-        f"{safe(name)} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
+    listener.note(
+        f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
         f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
     )
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ktcli.assembly.device_words import DeviceWords
-from ktcli.assembly.prepare import Ready, Wanted, load, prepare
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.load import load
+from ktcli.assembly.prepare import Ready, prepare
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.passage import Passage, Reading, read_with
 from ktcli.chat.tokenizer import load_tokenizer
@@ -21,7 +23,6 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.measure.evaluate import Case, Scores, Window, piece_tokens, score, windows
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
-from ktcli.output import out
 from ktcli.planner.deferral import require
 from ktcli.planner.memory import need_bytes
 from ktcli.store import catalog, library
@@ -122,6 +123,7 @@ def ways_of(
     asked: Asked,
     threads: int | None,
     numa: str | None,
+    listener: Listener = SILENT,
 ) -> tuple[Way, ...]:
     """What is measured, in order, pulled and converted if need be; the first is what others are compared with.
 
@@ -132,7 +134,9 @@ def ways_of(
 
     def made(name: str, formats: str = "") -> tuple[Ready, Recipe, Model]:
         wanted = asked.wanted(threads, numa)
-        ready = prepare(name, wanted, lambda name, folder: load_tokenizer(folder), formats)
+        ready = prepare(
+            name, wanted, lambda name, folder: load_tokenizer(folder), formats, listener
+        )
         pack = Pack.open(ready.pack)
         model = build(pack.config)
         if asked.context > model.spec.context:
@@ -210,7 +214,9 @@ def read(ways: Sequence[Way], passage: Passage, most: int) -> Reading:
     return first
 
 
-def cut(reading: Reading, passage: Passage, asked: Asked) -> list[Window]:
+def cut(
+    reading: Reading, passage: Passage, asked: Asked, listener: Listener = SILENT
+) -> list[Window]:
     """The windows of the text.
 
     Raises:
@@ -224,12 +230,17 @@ def cut(reading: Reading, passage: Passage, asked: Asked) -> list[Window]:
             hint="take a longer text or a larger --tokens; 40,000 tell small differences apart",
         )
     if passage.cut:
-        out.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
+        listener.note(f"of {passage.name} the first {len(passage.text.encode()):,} bytes are read")
     return over
 
 
 def measure(
-    ways: Sequence[Way], over: Sequence[Window], asked: Asked, threads: int | None, numa: str | None
+    ways: Sequence[Way],
+    over: Sequence[Window],
+    asked: Asked,
+    threads: int | None,
+    numa: str | None,
+    listener: Listener = SILENT,
 ) -> tuple[list[Scores], bool]:
     """What each way makes of the text, and whether all of it was read.
 
@@ -240,17 +251,17 @@ def measure(
         NotEnoughMemory: one does not fit alone; nothing was loaded.
     """
     found = [_NOTHING] * len(ways)
-    for group in _groups(ways, asked):
+    for group in _groups(ways, asked, listener):
         some = [ways[i] for i in group]
         try:
             engines = {
-                way.engine: load(way.ready, asked.wanted(threads, numa, way))
+                way.engine: load(way.ready, asked.wanted(threads, numa, way), listener)
                 for way in {way.engine: way for way in some}.values()
             }
         except KeyboardInterrupt:
             return found, False
         cases = [Case(engines[way.engine], way.defer) for way in some]
-        scores, complete = _scores(cases, over, compare=0 in group)
+        scores, complete = _scores(cases, over, compare=0 in group, listener=listener)
         for i, each in zip(group, scores, strict=True):
             found[i] = each
         if not complete:
@@ -263,11 +274,11 @@ _NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
 
 
 def _scores(
-    cases: Sequence[Case], over: Sequence[Window], *, compare: bool
+    cases: Sequence[Case], over: Sequence[Window], *, compare: bool, listener: Listener
 ) -> tuple[list[Scores], bool]:
     """Of the windows that were read before Ctrl-C; and whether these are all."""
     total = sum(len(window.ids) - 1 for window in over) * len(cases)
-    with Interrupt() as interrupt, out.progress("Reading", total, unit="tokens") as bar:
+    with Interrupt() as interrupt, listener.progress("Reading", total, unit="tokens") as bar:
 
         def progress(n: int) -> None:
             bar.update(done=n)
@@ -276,7 +287,7 @@ def _scores(
         return scores, not interrupt.asked
 
 
-def _groups(ways: Sequence[Way], asked: Asked) -> list[list[int]]:
+def _groups(ways: Sequence[Way], asked: Asked, listener: Listener) -> list[list[int]]:
     """Which ways are measured together."""
     needs = {way.engine: way.need_bytes(asked.context) for way in ways}
     have = read_memory(SYSTEM_ROOT).free_bytes
@@ -285,7 +296,7 @@ def _groups(ways: Sequence[Way], asked: Asked) -> list[list[int]]:
             raise NotEnoughMemory(way.conversion, needs[way.engine], have)
     if sum(needs.values()) <= have:
         return [list(range(len(ways)))]
-    out.note(
+    listener.note(
         "the models do not fit into memory together: they are measured one after the other, without KL"
     )
     return [[i for i, way in enumerate(ways) if way.engine == engine] for engine in needs]

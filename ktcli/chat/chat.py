@@ -249,6 +249,8 @@ class Chat:
         if thought and text:
             yield Piece(text, thought)
         rest = stops.feed("" if thought else text) + stops.finish()
+        if stops.stopped:
+            generation.finish = Finish.STOP
         if rest:
             reply.text += rest
             yield Piece(rest)
@@ -265,6 +267,8 @@ class Chat:
                 generation.finish = Finish.STOP
                 return
         rest = stops.feed(detokenizer.finish()) + stops.finish()
+        if stops.stopped:
+            generation.finish = Finish.STOP
         if rest:
             yield rest
 

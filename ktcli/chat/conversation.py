@@ -7,14 +7,13 @@ field when read, and written beside its name and renamed.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.chat.files import read_json
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
@@ -105,18 +104,11 @@ def save(path: Path, saved: Saved) -> None:
         "turns": saved.conversation.turns,
         "sampling": asdict(saved.sampling),
     }
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        private = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(private, "w", encoding="utf-8") as file:
-            json.dump(document, file, ensure_ascii=False, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        text = json.dumps(document, ensure_ascii=False, indent=1)
+        smallfiles.write(path, text + "\n", mode=0o600)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 

@@ -5,62 +5,53 @@ They come from strangers: a file may be empty, endless, nested a million deep, o
 
 from __future__ import annotations
 
-import json
+import io
 from pathlib import Path
 from typing import Any
 
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.header import MAX_NESTING, nests_beyond
 
 MAX_JSON_BYTES = 16 << 20  # tokenizer_config.json of the largest vocabularies has about 1 MB
 
 
-def check_size(path: Path, most: int) -> int:
-    """Bytes of a file that must exist, be a file, hold something, and not more than `most`."""
+def read_bytes(path: Path, most: int) -> bytes:
+    """The bytes of a file that must hold something.
+
+    Raises:
+        BadCheckpoint: missing, no plain file, empty, or larger than `most`.
+    """
     try:
-        if not path.is_file():
-            raise BadCheckpoint(f"{path} is missing")
-        size = path.stat().st_size
+        data = smallfiles.read_bounded(path, most)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadCheckpoint(f"{path} is missing") from None
     except OSError as error:
         raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-    if size == 0:
+    if not data:
         raise BadCheckpoint(f"{path} is empty", hint="pull the model again; kt verify checks it")
-    if size > most:
-        raise BadCheckpoint(
-            f"{path} has {size:,} bytes, more than the {most:,} such a file can have"
-        )
-    return size
+    return data
 
 
 def read_text(path: Path, most: int) -> str:
-    """The text of a file in UTF-8.
+    """The text of a file in UTF-8, each end of a line as "\\n".
 
     Raises:
-        BadCheckpoint: missing, empty, too large, or not UTF-8.
+        BadCheckpoint: as `read_bytes`, or not UTF-8.
     """
-    check_size(path, most)
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        text = read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BadCheckpoint(f"{path} is not UTF-8 text (byte {error.start})") from error
+    return io.StringIO(text, newline=None).read()
 
 
 def read_json(path: Path, most: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object a JSON file holds.
+    """The object that a JSON file holds.
 
     Raises:
         BadCheckpoint: as `read_text`, or not JSON, or not an object.
     """
-    text = read_text(path, most)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = " ".join(str(error).split())[:100]
-        raise BadCheckpoint(f"{path} is not JSON: {why}") from error
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{path} holds a {type(value).__name__} where an object is due")
-    if nests_beyond(value, MAX_NESTING):
-        raise BadCheckpoint(f"{path} nests more than {MAX_NESTING} levels deep")
-    return value
+        return smallfiles.json_object(read_text(path, most))
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} {error}") from None

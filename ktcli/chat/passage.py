@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ktcli import smallfiles
 from ktcli.chat.template import special_tokens
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.errors import NotFound, UsageError
@@ -52,12 +53,10 @@ def read_passage(path: Path | None) -> Passage:
     """
     where = data_path("profiles", "text", "python.txt") if path is None else path
     try:
-        with where.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        why = getattr(error, "strerror", None) or "no such name"
+        data = smallfiles.read_start(where, MAX_BYTES + 1)
+    except OSError as error:
         raise NotFound(
-            f"cannot read the text {str(where)[:300]}: {why}",
+            f"cannot read the text {str(where)[:300]}: {error.strerror}",
             hint="name a file of plain text, or leave it out",
         ) from error
     cut = len(data) > MAX_BYTES

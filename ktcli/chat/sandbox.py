@@ -15,7 +15,7 @@ import contextlib
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import BuiltinMethodType
 from typing import Any
@@ -219,9 +219,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _walking(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @pass_context
         def run(context: Context, value: Any, *args: Any, **more: Any) -> Any:
-            if not isinstance(value, (list, tuple, Mapping, Undefined)):
+            if isinstance(value, str):
+                self.meter.step(len(value))
+            elif isinstance(value, Iterable) and not isinstance(
+                value, (list, tuple, Mapping, Undefined)
+            ):
                 value = list(self.meter.each(value))
-            self.meter.weigh(value)
+            self.meter.weigh(value)  # what cannot be walked at all (none) is the filter's affair
             return self.meter.own(call(*self._first(call, context), value, *args, **more))
 
         return run

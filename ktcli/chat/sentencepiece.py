@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktcli.chat.files import check_size, read_json
+from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.pieces import Kind, Piece, Pieces, document
 
@@ -59,9 +59,9 @@ def read_pieces(path: Path) -> Pieces:
     Raises:
         BadCheckpoint: it is malformed, or a model by words or by letters.
     """
-    check_size(path, MAX_BYTES)
+    data = read_bytes(path, MAX_BYTES)
     try:
-        return _parse(path.read_bytes(), path)
+        return _parse(data, path)
     except (ValueError, struct.error) as error:
         raise BadCheckpoint(f"{path} is no SentencePiece model: {error}") from error
 

@@ -1,47 +1,100 @@
 """From ids as they come to text that can be shown: whole characters, and nothing past a stop string.
 
-`Detokenizer` decodes growing windows, since a token may be part of a character, and since some
-tokenizers drop a leading space of whatever they decode first. `StopStrings` holds back what could
-become a stop string. `Thinking` tells the model's thoughts from its answer.
+What a `Detokenizer` hands out is, in the end, what the tokenizer makes of all the ids at once, whatever they are.
+`StopStrings` holds back what could become a stop string. `Thinking` tells the model's thoughts from its answer.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ktcli.chat.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes. A longer run without a whole one is rubbish, shown as such.
-MAX_HELD = 8
 THINK, ANSWER = "<think>", "</think>"
 
 
-class Detokenizer:
-    """Ids in, whole characters out."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []  # those of the window
-        self._shown = 0  # of the window, how many are already out
+class _Decoding(Protocol):
+    """Ids in, text out, piece by piece."""
 
     def feed(self, id: int) -> str:
-        """The text that `id` completes; empty while a character is unfinished."""
-        self._ids.append(id)
-        text = self._fresh()
-        held = len(self._ids) - self._shown
-        if text.endswith(REPLACEMENT) and held < MAX_HELD:
-            return ""
-        if text:
-            self._ids = self._ids[self._shown :]
-            self._shown = len(self._ids)
-        return text
+        """The text that `id` completes."""
 
     def finish(self) -> str:
         """What was held back and is whole."""
-        text = self._fresh().rstrip(REPLACEMENT)
-        self._ids, self._shown = [], 0
+
+
+class Detokenizer:
+    """Ids in, whole characters out.
+
+    The pieces, with what `finish` gives, are `Tokenizer.decode` of all the ids, without a character at the end
+    of which bytes are missing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        kind = _Bytes if tokenizer.byte_level else _Windows
+        self._decoding: _Decoding = kind(tokenizer)
+
+    def feed(self, id: int) -> str:
+        """The text that `id` completes; empty while a character is unfinished."""
+        return self._decoding.feed(id)
+
+    def finish(self) -> str:
+        """What was held back and is whole; the next id begins a new text."""
+        return self._decoding.finish()
+
+
+class _Bytes:
+    """Text of a vocabulary whose tokens are bytes: UTF-8, decoded as it comes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, id: int) -> str:
+        return self._utf8.decode(self._tokenizer.bytes_of(id))
+
+    def finish(self) -> str:
+        self._utf8.reset()  # what it still holds is no whole character
+        return ""
+
+
+class _Windows:
+    """Text of any other vocabulary: decoded in windows, since some drop a space of whatever comes first.
+
+    A window ends where the text before it is settled. Tokens for single bytes (<0xE4>) are settled by the first
+    token that is none: if the run of them is not UTF-8 from end to end, no byte of it becomes a character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # those of the window: what is out already, then what is not
+        self._shown = 0  # how many are out
+        self._run: list[int] = []  # places of the single bytes at the end
+
+    def feed(self, id: int) -> str:
+        self._ids.append(id)
+        if self._tokenizer.is_byte(id):
+            self._run.append(len(self._ids) - 1)
+        elif self._tokenizer.is_text(id):
+            self._run = []
+        text = "" if self._run else self._fresh()
+        if not text or text.endswith(REPLACEMENT):
+            return ""
+        self._ids = self._ids[self._shown :]
+        self._shown = len(self._ids)
+        return text
+
+    def finish(self) -> str:
+        run = b"".join(self._tokenizer.bytes_of(self._ids[place]) for place in self._run)
+        missing = len(_unfinished(run))
+        for place in reversed(self._run[len(run) - missing :]):
+            del self._ids[place]
+        text = self._fresh()
+        self._ids, self._shown, self._run = [], 0, []
         return text
 
     def _fresh(self) -> str:
@@ -49,8 +102,19 @@ class Detokenizer:
         return self._tokenizer.decode(self._ids)[len(before) :]
 
 
+def _unfinished(data: bytes) -> bytes:
+    """The bytes at the end of `data` that begin a character and lack the rest of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(data)
+    return bytes(decoder.getstate()[0])
+
+
 class StopStrings:
-    """Passes text on until a stop string appears, wherever tokens are cut."""
+    """Passes text on until a stop string appears, wherever tokens are cut.
+
+    The first to be complete ends the text, even inside a longer one that began before it; of several that are
+    complete with the same character the longest is cut off.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -62,10 +126,12 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        places = [(self._held.find(stop), stop) for stop in self._stops]
+        found = [(at + len(stop), at) for at, stop in places if at >= 0]
         if found:
             self.stopped = True
-            passed, self._held = self._held[: min(found)], ""
+            _, start = min(found)
+            passed, self._held = self._held[:start], ""
             return passed
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep

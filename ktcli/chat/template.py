@@ -20,6 +20,8 @@ from ktcli.errors import BadCheckpoint
 
 # Role and content; an answer that calls tools has `tool_calls` and perhaps no content.
 Message = Mapping[str, Any]
+# Names of a message's reasoning, as transformers knows them; the first is what most templates read.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
@@ -57,7 +59,7 @@ class ChatTemplate:
             BadCheckpoint: the template is wrong, refuses the conversation, or was stopped.
         """
         try:
-            plain = [_copied(message) for message in messages]
+            plain = [_with_reasoning(_copied(message)) for message in messages]
             given = {**self._tokens, "tools": None, "documents": None, **_copied(more)}
             self._sandbox.meter = Meter.for_input(*_size((plain, given)))
             with time_limit():
@@ -101,6 +103,18 @@ def _copied(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float)):
         return value
     raise TypeError(f"a chat template is given a {type(value).__name__}")
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read, whatever name it came under.
+
+    The first name that is not null wins. `thinking` is what gpt-oss templates read.
+    """
+    found = (message[name] for name in _REASONING if message.get(name) is not None)
+    reasoning = next(found, None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _size(value: Any) -> tuple[int, int]:

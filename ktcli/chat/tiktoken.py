@@ -12,7 +12,7 @@ import binascii
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktcli.chat.files import check_size, read_json
+from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.gguf.words import KIMI
 
@@ -52,9 +52,9 @@ def load(path: Path, config: Path) -> tokenizers.Tokenizer:
         )
     pattern, reserved = PATTERNS[kind]
     ranks = read_ranks(path)
-    letters = _letters()
-    vocab = {"".join(letters[b] for b in token): rank for token, rank in ranks.items()}
-    merges = [(_spell(a, letters), _spell(b, letters)) for a, b in _merges(ranks)]
+    alphabet = letters()
+    vocab = {"".join(alphabet[b] for b in token): rank for token, rank in ranks.items()}
+    merges = [(_spell(a, alphabet), _spell(b, alphabet)) for a, b in _merges(ranks)]
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -76,9 +76,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     Raises:
         BadCheckpoint: not such a file.
     """
-    check_size(path, MAX_BYTES)
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(read_bytes(path, MAX_BYTES).splitlines(), 1):
         word, _, rank = line.partition(b" ")
         try:
             token = base64.b64decode(word, validate=True)
@@ -120,12 +119,12 @@ def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tup
     return names
 
 
-def _letters() -> list[str]:
+def letters() -> list[str]:
     """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = iter(range(256, 512))
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
 
 
-def _spell(token: bytes, letters: list[str]) -> str:
-    return "".join(letters[byte] for byte in token)
+def _spell(token: bytes, alphabet: list[str]) -> str:
+    return "".join(alphabet[byte] for byte in token)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes 
 # Times that a text may grow by replacements, one after the other; published tokenizers stay at 4.
 MAX_GROWTH = 4096
 T = TypeVar("T")
+_BYTES = {letter: byte for byte, letter in enumerate(tiktoken.letters())}
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _PROBE = "Hello, 世界 1+1=2\n"
 
 
@@ -45,6 +48,9 @@ class Tokenizer:
         inner.post_processor = None
         added = inner.get_added_tokens_decoder()
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        steps = _decoder_steps(json.loads(inner.decoder.__getstate__())) if inner.decoder else []
+        self.byte_level = steps == ["ByteLevel"]
+        self._falls_back = "ByteFallback" in steps
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens in it are recognised, none are added."""
@@ -61,6 +67,25 @@ class Tokenizer:
             f"{self._where} cannot write the ids",
             lambda: self._inner.decode(list(ids), skip_special_tokens=not special),
         )
+
+    def is_text(self, id: int) -> bool:
+        """Whether `decode` writes anything for an id: there is such a token, and it is not special."""
+        return id not in self.special_ids and self._inner.id_to_token(id) is not None
+
+    def is_byte(self, id: int) -> bool:
+        """Whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
+        token = self._inner.id_to_token(id) if self._falls_back else None
+        return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes that an id adds to the text, where `byte_level` or `is_byte`; none if it is no text."""
+        token = (self._inner.id_to_token(id) or "") if self.is_text(id) else ""
+        if self._falls_back:
+            return bytes([int(token[1:-1], 16)])
+        try:
+            return bytes(_BYTES[letter] for letter in token)
+        except KeyError:  # an added token, in letters of its own
+            return token.encode("utf-8", "replace")
 
     def id_of(self, token: str) -> int | None:
         """The id of one token, None if there is no such token."""
@@ -111,6 +136,13 @@ def _tried(inner: tokenizers.Tokenizer, where: Path) -> Tokenizer:
         raise BadCheckpoint(f"{where} knows no tokens")
     tokenizer.decode(ids)
     return tokenizer
+
+
+def _decoder_steps(step: dict[str, Any]) -> list[str]:
+    """The kinds of a decoder's steps, in order; joining tokens is none."""
+    if step.get("type") == "Sequence":
+        return [kind for part in step["decoders"] for kind in _decoder_steps(part)]
+    return [] if step["type"] == "Fuse" else [str(step["type"])]
 
 
 def _growth(step: dict[str, Any]) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ktcli.assembly.device_words import DeviceWords
-from ktcli.assembly.gpu import host_here, informed, torch_device, usable
+from ktcli.assembly.host import host_here, torch_device, usable
+from ktcli.assembly.plan import informed
+from ktcli.assembly.request import DeviceWords
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
@@ -290,14 +291,14 @@ def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, 
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     asked = wanted.words.device
-    if asked == CPU or not usable(machine, asked):
+    if asked == CPU or not usable(machine, asked, out):
         return None
     host = host_here(machine, wanted.threads, wanted.numa, torch=True)
     whole = build(subject.config).spec
     spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
     request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
     if subject.pack is not None and wanted.layers is None:
-        request = informed(request, subject.pack, whole, machine.gpus)
+        request = informed(request, subject.pack, whole, machine.gpus, out.warn)
         model = build(subject.config)
         return model, place(model, host, request)
     return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)

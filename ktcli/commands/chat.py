@@ -30,7 +30,8 @@ from ktcli.store import library
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
-    from ktcli.assembly.prepare import Ready, Wanted
+    from ktcli.assembly.prepare import Ready
+    from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
 
@@ -116,8 +117,7 @@ def chat(
 
       git diff | kt chat qwen3-30b-a3b --system "Review this change."
     """
-    from ktcli.assembly.device_words import DeviceWords
-    from ktcli.assembly.prepare import Wanted
+    from ktcli.assembly.request import DeviceWords, Wanted
 
     given = {
         "greedy": True if greedy else None,
@@ -203,17 +203,18 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
 
 
 def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
-    from ktcli.assembly import prepare
+    from ktcli.assembly.load import load
+    from ktcli.assembly.prepare import prepare
     from ktcli.chat.chat import Chat, Speaker, read_voice
 
-    ready = prepare.prepare(model, wanted, read_voice)
+    ready = prepare(model, wanted, read_voice, listener=out)
     voice = read_voice(ready.name, ready.pack)
     if asked.thinking is not None and not voice.may_think:
         flag = "--think" if asked.thinking else "--no-think"
         out.warn(
             f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
         )
-    speaker = Speaker(ready.name, prepare.load(ready, wanted), voice)
+    speaker = Speaker(ready.name, load(ready, wanted, out), voice)
     made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""
     return ready, made

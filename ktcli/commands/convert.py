@@ -86,7 +86,7 @@ def convert(
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here
 
-        experts = chosen_here(entry, dense, threads)
+        experts = chosen_here(entry, dense, threads, out)
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
     started, found = time.monotonic(), None
@@ -99,8 +99,9 @@ def convert(
         from ktcli.assembly.calibration import calibration
 
         recipe = replace(recipe, calibrated=True)
-        found = calibration(entry, calibrate, target or pack_folder(entry, recipe), threads)
-    report = convert_entry(entry, recipe, target, threads=threads, calibration=found)
+        place = target or pack_folder(entry, recipe)
+        found = calibration(entry, calibrate, place, threads, out)
+    report = convert_entry(entry, recipe, target, threads=threads, calibration=found, listener=out)
     words = document(entry, recipe, report)
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))

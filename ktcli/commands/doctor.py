@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ import typer
 
 from ktcli import __version__, config
 from ktcli.commands.options import JsonOpt
-from ktcli.errors import KtError, NativeError, UsageError, gib
+from ktcli.errors import DeviceError, KtError, NativeError, UsageError, gib
 from ktcli.hardware import amx, crossover, gpu, measured, profile
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
@@ -175,8 +176,6 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
 
 
 def _measure(machine: Machine, threads: int) -> Machine:
-    from ktcli.assembly.gpu import measure_gpus
-
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
     cpu = machine.cpu
     # First, as making the team for the rates would measure it too.
@@ -185,7 +184,34 @@ def _measure(machine: Machine, threads: int) -> Machine:
         crossover.save(cpu, threads, amx.ROW, crossover.measure(cpu, threads, amx.ROW))
     rates = measured.measure(machine, lambda what: out.note(f"  {what} …"))
     measured.save(machine.cpu, rates)
-    return replace(machine, measured=rates, gpus=tuple(measure_gpus(machine.gpus)))
+    return replace(machine, measured=rates, gpus=tuple(_measured_gpus(machine.gpus)))
+
+
+def _measured_gpus(gpus: Sequence[Gpu]) -> Iterator[Gpu]:
+    """Each with its rates, measured now and kept, as far as torch can use it."""
+    from ktcli.engine.device.usable import why_not
+
+    reason = why_not() if gpus else ""
+    for each in gpus:
+        if reason:
+            out.warn(f"{each.name} is not measured: {reason}")
+            yield each
+            continue
+        from ktcli.assembly.host import torch_device
+        from ktcli.measure.device_ceilings import measure_rates
+
+        out.note(f"  {each.name} …")
+        try:
+            found = measure_rates(torch_device(each.index))
+        except DeviceError as error:
+            out.warn(f"{each.name} is not measured: {error}")
+            yield each
+            continue
+        made = replace(
+            each, read_bps=found.read_bps, bf16_ops=found.bf16_ops, copy_bps=found.copy_bps
+        )
+        measured.save_gpu(made)
+        yield made
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,10 +120,10 @@ def evaluate(
     asked = Asked(context, stride or context, tokens, _depths(defer), _caches(kv))
     asked.require()
     passage = read_passage(text)
-    ways = ways_of(model, against, formats, asked, threads, numa)
+    ways = ways_of(model, against, formats, asked, threads, numa, out)
     reading = read(ways, passage, tokens)
-    over = cut(reading, passage, asked)
-    scores, complete = measure(ways, over, asked, threads, numa)
+    over = cut(reading, passage, asked, out)
+    scores, complete = measure(ways, over, asked, threads, numa, out)
     found = Found.of(ways, scores, passage, reading, asked, complete)
     if found.results:
         out.result(document(found), lambda: words(found))

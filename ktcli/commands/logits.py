@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ktcli.assembly.prepare import Wanted, load, prepare
+from ktcli import smallfiles
+from ktcli.assembly.load import load
+from ktcli.assembly.prepare import prepare
+from ktcli.assembly.request import Wanted
 from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, ThreadsOpt
 from ktcli.errors import KtError, UsageError
 from ktcli.hardware.numa import OFF, asked_numa
@@ -48,7 +51,7 @@ def logits(
         raise UsageError("--exact runs as one team", hint="leave --numa out")
     teams = OFF if exact else asked_numa(numa)
     wanted = Wanted(len(numbers), threads, exact=exact, all_logits=True, numa=teams)
-    engine = load(prepare(model, wanted), wanted)
+    engine = load(prepare(model, wanted, listener=out), wanted, out)
     values = engine.session().logits(numbers)
     try:
         with open(target, "wb") as file:
@@ -67,8 +70,7 @@ def read_ids(path: Path) -> list[int]:
         UsageError: it is not a list of whole numbers.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_IDS_BYTES + 1)
+        data = smallfiles.read_start(path, MAX_IDS_BYTES + 1)
         if len(data) > MAX_IDS_BYTES:
             raise UsageError(f"{path} is too large for a list of ids")
         values: Any = jsonlib.loads(data)

@@ -8,14 +8,9 @@ from typing import Any
 import typer
 
 from ktcli.assembly.auto import chosen, kept_by
-from ktcli.assembly.device_words import (
-    DeviceWords,
-    cost_words,
-    device_document,
-    device_rows,
-    rate_rows,
-)
-from ktcli.assembly.gpu import host_here, informed
+from ktcli.assembly.host import host_here
+from ktcli.assembly.plan import informed
+from ktcli.assembly.request import DeviceWords
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.options import (
     ContextOpt,
@@ -31,6 +26,7 @@ from ktcli.commands.options import (
     PrefillThresholdOpt,
     ThreadsOpt,
 )
+from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
 from ktcli.errors import NotEnoughMemory, gib
 from ktcli.hardware.gpu import AUTO, torch_installed
 from ktcli.hardware.numa import asked_numa, parse_numa
@@ -88,11 +84,11 @@ def plan(
     built = build(subject.config)
     request = words.apply(Request(subject.recipe, context), built.spec)
     if experts == BY_MEMORY:
-        best = chosen(built, host, request, kept_by(model, built))
+        best = chosen(built, host, request, kept_by(model, built), out)
         recipe = Recipe.named(best, subject.recipe.dense.name)
         request = replace(request, recipe=recipe)
     if here and subject.pack is not None:
-        request = informed(request, subject.pack, built.spec, host.gpus)
+        request = informed(request, subject.pack, built.spec, host.gpus, out.warn)
     made = place(built, host, request)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:

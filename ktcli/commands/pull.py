@@ -57,7 +57,7 @@ def _download(reference: Reference) -> Entry:
             f"{reference.text} names a conversion, which cannot be pulled",
             hint=f"kt pull {reference.name}, then kt convert {reference.name}",
         )
-    return fetch(reference)
+    return fetch(reference, out)
 
 
 def _render(entry: Entry, fresh: bool) -> str:

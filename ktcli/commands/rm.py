@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
@@ -51,7 +51,7 @@ def rm(
             raise typer.Exit(1)
     freed, removed = 0, []
     for entry in chosen:
-        with config.lock(library.lock_path(entry.name), f"removing {entry.label}"):
+        with smallfiles.lock(library.lock_path(entry.name), f"removing {entry.label}"):
             if not entry.complete and _was_completed(entry):
                 out.note(f"{entry.label} was completed meanwhile and stays")
                 continue

@@ -292,8 +292,8 @@ class PackSource:
 class RandomSource:
     """Random weights of the true shapes, for measuring a machine without a checkpoint.
 
-    Norm gains are 1 and biases 0; ids of experts go around; matrices have rms 1/sqrt(k), so that activations keep
-    their size and the router's choices spread evenly. The slices of nodes are random by themselves.
+    Vectors are neutral (gains 1, biases 0); ids of experts go around; matrices have rms 1/sqrt(k), so that
+    activations keep their size and the router's choices spread evenly. The slices of nodes are random by themselves.
     """
 
     def __init__(self, pool: Pool, seed: int) -> None:
@@ -312,7 +312,7 @@ class RandomSource:
         elif tensor.below:  # as many of each, and those of one token differ
             target[:] = np.arange(target.size) % tensor.below
         else:
-            target[:] = 0.0 if tensor.name.endswith("bias") else 1.0
+            target[:] = tensor.neutral
 
     def place(
         self,

@@ -7,17 +7,14 @@ name. A damaged file counts as no measurement: it can always be made again.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.errors import KtError
 from ktcli.hardware.machine import Cpu, Gpu, Machine, Measured
 from ktcli.hardware.numa import asked_numa
@@ -28,6 +25,7 @@ BUFFER_BYTES = 1 << 30
 SMALLEST_BUFFER_BYTES = 512 << 20
 MAX_RATE = 1e18  # per second; more is no measurement
 MAX_BYTES = 1 << 20  # of measured.json
+LOCK_WAIT_S = 5.0  # whoever holds it writes one small file
 _GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
@@ -137,17 +135,16 @@ def _gpu_key(gpu: Gpu) -> str:
 
 def _keep(key: str, values: Mapping[str, object]) -> None:
     path = _path()
-    config.make_folder(path.parent)
-    known = _read()
-    known[key] = {**known.get(key, {}), **values}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise KtError(f"cannot write {path}: {error.strerror}") from error
+    with smallfiles.lock(
+        path.with_suffix(".lock"), "keeping what was measured", wait_s=LOCK_WAIT_S
+    ):
+        known = _read()
+        known[key] = {**known.get(key, {}), **values}
+        text = json.dumps(known, indent=2, sort_keys=True) + "\n"
+        try:
+            smallfiles.write(path, text)
+        except OSError as error:
+            raise KtError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _key(model: str | None, threads: int, isa: str) -> str:
@@ -161,18 +158,16 @@ def _path() -> Path:
 def _read() -> dict[str, dict[str, Any]]:
     """All entries; what cannot be one is dropped, and gone after the next write."""
     try:
-        if not stat.S_ISREG(_path().stat().st_mode):  # a pipe would block
-            return {}
-        with _path().open("rb") as stream:
-            known = json.loads(stream.read(MAX_BYTES))
-    except (OSError, ValueError, RecursionError):
+        known = smallfiles.json_object(smallfiles.read_bounded(_path(), MAX_BYTES))
+    except (OSError, ValueError):
         return {}
-    entries = known.items() if isinstance(known, dict) else ()
-    return {key: value for key, value in entries if isinstance(value, dict) and _is_flat(value)}
+    return {
+        key: value for key, value in known.items() if isinstance(value, dict) and _is_flat(value)
+    }
 
 
 def _is_flat(value: object, levels: int = 3) -> bool:
-    """Whether it nests no deeper than what is written here: writing it again must not recurse without end."""
+    """Whether it nests no deeper than what is written here."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value

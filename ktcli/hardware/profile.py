@@ -21,6 +21,7 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli import smallfiles
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.text import cpu_list, cpu_text
@@ -102,8 +103,7 @@ def read_machine(path: Path) -> Machine:
             path = shipped[str(path)]
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):
             raise UsageError(f"{path} is a named pipe, not a machine file")  # nobody may ever write
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = smallfiles.read_start(path, MAX_BYTES + 1)
     except OSError as error:
         raise NotFound(
             f"cannot read the machine file {str(path)[:300]}: {error.strerror}",

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.part import ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 from ktcli.ops.windows import MqaShape, PoolShape
@@ -38,19 +40,26 @@ class Compressor:
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
-        return matrix(name, *pieces, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
+        return matrix(
+            name,
+            *pieces,
+            role=Role.KEPT,
+            cut=Cut.NONE,
+            layer=self.layer,
+            part=ModelPart.POOLING,
+        )
 
     @cached_property
     def bias(self) -> Tensor:
         shape = (self.shape.every, self.shape.columns)
-        return self._vector("bias", Stored(f"{self.source}.ape", shape))
+        return self._vector("bias", Stored(f"{self.source}.ape", shape), neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
         return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
 
-    def _vector(self, name: str, piece: Stored) -> Tensor:
-        return vector(f"{self.name}.{name}", piece, layer=self.layer)
+    def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
+        return vector(f"{self.name}.{name}", piece, layer=self.layer, neutral=neutral)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -94,14 +103,22 @@ class WindowIndexer:
     def queries(self) -> Tensor:
         shape = (self.shape.heads * self.shape.dim, self.q_lora)
         stored = Stored(f"{self.source}.wq_b.weight", shape)
-        return matrix(f"layers.{self.layer}.attn.index_q", stored, layer=self.layer)
+        name = f"layers.{self.layer}.attn.index_q"
+        return matrix(name, stored, layer=self.layer, part=ModelPart.ATTENTION)
 
     @cached_property
     def weights(self) -> Tensor:
         """[heads, hidden]: decides like a router, and is kept like one."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = f"layers.{self.layer}.attn.index_weights"
-        return matrix(name, stored, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
+        return matrix(
+            name,
+            stored,
+            role=Role.KEPT,
+            cut=Cut.NONE,
+            layer=self.layer,
+            part=ModelPart.INDEXER,
+        )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -195,7 +212,8 @@ class CompressedAttention:
 
     def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
         stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
-        return matrix(f"layers.{self.layer}.attn.{name}", *stored, layer=self.layer)
+        name = f"layers.{self.layer}.attn.{name}"
+        return matrix(name, *stored, layer=self.layer, part=ModelPart.ATTENTION)
 
     def _vector(self, name: str, source: str, length: int) -> Tensor:
         stored = Stored(f"{self.source}.{source}", (length,))
@@ -206,6 +224,10 @@ class CompressedAttention:
         own = (self.qkv_a, self.q_b, *self.o_a, self.o_b, *self.norms, self.sinks)
         pool = self._compressor.tensors if self._compressor else ()
         return (*own, *pool, *(self._indexer.tensors if self._indexer else ()))
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
 
     @property
     def _pools(self) -> tuple[PoolShape, ...]:

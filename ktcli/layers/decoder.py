@@ -12,6 +12,8 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
 from ktcli.ops.backend import Backend, Reads, Value
+from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.scratch import Scratch, largest
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 Attention = (
@@ -83,6 +85,11 @@ class DecoderLayer:
         norms = (*self.norms, *(norm for norm in self.norms_after if norm))
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
 
+    @property
+    def scratch(self) -> Scratch:
+        """Of attention and MLP, which use the same buffers in turn, and of what goes around them."""
+        return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
+
     def forward(self, b: Backend, x: Value) -> Value:
         for i, block in enumerate((self.attention, self.mlp)):
             if self.mixers is None:
@@ -125,27 +132,37 @@ class Decoder:
 
     @cached_property
     def embedding(self) -> Tensor:
-        return self._outer("embed", Role.TABLE, Cut.NONE, below(self.body, self.embedding_name))
+        where, part = below(self.body, self.embedding_name), ModelPart.EMBEDDING
+        made = matrix(
+            "embed", self._rows(where), role=Role.TABLE, cut=Cut.NONE, layer=None, part=part
+        )
+        return replace(made, access=Access.ROWS)
 
     @cached_property
     def head(self) -> Tensor:
         source = below(self.body, self.embedding_name) if self.tied else self.head_source
-        return replace(self._outer("lm_head", Role.DENSE, Cut.ROWS, source), gain=self.norm)
+        made = matrix("lm_head", self._rows(source), layer=None, part=ModelPart.HEAD)
+        return replace(made, gain=self.norm, access=Access.OUTPUTS)
 
     @cached_property
     def norm(self) -> Tensor:
         stored = _stored_norm(self.body, "norm", self.hidden, self.norm_plus)
         return vector("norm", stored, layer=None)
 
-    def _outer(self, name: str, role: Role, cut: Cut, source: str) -> Tensor:
-        stored = Stored(f"{source}.weight", (self.vocab, self.hidden))
-        return matrix(name, stored, role=role, cut=cut, layer=None)
+    def _rows(self, source: str) -> Stored:
+        """A row for each token of the vocabulary."""
+        return Stored(f"{source}.weight", (self.vocab, self.hidden))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         return (self.embedding, *inner, *mixed, self.norm, self.head)
+
+    @property
+    def scratch(self) -> Scratch:
+        """Of all layers, which use the same buffers in turn."""
+        return largest(layer.scratch for layer in self.layers)
 
     def forward(self, b: Backend) -> Value:
         """ids of the step in, logits [outputs, vocab] out."""

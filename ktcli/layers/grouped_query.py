@@ -13,6 +13,8 @@ from functools import cached_property
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.ops.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.ops.part import ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
@@ -105,7 +107,7 @@ class GroupedQueryAttention:
             both = replace(queries, shape=(2 * self._widths[0], self.hidden))
             halves = _head_halves(both, self.shape)
             stored = (*halves[0], *others, *halves[1])
-        return matrix(f"{self._name}.qkv", *stored, layer=self.layer)
+        return self._matrix("qkv", *stored)
 
     @cached_property
     def _indexer(self) -> BlockIndexer | None:
@@ -116,15 +118,15 @@ class GroupedQueryAttention:
     def o(self) -> Tensor:
         width = self.shape.heads * self.shape.value_dim
         stored = Stored(f"{self.source}.o_proj.weight", (self.hidden, width))
-        return matrix(f"{self._name}.o", stored, layer=self.layer)
+        return self._matrix("o", stored)
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """Of q, k, v, and of o."""
         assert not (self.qkv_bias and self._is_gated), "no family has biases on gated attention"
         pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
-        qkv = self._vector("qkv_bias", *pieces) if self.qkv_bias else None
-        o = self._vector("o_bias", ("o_proj.bias", self.hidden)) if self.o_bias else None
+        qkv = self._bias("qkv_bias", *pieces) if self.qkv_bias else None
+        o = self._bias("o_bias", ("o_proj.bias", self.hidden)) if self.o_bias else None
         return qkv, o
 
     @cached_property
@@ -144,15 +146,28 @@ class GroupedQueryAttention:
         name = self.sinks_name
         return self._vector("sinks", (name, self.shape.heads)) if name else None
 
-    def _vector(self, name: str, *pieces: tuple[str, int], plus: float = 0.0) -> Tensor:
+    def _matrix(self, name: str, *stored: Stored) -> Tensor:
+        name = f"{self._name}.{name}"
+        return matrix(name, *stored, layer=self.layer, part=ModelPart.ATTENTION)
+
+    def _vector(
+        self, name: str, *pieces: tuple[str, int], plus: float = 0.0, neutral: float = 1.0
+    ) -> Tensor:
         stored = (Stored(f"{self.source}.{of}", (length,), plus=plus) for of, length in pieces)
-        return vector(f"{self._name}.{name}", *stored, layer=self.layer)
+        return vector(f"{self._name}.{name}", *stored, layer=self.layer, neutral=neutral)
+
+    def _bias(self, name: str, *pieces: tuple[str, int]) -> Tensor:
+        return self._vector(name, *pieces, neutral=0.0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         optional = (vector for vector in (*self.biases, self.sinks) if vector is not None)
         index = self._indexer.norms if self._indexer else ()
         return (self.qkv, self.o, *self.qk_norms, *optional, *index)
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:

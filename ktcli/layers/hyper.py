@@ -6,10 +6,12 @@ become the next streams. Source: mHC, arXiv 2512.24880; transformers 5.23 (deeps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, MixShape, Reads, Value
+from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 
@@ -48,7 +50,15 @@ class HyperConnection:
         shape = (self._weights, self.shape.streams * self.hidden)
         stored = Stored(f"{self.source}_fn", shape)
         name = f"{self.name}.fn"
-        return matrix(name, stored, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
+        made = matrix(
+            name,
+            stored,
+            role=Role.KEPT,
+            cut=Cut.NONE,
+            layer=self.layer,
+            part=ModelPart.HYPER,
+        )
+        return replace(made, access=Access.OUTPUTS) if self.at_end else made
 
     @cached_property
     def scale(self) -> Tensor:
@@ -65,6 +75,10 @@ class HyperConnection:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.projection, self.scale, self.base
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
         """Streams [T, streams * hidden] -> what the block reads, [T, hidden], and what `expand` takes."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 from ktcli.ops.windows import PoolShape
 
@@ -45,11 +46,12 @@ class Indexer:
     @cached_property
     def key_norm(self) -> tuple[Tensor, Tensor]:
         """Gain and bias, [dim]."""
-        return self._vector("weight"), self._vector("bias")
+        return self._vector("weight"), self._vector("bias", neutral=0.0)
 
-    def _vector(self, name: str) -> Tensor:
-        stored = Stored(f"{self.source}.k_norm.{name}", (self.shape.dim,))
-        return vector(f"layers.{self.layer}.attn.index_norm_{name}", stored, layer=self.layer)
+    def _vector(self, of: str, neutral: float = 1.0) -> Tensor:
+        stored = Stored(f"{self.source}.k_norm.{of}", (self.shape.dim,))
+        name = f"layers.{self.layer}.attn.index_norm_{of}"
+        return vector(name, stored, layer=self.layer, neutral=neutral)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -60,7 +62,14 @@ class Indexer:
             sizes["index_kpool_compress_gate"] = self.shape.dim
         pieces = (Stored(f"{self.source}.{of}", (n, self.hidden)) for of, n in sizes.items())
         name = f"layers.{self.layer}.attn.index_weights"
-        return matrix(name, *pieces, role=Role.KEPT, cut=Cut.NONE, layer=self.layer)
+        return matrix(
+            name,
+            *pieces,
+            role=Role.KEPT,
+            cut=Cut.NONE,
+            layer=self.layer,
+            part=ModelPart.INDEXER,
+        )
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
@@ -69,7 +78,8 @@ class Indexer:
             return None
         shape = self.pool.every, self.pool.dim
         stored = Stored(f"{self.source}.index_kpool_compress_ape", shape)
-        return vector(f"layers.{self.layer}.attn.index_pool_bias", stored, layer=self.layer)
+        name = f"layers.{self.layer}.attn.index_pool_bias"
+        return vector(name, stored, layer=self.layer, neutral=0.0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

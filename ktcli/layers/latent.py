@@ -8,6 +8,8 @@ from functools import cached_property
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import Indexer
 from ktcli.ops.backend import Backend, MlaShape, Rope, Value
+from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Band, Role, Stored, Tensor, matrix, vector
 
@@ -83,7 +85,7 @@ class LatentAttention:
             return None
         assert not self.own_gates, "no family has biases on gated latent attention"
         pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
-        return self._vector("qkv_a_bias", *pieces)
+        return self._vector("qkv_a_bias", *pieces, neutral=0.0)
 
     @cached_property
     def q_a_norm(self) -> Tensor:
@@ -110,14 +112,16 @@ class LatentAttention:
         def part(name: str, n: int, k: int, band: Band, turned: bool, split: Stored) -> Tensor:
             piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, turned)
             where, sources = f"{self._name}.{name}", ((piece,), (split,))
-            return Tensor(where, n, k, Role.KEPT, sources, count=s.heads, layer=self.layer)
+            made = Tensor(where, n, k, Role.KEPT, sources, s.heads, part=ModelPart.LATENT)
+            return replace(made, layer=self.layer)
 
         keys, values = Band(each, 0, s.nope), Band(each, s.nope, s.v)
         k_b = Stored(f"{self.source}.k_b_proj.weight", (s.heads, s.lora, s.nope), matrix=True)
         v_b = Stored(f"{self.source}.v_b_proj.weight", (s.heads, s.v, s.lora), matrix=True)
+        expanding = part("uk_out", s.nope, s.lora, keys, False, replace(k_b, transposed=True))
         return (
             part("uk_in", s.lora, s.nope, keys, True, k_b),
-            part("uk_out", s.nope, s.lora, keys, False, replace(k_b, transposed=True)),
+            replace(expanding, access=Access.EXPANSION),
             part("uv", s.v, s.lora, values, False, v_b),
         )
 
@@ -127,15 +131,18 @@ class LatentAttention:
 
     @cached_property
     def o_bias(self) -> Tensor | None:
-        return self._vector("o_bias", (f"{self.o_name}.bias", self.hidden)) if self.bias else None
+        if not self.bias:
+            return None
+        return self._vector("o_bias", (f"{self.o_name}.bias", self.hidden), neutral=0.0)
 
     def _matrix(self, name: str, k: int, *pieces: tuple[str, int]) -> Tensor:
         stored = (Stored(f"{self.source}.{of}.weight", (rows, k)) for of, rows in pieces)
-        return matrix(f"{self._name}.{name}", *stored, layer=self.layer)
+        name = f"{self._name}.{name}"
+        return matrix(name, *stored, layer=self.layer, part=ModelPart.ATTENTION)
 
-    def _vector(self, name: str, *pieces: tuple[str, int]) -> Tensor:
+    def _vector(self, name: str, *pieces: tuple[str, int], neutral: float = 1.0) -> Tensor:
         stored = (Stored(f"{self.source}.{of}", (length,)) for of, length in pieces)
-        return vector(f"{self._name}.{name}", *stored, layer=self.layer)
+        return vector(f"{self._name}.{name}", *stored, layer=self.layer, neutral=neutral)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -150,6 +157,14 @@ class LatentAttention:
             *(t for t in optional if t is not None),
             *(self._indexer.tensors if self._indexer else ()),
         )
+
+    @property
+    def scratch(self) -> Scratch:
+        """Absorbed, each head has its queries over a whole row of the cache, and results over the latent: as they are
+        attended with, and in halves of those bytes as its products read them."""
+        s = self.shape
+        heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
+        return replace(Scratch.of(self.tensors), heads=heads, expanded=True)
 
     @property
     def state(self) -> LayerState:

@@ -11,6 +11,8 @@ from functools import cached_property
 
 from ktcli.native import PANEL_ROWS, SILU, Glu
 from ktcli.ops.backend import Backend, Reads, Routing, Value
+from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
@@ -71,6 +73,7 @@ class DenseMlp:
 
     Attributes:
         glu: the activation, where it is another.
+        part: what its tensors are counted under.
         layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
@@ -80,6 +83,7 @@ class DenseMlp:
     width: int
     names: MlpNames = USUAL_MLP
     glu: Glu = SILU
+    part: ModelPart = ModelPart.DENSE_MLP
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -92,16 +96,20 @@ class DenseMlp:
             name = f"{self.source}.{self.names.fused}"
             both = Stored(name, (2 * self.width, self.hidden), count=self.width)
             pieces = both, replace(both, first=self.width)
-        return _gate_up(self, Role.DENSE, 1, (pieces,))
+        return _gate_up(self, (pieces,))
 
     @cached_property
     def down(self) -> Tensor:
         shape = (self.hidden, self.width)
-        return _down(self, Role.DENSE, 1, (_each(self, (self.names.down,), shape),))
+        return _down(self, (_each(self, (self.names.down,), shape),))
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.gate_up, self.down
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
@@ -146,7 +154,8 @@ class SparseMlp:
         if self.shared_gate:
             pieces.append((self.names.shared_gate, (1, self.hidden)))
         stored = (Stored(f"{self.source}.{name}", shape) for name, shape in pieces)
-        return matrix(f"{self.name}.router", *stored, role=Role.KEPT, layer=self.layer)
+        name, part = f"{self.name}.router", ModelPart.ROUTER
+        return matrix(name, *stored, role=Role.KEPT, layer=self.layer, part=part)
 
     @cached_property
     def router_correction(self) -> Tensor | None:
@@ -176,7 +185,7 @@ class SparseMlp:
     def _router_vector(self, name: str, source: str, is_row: bool = False) -> Tensor:
         n = self.routing.experts
         stored = Stored(f"{self.source}.{source}", (1, n) if is_row else (n,))
-        return vector(f"{self.name}.{name}", stored, layer=self.layer)
+        return vector(f"{self.name}.{name}", stored, layer=self.layer, neutral=0.0)
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
@@ -214,6 +223,9 @@ class SparseMlp:
             count=self.routing.experts,
             alternate=len(sources[0]) > 1,
             layer=self.layer,
+            neutral=0.0,
+            part=ModelPart.VECTORS,
+            access=Access.CHOSEN,
         )
 
     @cached_property
@@ -226,11 +238,11 @@ class SparseMlp:
             across = Stored(name, (e, self.hidden, rows), matrix=True, transposed=True, step=2)
             along = Stored(packed, (e, rows, self.hidden), matrix=True, step=2)
             either = tuple((piece, replace(piece, first=1)) for piece in (across, along))
-            return _gate_up(self, Role.EXPERTS, e, (*either, each))
+            return _gate_up(self, (*either, each))
         turned = self.names.fused_across
         shape = (e, self.hidden, rows) if turned else (e, rows, self.hidden)
         fused = Stored(name, shape, matrix=True, transposed=turned, count=self.width)
-        return _gate_up(self, Role.EXPERTS, e, (each, (fused, replace(fused, first=self.width))))
+        return _gate_up(self, (each, (fused, replace(fused, first=self.width))))
 
     @cached_property
     def down(self) -> Tensor:
@@ -241,10 +253,10 @@ class SparseMlp:
         if self.names.interleaved:
             across = replace(fused, shape=(e, *shape[::-1]), transposed=True)
             packed = replace(fused, name=f"{self.source}.{self.names.packed_down}")
-            return _down(self, Role.EXPERTS, e, ((across,), (packed,), each))
+            return _down(self, ((across,), (packed,), each))
         if self.names.fused_across:
             fused = replace(fused, shape=(e, *shape[::-1]), transposed=True)
-        return _down(self, Role.EXPERTS, e, (each, (fused,)))
+        return _down(self, (each, (fused,)))
 
     @cached_property
     def shared(self) -> DenseMlp | None:
@@ -254,6 +266,7 @@ class SparseMlp:
         name, source = f"{self.name}.shared", f"{above}.{self.names.shared}"
         names, glu = self.names.shared_names, self.shared_glu or self.glu
         made = DenseMlp(self.hidden, self.shared_width, names, glu)
+        made = replace(made, part=ModelPart.SHARED)
         return replace(made, layer=self.layer, name=name, source=source)
 
     @property
@@ -267,6 +280,11 @@ class SparseMlp:
         shared = self.shared.tensors if self.shared else ()
         kept = (vector for vector in vectors if vector is not None)
         return (self.gate_up, self.down, *shared, self.router, *kept)
+
+    @property
+    def scratch(self) -> Scratch:
+        """Those of the shared expert, and of the experts of a token side by side."""
+        return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
@@ -302,28 +320,22 @@ def _each(part: Mlp, names: tuple[str, ...], shape: tuple[int, int], experts: in
     return tuple(map(piece, names))
 
 
-def _gate_up(part: Mlp, role: Role, count: int, sources: tuple[Pieces, ...]) -> Tensor:
-    return Tensor(
-        f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}gate_up",
-        2 * ceil_to(part.width, PANEL_ROWS),
-        part.hidden,
-        role,
-        sources,
-        count=count,
-        alternate=True,
-        layer=part.layer,
-        cut=Cut.ROWS,
-    )
+def _gate_up(part: Mlp, sources: tuple[Pieces, ...]) -> Tensor:
+    shape = 2 * ceil_to(part.width, PANEL_ROWS), part.hidden
+    return replace(_matrices(part, "gate_up", shape, sources), alternate=True)
 
 
-def _down(part: Mlp, role: Role, count: int, sources: tuple[Pieces, ...]) -> Tensor:
-    return Tensor(
-        f"{part.name}.{'experts.' if role is Role.EXPERTS else ''}down",
-        part.hidden,
-        part.width,
-        role,
-        sources,
-        count=count,
-        layer=part.layer,
-        cut=Cut.COLUMNS if role is Role.EXPERTS else Cut.ROWS,
-    )
+def _down(part: Mlp, sources: tuple[Pieces, ...]) -> Tensor:
+    made = _matrices(part, "down", (part.hidden, part.width), sources)
+    return replace(made, cut=Cut.COLUMNS) if isinstance(part, SparseMlp) else made
+
+
+def _matrices(part: Mlp, name: str, shape: tuple[int, int], sources: tuple[Pieces, ...]) -> Tensor:
+    """The matrix of a dense MLP, or those of all experts, [n, k] each."""
+    if isinstance(part, DenseMlp):
+        whole = Tensor(f"{part.name}.{name}", *shape, Role.DENSE, sources, part=part.part)
+    else:
+        name, count = f"{part.name}.experts.{name}", part.routing.experts
+        whole = Tensor(name, *shape, Role.EXPERTS, sources, count, part=ModelPart.EXPERTS)
+        whole = replace(whole, access=Access.CHOSEN)
+    return replace(whole, layer=part.layer, cut=Cut.ROWS)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.ops.backend import Backend, DeltaShape, Gate, Reads, Value
+from ktcli.ops.part import ModelPart
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
 
@@ -72,7 +74,7 @@ class GatedDeltaNet:
         shape = (self.shape.heads,)
         return (
             self._vector("log_rate", Stored(f"{self.source}.A_log", shape)),
-            self._vector("rate_bias", Stored(f"{self.source}.dt_bias", shape)),
+            self._vector("rate_bias", Stored(f"{self.source}.dt_bias", shape), neutral=0.0),
         )
 
     @cached_property
@@ -91,6 +93,10 @@ class GatedDeltaNet:
     @property
     def _conv_elements(self) -> int:
         return ceil_to((self.conv_width - 1) * sum(self._widths), _LINE)
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:
@@ -130,10 +136,11 @@ class GatedDeltaNet:
         )
 
     def _matrix(self, name: str, pieces: tuple[Stored, ...], role: Role = Role.DENSE) -> Tensor:
-        return matrix(f"layers.{self.layer}.delta.{name}", *pieces, role=role, layer=self.layer)
+        return _matrix(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
 
-    def _vector(self, name: str, piece: Stored) -> Tensor:
-        return vector(f"layers.{self.layer}.delta.{name}", piece, layer=self.layer)
+    def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
+        name = f"layers.{self.layer}.delta.{name}"
+        return vector(name, piece, layer=self.layer, neutral=neutral)
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ class KimiDelta:
     def learned(self) -> tuple[Tensor, Tensor]:
         """Log of each head's rate of forgetting, and what is added before to each channel."""
         rate = self._vector("log_rate", "A_log", (self.shape.heads,))
-        return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,))
+        return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,), neutral=0.0)
 
     @cached_property
     def norm(self) -> Tensor:
@@ -236,6 +243,10 @@ class KimiDelta:
     def _conv_elements(self) -> tuple[int, ...]:
         """Of the states of the convolutions."""
         return tuple(ceil_to((self.conv_width - 1) * width, _LINE) for width in self._widths)
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
 
     @property
     def state(self) -> LayerState:
@@ -264,9 +275,18 @@ class KimiDelta:
 
     def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
         """Of projections that lie one below the other, {name: rows}."""
-        pieces = (Stored(f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
-        return matrix(f"layers.{self.layer}.delta.{name}", *pieces, role=role, layer=self.layer)
+        pieces = tuple(Stored(f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
+        return _matrix(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
 
-    def _vector(self, name: str, source: str, shape: tuple[int, ...]) -> Tensor:
+    def _vector(
+        self, name: str, source: str, shape: tuple[int, ...], neutral: float = 1.0
+    ) -> Tensor:
         piece = Stored(f"{self.source}.{source}", shape, transposed=len(shape) > 1)
-        return vector(f"layers.{self.layer}.delta.{name}", piece, layer=self.layer)
+        name = f"layers.{self.layer}.delta.{name}"
+        return vector(name, piece, layer=self.layer, neutral=neutral)
+
+
+def _matrix(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) -> Tensor:
+    """A projection of a layer with linear attention; what is kept exact are its gates."""
+    part = ModelPart.LINEAR if role is Role.DENSE else ModelPart.LINEAR_GATES
+    return matrix(name, *pieces, role=role, layer=layer, part=part)

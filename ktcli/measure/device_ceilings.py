@@ -20,6 +20,7 @@ from ktcli.engine.device.stream import Stream, device_errors, stream_on
 from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.measure.bench import Ceilings, Job, Kind, Measured, steps
 from ktcli.native import Ceiling
+from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.forecast import Forecast, Known
@@ -179,7 +180,7 @@ class DeviceCeilings:
         cpu_bytes = device_bytes = device_ops = 0.0
         cpu_ops = dict.fromkeys(Unit, 0)
         for work in step_work(engine.model, engine.recipe, step):
-            away = 1 - hit_rate if work.part == "routed experts" and not streamed else 0.0
+            away = 1 - hit_rate if work.part is ModelPart.EXPERTS and not streamed else 0.0
             cpu_bytes += away * work.read_bytes
             cpu_ops[work.unit] += round(away * work.ops)
             device_bytes += (1 - away) * work.read_bytes

@@ -35,6 +35,7 @@ from ktcli.native import (
     packed_bytes,
 )
 from ktcli.ops.backend import Reads
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.recipe import Recipe
@@ -185,10 +186,12 @@ class ExpertStack(Stack):
         self, pool: Pool, shape: Shape, fmt: Format, max_tokens: int, free_bytes: int
     ) -> None:
         inner = 2 * ceil_to(shape.width, PANEL_ROWS)
-        e = shape.experts
+        e, part = shape.experts, ModelPart.EXPERTS
         matrices = (
-            Tensor("gate_up", inner, shape.hidden, Role.EXPERTS, (), count=e, cut=Cut.ROWS),
-            Tensor("down", shape.hidden, shape.width, Role.EXPERTS, (), count=e, cut=Cut.COLUMNS),
+            Tensor("gate_up", inner, shape.hidden, Role.EXPERTS, (), e, cut=Cut.ROWS, part=part),
+            Tensor(
+                "down", shape.hidden, shape.width, Role.EXPERTS, (), e, cut=Cut.COLUMNS, part=part
+            ),
         )
         super().__init__(shape.name, pool, fmt, matrices, max_tokens, free_bytes)
         self._shape = shape
@@ -241,7 +244,9 @@ class LinearStack(Stack):
 
     def __init__(self, pool: Pool, fmt: Format, free_bytes: int) -> None:
         name = f"{self.N}x{self.K}"
-        matrices = (Tensor(name, self.N, self.K, Role.DENSE, (), cut=Cut.ROWS),)
+        matrices = (
+            Tensor(name, self.N, self.K, Role.DENSE, (), cut=Cut.ROWS, part=ModelPart.DENSE_MLP),
+        )
         super().__init__(name, pool, fmt, matrices, max(_LINEAR_TOKENS), free_bytes)
         out = self.program.buffer(self.N)
 

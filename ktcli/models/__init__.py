@@ -33,6 +33,7 @@ from ktcli.models import (
     qwen3_next,
     step3p7,
 )
+from ktcli.models.config import completed
 from ktcli.models.model import Model, Spec
 
 Config = Mapping[str, Any]
@@ -41,7 +42,8 @@ Config = Mapping[str, Any]
 class Family(Protocol):
     """What a family file holds."""
 
-    MODEL_TYPES: tuple[str, ...]
+    # Those it builds, each with what its config may leave out: transformers' default by field, see `completed`.
+    MODEL_TYPES: Mapping[str, Mapping[str, Any]]
 
     def build(self, config: Config) -> Model:
         """The model that a config describes."""
@@ -92,7 +94,8 @@ def build(config: Config) -> Model:
     Raises:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
     """
-    return _family(config).build(config)
+    family, whole = _read(config)
+    return family.build(whole)
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:
@@ -104,10 +107,12 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
     Raises:
         BadCheckpoint: unknown architecture.
     """
-    return _family(config).cut(config, layers)
+    family, whole = _read(config)
+    return family.cut(whole, layers)
 
 
-def _family(config: Config) -> Family:
+def _read(config: Config) -> tuple[Family, Config]:
+    """The family of a config, and the config with what it leaves out."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(kind, str) or kind not in _OF_TYPE:
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)
@@ -116,4 +121,5 @@ def _family(config: Config) -> Family:
             f"unknown architecture: model_type is {str(kind)[:60]!r}",
             hint=f"this version knows {', '.join(model_types())}{nearest}",
         )
-    return _OF_TYPE[kind]
+    family = _OF_TYPE[kind]
+    return family, completed(config, family.MODEL_TYPES[kind])

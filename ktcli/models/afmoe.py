@@ -28,7 +28,15 @@ from ktcli.models.parts import (
 )
 from ktcli.ops.backend import Score
 
-MODEL_TYPES: tuple[str, ...] = ("afmoe",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "afmoe": {
+        "head_dim": 128,
+        "num_dense_layers": 1,
+        "n_shared_experts": 2,
+        "sliding_window": 1024,
+        "global_attn_every_n_layers": 4,
+    }
+}
 
 _DENSE = "num_dense_layers"
 _NAMES = SparseNames(router="router.gate.weight", correction="expert_bias")
@@ -40,7 +48,7 @@ _PREFIXES = Prefixes(
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
-    f = _own(config)
+    f = Fields(config)
     for name, usual in (("attention_bias", False), ("route_norm", True)):
         f.require(name, f.flag(name, usual), usual)
     f.require("score_func", f.text("score_func", "sigmoid"), "sigmoid")
@@ -51,7 +59,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     scale = f.number("route_scale", high=1e4, default=1.0)
     routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
-    step = f.whole("global_attn_every_n_layers", high=MAX_LAYERS, default=4)
+    step = f.whole("global_attn_every_n_layers", high=MAX_LAYERS)
     window, dense = read_windows(f, default=lambda i: bool((i + 1) % step)), _dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
@@ -67,13 +75,6 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**cut_layers(config, layers), _DENSE: min(_dense(Fields(config)), layers - 1)}
 
 
-def _own(config: Mapping[str, Any]) -> Fields:
-    """The config with what it may leave out."""
-    f = Fields(config)
-    usual = {"sliding_window": 1024, "num_shared_experts": 2}
-    return Fields({**f.values, **{k: v for k, v in usual.items() if not f.has(k)}}, f.where)
-
-
 def _dense(f: Fields) -> int:
     """Layers before the first with experts."""
-    return f.whole(_DENSE, low=0, high=MAX_LAYERS, default=1)
+    return f.whole(_DENSE, low=0, high=MAX_LAYERS)

@@ -14,6 +14,7 @@ from ktcli.layers.mlp import SparseMlp, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -24,9 +25,18 @@ from ktcli.models.parts import (
     read_typed_dense,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("axk1", "AXK1")  # the second in older releases
+_USUAL = {
+    **V3_EXPERTS,
+    "n_group": 8,
+    "topk_group": 4,
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 1,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "axk1": _USUAL,
+    "AXK1": _USUAL,  # in older releases
+}
 
-_FIRST_DENSE = 1
 _NORM = "post_mlp_layernorm"
 _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
 _NAMES = SparseNames(correction_may_lack=True)
@@ -34,12 +44,12 @@ _NAMES = SparseNames(correction_may_lack=True)
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
-    f = _own(config)
+    f = Fields(config)
     f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
     f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    attention, routing = read_mla(f), read_corrected_routing(f, scale=2.5)
+    attention, routing = read_mla(f), read_corrected_routing(f)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
-    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    is_dense = read_typed_dense(f)
     model = assemble(
         f, "axk1", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), _PREFIXES
     )
@@ -52,11 +62,4 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers, _FIRST_DENSE)
-
-
-def _own(config: Mapping[str, Any]) -> Fields:
-    """The config with what it may leave out."""
-    f = Fields(config)
-    usual = {"q_lora_rank": 1536, "n_group": 8, "topk_group": 4, "n_shared_experts": 1}
-    return Fields({**f.values, **{k: v for k, v in usual.items() if not f.has(k)}}, f.where)
+    return cut_typed_dense(config, layers)

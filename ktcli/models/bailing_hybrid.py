@@ -21,6 +21,7 @@ from ktcli.layers.recurrent import KimiDelta
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -35,21 +36,25 @@ from ktcli.models.parts import (
 from ktcli.models.step3p7 import limited, read_limits
 from ktcli.ops.backend import DeltaShape
 
-MODEL_TYPES: tuple[str, ...] = ("bailing_hybrid",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "bailing_hybrid": {
+        **V3_EXPERTS,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 2,
+        "rope_theta": 6e6,
+        "num_key_value_heads": 32,
+        "layer_group_size": 6,
+        "head_dim": 128,
+        "kda_safe_gate": True,
+        "kda_lower_bound": -5.0,
+    }
+}
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_FIRST_DENSE = 2
 _PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
 _NAMES = SparseNames(correction="gate.expert_bias")
 _GATES = OwnGates("g_proj")
-# transformers' name of a field → the hub's.
-_HUB_NAMES = {
-    "max_position_embeddings": "model_max_length",
-    "norm_topk_prob": "moe_renormalize",
-    "n_group": "num_expert_group",
-    "num_experts_per_tok": "num_experts_per_token",
-}
-_DEFAULTS = {"rope_theta": 6e6, "n_group": 8, "topk_group": 4, "num_shared_experts": 1}
 # Fields of which one value is known.
 _FLAGS = {
     "attention_bias": False,
@@ -80,12 +85,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     for name, usual in _TEXTS.items():
         f.require(name, f.text(name, usual), usual)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
-    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True, names=_NAMES)
+    sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     width = f.whole("moe_shared_expert_intermediate_size", default=sparse.width)
     f.require("moe_shared_expert_intermediate_size", width, sparse.width)
     limits = read_limits(f, "expert_swiglu_limit_list")
     shared_limits = read_limits(f, "share_expert_swiglu_limit_list")
-    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    is_dense = read_typed_dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own, beside = limited(limits[i]), limited(shared_limits[i])
@@ -99,21 +104,17 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     f = _own(config)
     kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
-    return cut_typed_dense({**f.values, "layer_types": kinds}, layers, _FIRST_DENSE)
+    return cut_typed_dense({**f.values, "layer_types": kinds}, layers)
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
-    """The config in the hub's later spelling, with what it may leave out."""
+    """The config, which is not one of Ling 2.5 or 2.6."""
     f = Fields(config)
     if not f.has("short_conv_kernel_size"):
         raise BadCheckpoint(
             f"{f.where}: short_conv_kernel_size is missing, as in Ling 2.5 and 2.6, which are not supported"
         )
-    values = {**_DEFAULTS, **{k: v for k, v in f.values.items() if v is not None}}
-    for name, old in _HUB_NAMES.items():
-        if f.has(old) and not f.has(name):
-            values[name] = f.values[old]
-    return Fields(values, f.where)
+    return f
 
 
 def _linear_layers(f: Fields) -> list[bool]:
@@ -122,9 +123,9 @@ def _linear_layers(f: Fields) -> list[bool]:
     if kinds is not None:
         return [kind == _LINEAR for kind in kinds]
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    group = f.whole("layer_group_size", high=MAX_LAYERS, default=6)
+    group = f.whole("layer_group_size", high=MAX_LAYERS)
     # Of layers behind the last whole group, vLLM and transformers say different things.
-    f.require_multiple("num_hidden_layers", n_layers, group)
+    f.require_multiple("num_hidden_layers", n_layers, group, "layer_group_size")
     return [(i + 1) % group != 0 for i in range(n_layers)]
 
 
@@ -132,12 +133,12 @@ def _delta(f: Fields) -> KimiDelta:
     """Linear attention."""
     heads = f.whole("linear_num_heads", "num_attention_heads", high=MAX_HEADS)
     # transformers keeps the width of these heads under another name once it has read `head_dim`.
-    dim = f.whole("linear_head_dim", "head_dim", high=4096, default=128)
+    dim = f.whole("linear_head_dim", "head_dim", high=4096)
     f.require_width("width of linear attention", 3 * heads * dim)
     f.require("num_kv_heads_for_linear_attn", f.values.get("num_kv_heads_for_linear_attn", 0), 0)
     width = f.whole("linear_conv_kernel_dim", "short_conv_kernel_size", low=2, high=16)
-    lowest = f.number("kda_lower_bound", low=-1e3, high=-1e-3, default=-5.0)
-    bounded = f.flag("kda_safe_gate", True)
+    lowest = f.number("kda_lower_bound", low=-1e3, high=-1e-3)
+    bounded = f.flag("kda_safe_gate", False)
     shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest if bounded else 0)
     # The hub calls the last projection as in the first; transformers writes the second.
     names = "o_proj", "dense"

@@ -28,8 +28,48 @@ MAX_APART = (
 )  # heads or groups whose rows are found one by one; the largest public model has 4,000
 
 
+# What publishers call the same fact, transformers' usual name first.
+_SPELLINGS = (
+    ("max_position_embeddings", "model_max_length"),
+    ("n_group", "num_expert_group"),
+    ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
+    ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "num_experts_per_token"),
+    ("num_key_value_heads", "num_attention_groups"),
+    ("routed_scaling_factor", "router_scaling_factor"),
+    ("share_expert_dim", "share_expert_dims"),
+)
+_SPELLED = {names[0]: names for names in _SPELLINGS}
+_ROPE = ("rope_parameters", "rope_scaling")  # where a null says as little as nothing
+STRETCHED = ("yarn", "llama3")  # rotations that know how long the texts of the training were
+TEXT = "text_config"  # the text model's part of a config of one that also sees
+
+
+def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with what it leaves out as transformers' class has it; a null is not left out.
+
+    Args:
+        usual: value by field, those of the text model's part below `TEXT`.
+    """
+    made = dict(config)
+    for name, value in usual.items():
+        if name == TEXT and isinstance(config.get(TEXT), Mapping):
+            made[TEXT] = completed(config[TEXT], value)
+        elif name != TEXT and not _says(config, name):
+            made[name] = value
+    return made
+
+
+def _says(config: Mapping[str, Any], name: str) -> bool:
+    """The config has the field under one of its names."""
+    if name in _ROPE:
+        return any(config.get(each) is not None for each in _ROPE)
+    return any(each in config for each in _SPELLED.get(name, (name,)))
+
+
 class Fields:
-    """Checked access to a JSON object.
+    """Checked access to a JSON object, whose facts are found under each of their names.
 
     Raises:
         BadCheckpoint: a field is missing, of the wrong type or out of bounds.
@@ -42,7 +82,7 @@ class Fields:
 
     def has(self, *names: str) -> bool:
         """One of the names is there and not null."""
-        return any(self.values.get(name) is not None for name in names)
+        return any(self.values.get(name) is not None for name in _spelled(names))
 
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
@@ -92,10 +132,17 @@ class Fields:
                 f"{self.where}: {what} of {each} in {n_layers} layers is too much (limit {MAX_APART} in all)"
             )
 
-    def require_multiple(self, what: str, value: int, divisor: int) -> None:
-        """Refuse a value that does not divide evenly."""
+    def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:
+        """Refuse a value that does not divide evenly.
+
+        Args:
+            of: what the divisor is, where that is not plain.
+        """
         if value % divisor:
-            raise BadCheckpoint(f"{self.where}: {what} is {value}, not a multiple of {divisor}")
+            whose = f" ({of})" if of else ""
+            raise BadCheckpoint(
+                f"{self.where}: {what} is {value}, not a multiple of {divisor}{whose}"
+            )
 
     def require(self, name: str, value: Any, *allowed: Any) -> None:
         """Refuse a value that this version does not compute."""
@@ -122,12 +169,18 @@ class Fields:
 
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         """(name, value) of the first that is there."""
-        for name in names:
+        known = _spelled(names)
+        for name in known:
             if self.values.get(name) is not None:
                 return name, self.values[name]
         if default is None:
-            raise BadCheckpoint(f"{self.where}: {names[0]} is missing")
+            raise BadCheckpoint(f"{self.where}: {' or '.join(known)} is missing or null")
         return names[0], default
+
+
+def _spelled(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, each with the others of the same fact."""
+    return tuple(each for name in names for each in _SPELLED.get(name, (name,)))
 
 
 def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
@@ -135,21 +188,16 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def read_rope(
-    fields: Fields, dim: int, *, interleaved: bool, theta: float = 10_000.0
-) -> tuple[Rope, float]:
+def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
     """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
 
     Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
     called `rope_type` or `type`.
-
-    Args:
-        theta: base of the wavelengths, unless the config says.
     """
     rope = _rope_fields(fields)
     source = rope if rope.has("rope_theta") else fields
-    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=theta)
-    kind = rope.text("rope_type", rope.text("type", "default"))
+    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
+    kind = rope_type(rope)
     rope.require("type", kind, "default", "linear", "yarn", "llama3", "factors", "dynamic")
     if kind == "dynamic":
         theta *= _read_stretch(rope, dim)
@@ -165,15 +213,16 @@ def read_rope(
     return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
 
 
-def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
-    """How many columns of a head are rotated: a part of them, or a number given outright.
+def rope_type(rope: Fields) -> str:
+    """What a rotation is called, "default" where it has no name."""
+    return rope.text("rope_type", rope.text("type", "default"))
 
-    Args:
-        default: the part, unless the config says.
-    """
+
+def rotated_columns(fields: Fields, head_dim: int) -> int:
+    """How many columns of a head are rotated: a part of them, or a number given outright."""
     rope = _rope_fields(fields)
     source = rope if rope.has("partial_rotary_factor") else fields
-    part = source.number("partial_rotary_factor", high=1.0, default=default)
+    part = source.number("partial_rotary_factor", high=1.0, default=1.0)
     dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
     fields.require_multiple("rotary_dim", dim, 2)
     return dim
@@ -181,6 +230,7 @@ def rotated_columns(fields: Fields, head_dim: int, default: float = 1.0) -> int:
 
 def _read_stretch(rope: Fields, dim: int) -> float:
     """Hunyuan's factor on the base; without an alpha it would follow the length of the text."""
+    rope.number("factor", low=1e-3, high=1e4)  # transformers wants one, which an alpha overrules
     if not rope.has("alpha") or dim < 4:
         raise BadCheckpoint(f"{rope.where}: a dynamic rotation of {dim} columns without alpha")
     return math.pow(rope.number("alpha", low=1e-3, high=1e9), dim / (dim - 2))
@@ -223,10 +273,9 @@ def _original_context(rope: Fields, fields: Fields) -> int:
 
 def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
     original = _original_context(rope, fields)
-    implied = fields.whole("max_position_embeddings", high=MAX_CONTEXT, default=original) / original
     explicit = rope.number("attention_factor", high=1e3) if rope.has("attention_factor") else None
     return Yarn(
-        factor=rope.number("factor", low=1e-3, high=1e4, default=implied),
+        factor=rope.number("factor", low=1e-3, high=1e4),
         original_context=original,
         beta_fast=rope.number("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
         beta_slow=rope.number("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.models.config import Fields
+from ktcli.models.config import TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
     USUAL_PREFIXES,
+    V3_EXPERTS,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -30,13 +30,30 @@ from ktcli.models.parts import (
 )
 from ktcli.ops.backend import Routing
 
-MODEL_TYPES: tuple[str, ...] = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "kimi_k2",
-    "kimi_k25",
-)
+_V3 = {
+    **V3_EXPERTS,
+    "n_group": 8,
+    "topk_group": 4,
+    "q_lora_rank": 1536,
+    "first_k_dense_replace": 3,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {
+        "n_shared_experts": 2,
+        "topk_method": "greedy",
+        "q_lora_rank": 1536,
+        "first_k_dense_replace": 0,
+    },
+    "deepseek_v3": _V3,
+    "glm4_moe_lite": {
+        **V3_EXPERTS,
+        "routed_scaling_factor": 1.8,
+        "q_lora_rank": 768,
+        "first_k_dense_replace": 1,
+    },
+    "kimi_k2": _V3,
+    "kimi_k25": {"tie_word_embeddings": True, TEXT: _V3},
+}
 
 # Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
 _TEXT_PREFIXES = Prefixes(
@@ -52,7 +69,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)
     sparse = read_sparse(f, routing, correction=not v2)
-    is_dense = read_typed_dense(f, _default_dense(f))
+    is_dense = read_typed_dense(f)
     prefixes = _TEXT_PREFIXES if _is_part(config) else USUAL_PREFIXES
     return assemble(
         f, "deepseek", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), prefixes
@@ -62,7 +79,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     f = _text(config)
-    text = cut_typed_dense(f.values, layers, _default_dense(f))
+    text = cut_typed_dense(f.values, layers)
     return {**config, TEXT: text} if _is_part(config) else text
 
 
@@ -81,11 +98,6 @@ def _is_v2(f: Fields) -> bool:
     return f.text("model_type", "") == "deepseek_v2"
 
 
-def _default_dense(f: Fields) -> int:
-    """Layers before the first with experts, where the config does not say."""
-    return {"deepseek_v2": 0, "glm4_moe_lite": 1}.get(f.text("model_type", ""), 3)
-
-
 def _v2_routing(f: Fields) -> Routing:
     method = f.text("topk_method", "greedy")
     f.require("topk_method", method, "greedy", "group_limited_greedy")
@@ -101,5 +113,4 @@ def _v2_routing(f: Fields) -> Routing:
 def _v3_routing(f: Fields) -> Routing:
     f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
     f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    scale = 1.8 if f.text("model_type", "") == "glm4_moe_lite" else 2.5
-    return read_corrected_routing(f, scale=scale)
+    return read_corrected_routing(f)

@@ -7,7 +7,7 @@ transformers 5.23 (deepseek_v32, glm_moe_dsa). A multi-token-prediction layer in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
@@ -16,6 +16,7 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     assemble,
     cut_typed_dense,
     read_corrected_routing,
@@ -26,25 +27,25 @@ from ktcli.models.parts import (
 )
 from ktcli.ops.backend import ChooseShape
 
-_FIRST_DENSE = 3
 _FULL, _SHARED = "full", "shared"
 
 
-@dataclass(frozen=True, slots=True)
-class _Published:
-    """What a config may leave out.
-
-    Attributes:
-        index_heads: of the indexer.
-        interleaved: its rotation turns pairs of neighbours.
-    """
-
-    index_heads: int
-    interleaved: bool
-
-
-_TYPES = {"deepseek_v32": _Published(64, False), "glm_moe_dsa": _Published(32, True)}
-MODEL_TYPES: tuple[str, ...] = tuple(_TYPES)
+_USUAL = {
+    **V3_EXPERTS,
+    "first_k_dense_replace": 3,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v32": {
+        **_USUAL,
+        "n_group": 8,
+        "topk_group": 4,
+        "index_n_heads": 64,
+        "indexer_rope_interleave": False,
+    },
+    "glm_moe_dsa": {**_USUAL, "index_n_heads": 32, "indexer_rope_interleave": True},
+}
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -56,7 +57,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
     f.whole("q_lora_rank")  # the indexer reads the query latent
     attention = read_mla(f)
-    indexer = _read_indexer(f, attention, _TYPES[f.text("model_type", "deepseek_v32")])
+    indexer = _read_indexer(f, attention)
     shared = replace(attention, chosen=indexer.shape.top_k)
     beside = replace(attention.shape, beside=indexer.shape.dim)
     full = replace(shared, shape=beside, indexer=indexer)
@@ -65,8 +66,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         raise BadCheckpoint(
             f"{f.where}: indexer_types begins with one that shares what no layer chose"
         )
-    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True)
-    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    sparse = read_sparse(f, read_corrected_routing(f), correction=True)
+    is_dense = read_typed_dense(f)
     return assemble(
         f,
         "deepseek_v32",
@@ -78,20 +79,18 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
-    return {**cut_typed_dense(config, layers, _FIRST_DENSE), **short}
+    return {**cut_typed_dense(config, layers), **short}
 
 
-def _read_indexer(f: Fields, attention: LatentAttention, published: _Published) -> Indexer:
+def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:
     s = attention.shape
-    heads = f.whole("index_n_heads", high=MAX_HEADS, default=published.index_heads)
-    dim = f.whole("index_head_dim", low=s.rope, high=4096, default=128)
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
+    dim = f.whole("index_head_dim", low=s.rope, high=4096)
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
-    top_k = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
+    top_k = f.whole("index_topk", high=MAX_CHOSEN)
     assert attention.rope is not None  # `read_mla` reads one
-    rope = replace(
-        attention.rope, interleaved=f.flag("indexer_rope_interleave", published.interleaved)
-    )
+    rope = replace(attention.rope, interleaved=f.flag("indexer_rope_interleave", False))
     shape = ChooseShape(heads, dim, top_k, (heads * dim) ** -0.5, behind=s.lora + s.rope)
     return Indexer(attention.hidden, shape, rope)
 

@@ -38,7 +38,19 @@ from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
 from ktcli.ops.windows import MqaShape, PoolShape
 
-MODEL_TYPES: tuple[str, ...] = ("deepseek_v4",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v4": {
+        "n_shared_experts": 1,
+        "scoring_func": "sqrtsoftplus",
+        "routed_scaling_factor": 1.5,
+        "num_hash_layers": 3,
+        "compress_rope_theta": 160_000.0,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "swiglu_limit": 10.0,
+    }
+}
 
 _WINDOW, _CHOSEN, _ALL = (
     "sliding_attention",
@@ -114,7 +126,7 @@ def _by_id(f: Fields) -> list[bool]:
     if listed is not None:
         return [kind == _BY_ID for kind in listed]
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS, default=3)
+    first = f.whole("num_hash_layers", low=0, high=MAX_LAYERS)
     return [i < first for i in range(n_layers)]
 
 
@@ -150,14 +162,14 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
     rotated = _rotated(f, dim)
     given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
     given = Fields(given, f"{f.where}: rope").values
-    name, usual = ("compress", 160_000.0) if compressed else ("main", 10_000.0)
-    if isinstance(given.get(name), Mapping):
+    name = "compress" if compressed else "main"
+    if all(isinstance(given.get(each), Mapping) for each in ("main", "compress")):
         own = dict(given[name])
     elif compressed:
-        own = {k: v for k, v in given.items() if k != "rope_theta"}
-        own["rope_theta"] = f.number("compress_rope_theta", low=1.0, high=1e12, default=usual)
+        own = {k: v for k, v in given.items() if k not in ("rope_theta", "main", "compress")}
+        own["rope_theta"] = f.number("compress_rope_theta", low=1.0, high=1e12)
     else:
-        own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=usual)}
+        own = {"rope_theta": f.number("rope_theta", low=1.0, high=1e12, default=10_000.0)}
     own = {k: v for k, v in own.items() if v is not None}
     own.setdefault("attention_factor", 1.0)
     part = Fields(own, f"{f.where}: rope").number("partial_rotary_factor", high=1.0, default=0.0)
@@ -217,11 +229,11 @@ def _read_mlp(f: Fields) -> SparseMlp:
         "sigmoid": Score.SIGMOID,
         "softmax": Score.SOFTMAX,
     }
-    score = f.text("scoring_func", "sqrtsoftplus")
+    score = f.text("scoring_func", "")
     f.require("scoring_func", score, *scores)
     f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
     experts, top_k = read_experts(f)
-    scale = f.number("routed_scaling_factor", high=1e4, default=1.5)
+    scale = f.number("routed_scaling_factor", high=1e4)
     routing = Routing(experts, top_k, scores[score], scale=scale)
-    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6, default=10.0), 0.0)
+    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)
     return replace(read_sparse(f, routing, correction=True, names=_NAMES), glu=glu)

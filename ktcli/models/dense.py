@@ -9,11 +9,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.layers.grouped_query import QkNorm
-from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import assemble, cut_layers, read_dense, read_gqa, read_windows
+from ktcli.models.parts import (
+    assemble,
+    cut_layers,
+    read_dense,
+    read_gqa,
+    read_late_windows,
+    read_windows,
+)
 
-MODEL_TYPES: tuple[str, ...] = ("llama", "mistral", "qwen2", "qwen3")
+_QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128},
+}
 
 cut = cut_layers
 
@@ -36,5 +49,4 @@ def _windows(f: Fields, kind: str) -> Callable[[int], int]:
         return read_windows(f, default=lambda _: True)
     if kind == "llama" or not f.flag("use_sliding_window", False):
         return lambda _: 0
-    first = f.whole("max_window_layers", low=0, high=MAX_LAYERS, default=28)
-    return read_windows(f, default=lambda i: i >= first)
+    return read_late_windows(f)

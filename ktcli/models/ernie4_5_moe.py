@@ -21,21 +21,30 @@ from ktcli.models.parts import (
     read_sparse,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("ernie4_5_moe",)
-
 _NAMES = SparseNames(correction="moe_statics.e_score_correction_bias", correction_is_row=True)
 _START, _END, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "ernie4_5_moe": {
+        "num_key_value_heads": 4,
+        "rope_theta": 500_000.0,
+        "n_shared_experts": 2,
+        _START: 1,
+        _END: -1,
+        _STEP: 1,
+        "tie_word_embeddings": True,
+    }
+}
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("use_bias", f.flag("use_bias", False), False)
-    attention = read_gqa(f, interleaved=True, theta=500_000.0)
+    attention = read_gqa(f, interleaved=True)
     routing = read_softmax_routing(f, normalize=True)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
     start, step = _start(f), _step(f)
-    end = f.whole(_END, low=-1, high=MAX_LAYERS, default=-1)
+    end = f.whole(_END, low=-1, high=MAX_LAYERS)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         is_sparse = start <= i and (end < 0 or i <= end) and not (i + 1) % step
@@ -52,8 +61,8 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _start(f: Fields) -> int:
-    return f.whole(_START, low=0, high=MAX_LAYERS, default=1)
+    return f.whole(_START, low=0, high=MAX_LAYERS)
 
 
 def _step(f: Fields) -> int:
-    return f.whole(_STEP, high=MAX_LAYERS, default=1)
+    return f.whole(_STEP, high=MAX_LAYERS)

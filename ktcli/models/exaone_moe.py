@@ -15,6 +15,7 @@ from ktcli.layers.mlp import Mlp, SparseNames
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     assemble,
     cut_typed_dense,
     read_corrected_routing,
@@ -25,9 +26,16 @@ from ktcli.models.parts import (
     read_windows,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("exaone_moe",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "exaone_moe": {
+        **V3_EXPERTS,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+    }
+}
 
-_DENSE = 1  # layers before the first with experts, unless the config says
 _NAMES = SparseNames(correction="e_score_correction_bias")
 
 
@@ -35,9 +43,10 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     attention = read_gqa(f, qk_norm=QkNorm.HEADS)
-    sparse = read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True, names=_NAMES)
-    is_dense = read_typed_dense(f, _DENSE)
-    window = read_windows(f, default=_is_near(f))
+    sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
+    is_dense = read_typed_dense(f)
+    listed = f.has("layer_types")
+    window = read_windows(f, default=(lambda _: False) if listed else _is_near(f))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         rotates = bool(window(i)) or not f.has("sliding_window")
@@ -50,13 +59,13 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers, _DENSE)
+    return cut_typed_dense(config, layers)
 
 
 def _is_near(f: Fields) -> Any:
     """Whether a layer has a window: all but every so many-th, or as a text of L (near) and G says."""
-    pattern = f.values.get("sliding_window_pattern", 4)
+    pattern = f.values.get("sliding_window_pattern")
     if isinstance(pattern, str) and 0 < len(pattern) <= MAX_LAYERS:
         return lambda i: pattern[i % len(pattern)] == "L"
-    step = f.whole("sliding_window_pattern", high=MAX_LAYERS, default=4)
+    step = f.whole("sliding_window_pattern", high=MAX_LAYERS)
     return lambda i: bool((i + 1) % step)

@@ -7,8 +7,7 @@ are not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.layers.decoder import Attention
@@ -17,77 +16,74 @@ from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
 from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     assemble,
     cut_typed_dense,
     read_corrected_routing,
     read_dense,
     read_gqa,
+    read_late_windows,
     read_sparse,
     read_typed_dense,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What one architecture computes, and what its config may leave out.
-
-    Attributes:
-        qk_norm: q and k are normalised; None: the config says.
-        o_bias: attention_bias speaks of o, too.
-        rotated: part of each head.
-        dense: layers before the first with experts.
-    """
-
-    qk_norm: bool | None = False
-    o_bias: bool = False
-    rotated: float = 1.0
-    theta: float = 10_000.0
-    dense: int = 0
-    normalize: bool = True
-    scale: float = 1.0
-    names: SparseNames = USUAL_SPARSE
-
+_USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "glm4_moe": {**_USUAL, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1},
+    "dots1": {
+        **_USUAL,
+        "n_shared_experts": None,
+        "norm_topk_prob": False,
+        "num_key_value_heads": 32,
+        "first_k_dense_replace": 0,
+        "sliding_window": 4096,
+        "max_window_layers": 62,
+    },
+    "solar_open": {**_USUAL, "head_dim": 128, "rope_theta": 1e6, "first_k_dense_replace": 0},
+    "hy_v3": {
+        **_USUAL,
+        "head_dim": 128,
+        "rope_theta": 11_158_840.0,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.826,
+    },
+}
 
 _HY3 = SparseNames(router="router.gate.weight", correction="expert_bias", shared="shared_mlp")
-_KINDS = {
-    "glm4_moe": _Kind(qk_norm=None, rotated=0.5, dense=1),
-    "dots1": _Kind(qk_norm=True, o_bias=True, normalize=False),
-    "solar_open": _Kind(theta=1e6),
-    "hy_v3": _Kind(True, o_bias=True, theta=11_158_840.0, dense=1, scale=2.826, names=_HY3),
-}
-MODEL_TYPES: tuple[str, ...] = tuple(_KINDS)
+_NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias speaks of o, too
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    kind = _kind(f)
+    kind = f.text("model_type", "")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.require_no_windows()
-    norm = f.flag("use_qk_norm", False) if kind.qk_norm is None else kind.qk_norm
+    norm = kind in _NORMED or (kind == "glm4_moe" and f.flag("use_qk_norm", False))
     bias = f.flag("attention_bias", False)
     attention = read_gqa(
         f,
         qk_norm=QkNorm.HEADS if norm else QkNorm.NONE,
         qkv_bias=bias,
-        o_bias=bias and kind.o_bias,
-        rotated=kind.rotated,
-        theta=kind.theta,
+        o_bias=bias and kind in _O_BIASED,
     )
-    routing = read_corrected_routing(f, scale=kind.scale, normalize=kind.normalize)
-    sparse = read_sparse(f, routing, correction=True, names=kind.names)
-    is_dense = read_typed_dense(f, kind.dense)
+    names = _HY3 if kind == "hy_v3" else USUAL_SPARSE
+    sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=names)
+    is_dense, window = read_typed_dense(f), _windows(f, kind)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention, read_dense(f) if is_dense(i) else sparse
+        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "glm4_moe", parts)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers, _kind(Fields(config)).dense)
+    return cut_typed_dense(config, layers)
 
 
-def _kind(f: Fields) -> _Kind:
-    return _KINDS[f.text("model_type", "glm4_moe")]
+def _windows(f: Fields, kind: str) -> Callable[[int], int]:
+    """Those of dots.llm1 from a layer on; the others have none."""
+    if kind == "dots1":
+        return read_late_windows(f)
+    f.require_no_windows()
+    return lambda _: 0

@@ -19,11 +19,11 @@ from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import KimiDelta
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.deepseek_v32 import read_shared
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
+    V3_EXPERTS,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -41,11 +41,29 @@ from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
 from ktcli.ops.windows import PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
-MODEL_TYPES: tuple[str, ...] = ("glm5_next",)
+_USUAL = {
+    **V3_EXPERTS,
+    "first_k_dense_replace": 3,
+    "num_key_value_heads": 64,
+    "swiglu_limit": 10.0,
+    "linear_num_heads": 64,
+    "linear_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "linear_lower_bound": -5.0,
+    "index_n_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "index_kpool": 16,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "glm5_next": {**_USUAL, TEXT: _USUAL, "tie_word_embeddings": False}
+}
 
 _LINEAR = "linear_attention"
 _INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
-_FIRST_DENSE = 3
 _PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
 # What the hub's config may call the sizes of linear attention, in a part of its own.
 _LINEAR_PART = "linear_attn_config"
@@ -65,9 +83,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
     shared, full = _attentions(f)
     linear, is_linear, is_shared = _delta(f), _linear_layers(f), _shared_layers(f)
-    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6, default=10.0), 0.0)
-    sparse = replace(read_sparse(f, read_corrected_routing(f, scale=2.5), correction=True), glu=glu)
-    is_dense = read_typed_dense(f, _FIRST_DENSE)
+    glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)
+    sparse = replace(read_sparse(f, read_corrected_routing(f), correction=True), glu=glu)
+    is_dense = read_typed_dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         indexed = shared if is_shared[i] else full
@@ -87,7 +105,7 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         return {**config, TEXT: cut(nested, layers)}
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
-    return {**cut_typed_dense(config, layers, _FIRST_DENSE), **short}
+    return {**cut_typed_dense(config, layers), **short}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -98,7 +116,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
         return f
     part = Fields(f.values[_LINEAR_PART], f"{f.where}: {_LINEAR_PART}")
     found = {name: part.values[old] for name, old in _OLD_NAMES.items() if part.has(old)}
-    lowest = part.values.get("gate_lower_bound", f.values.get("linear_lower_bound", _LOWEST))
+    lowest = part.values.get("gate_lower_bound", f.values.get("linear_lower_bound"))
     if lowest is None and part.flag("safe_gate", True):
         lowest = _LOWEST
     return Fields({**f.values, **found, "linear_lower_bound": lowest}, f.where)
@@ -124,13 +142,12 @@ def _shared_layers(f: Fields) -> list[bool]:
 
 def _delta(f: Fields) -> KimiDelta:
     """Linear attention; sizes that the config leaves out are those of the published model."""
-    heads = f.whole("linear_num_heads", high=MAX_HEADS, default=64)
-    dim = f.whole("linear_head_dim", high=4096, default=128)
+    heads = f.whole("linear_num_heads", high=MAX_HEADS)
+    dim = f.whole("linear_head_dim", high=4096)
     f.require_width("width of linear attention", 3 * heads * dim)
-    width = f.whole("linear_conv_kernel_dim", low=2, high=16, default=4)
-    # A config that says null has no bound; one that says nothing has the published one.
-    bounded = f.values.get("linear_lower_bound", _LOWEST) is not None
-    lowest = f.number("linear_lower_bound", low=-1e3, high=-1e-3, default=_LOWEST) if bounded else 0
+    width = f.whole("linear_conv_kernel_dim", low=2, high=16)
+    bounded = f.has("linear_lower_bound")
+    lowest = f.number("linear_lower_bound", low=-1e3, high=-1e-3) if bounded else 0
     shape = DeltaShape(heads, heads, dim, dim, by_channel=True, lowest=lowest)
     return KimiDelta(f.whole("hidden_size"), shape, width, read_eps(f))
 
@@ -163,16 +180,16 @@ def _indexer(f: Fields, hidden: int, behind: int) -> Indexer:
     """behind: elements of a position that come before the index key."""
     always = f.flag("index_kpool_always_select_tail", True)
     f.require("index_kpool_always_select_tail", always, True)
-    heads = f.whole("index_n_heads", high=MAX_HEADS, default=32)
-    dim = f.whole("index_head_dim", high=4096, default=128)
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
+    dim = f.whole("index_head_dim", high=4096)
     f.require_multiple("index_head_dim", dim, 2)
     f.require_width("index_n_heads x index_head_dim", heads * dim)
-    every = f.whole("index_kpool", default=16)
+    every = f.whole("index_kpool")
     if PAGE_TOKENS % every:
         raise BadCheckpoint(
             f"{f.where}: index_kpool is {every}, which does not divide {PAGE_TOKENS}"
         )
-    chosen = f.whole("index_topk", high=MAX_CHOSEN, default=2048)
+    chosen = f.whole("index_topk", high=MAX_CHOSEN)
     f.require_multiple("index_topk", chosen, every)
     scale = (heads * dim) ** -0.5
     shape = ChooseShape(heads, dim, chosen // every, scale, behind=behind, every=every)

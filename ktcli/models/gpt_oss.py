@@ -23,19 +23,26 @@ from ktcli.models.parts import (
 )
 from ktcli.native import Glu
 
-MODEL_TYPES: tuple[str, ...] = ("gpt_oss",)
-
 _NAMES = SparseNames(interleaved=True, router="router.weight", router_bias="router.bias")
-_THETA = 150_000.0
-# Where the config says nothing of it.
 _ROPE = {
     "rope_type": "yarn",
-    "rope_theta": _THETA,
     "factor": 32.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "gpt_oss": {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "rope_theta": 150_000.0,
+        "rope_parameters": _ROPE,
+        "sliding_window": 128,
+        "attention_bias": True,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
 }
 
 cut = cut_layers
@@ -44,10 +51,8 @@ cut = cut_layers
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    if not f.has("rope_parameters", "rope_scaling"):
-        f = Fields({**config, "rope_parameters": _ROPE})
-    bias = f.flag("attention_bias", True)
-    attention = read_gqa(f, qkv_bias=bias, o_bias=bias, theta=_THETA)
+    bias = f.flag("attention_bias", False)
+    attention = read_gqa(f, qkv_bias=bias, o_bias=bias)
     attention = replace(attention, sinks_name="sinks")
     window = read_windows(f, default=lambda i: i % 2 == 0)
     sparse = SparseMlp(
@@ -64,5 +69,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _glu(f: Fields) -> Glu:
     """gate and up are clamped, and up is shifted by one."""
-    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3, default=1.702)
-    return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6, default=7.0), 1.0)
+    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3)
+    return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), 1.0)

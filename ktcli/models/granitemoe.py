@@ -25,7 +25,11 @@ from ktcli.models.parts import (
     read_windows,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("granitemoe", "granitemoeshared", "granitemoe_swa")
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "granitemoe": {},
+    "granitemoeshared": {},
+    "granitemoe_swa": {"sliding_window": 128},
+}
 
 _MOST = 1e6  # of a multiplier
 _THETAS = "layer_rope_theta"
@@ -90,8 +94,7 @@ def _attention(f: Fields) -> GroupedQueryAttention:
 
 def _near(f: Fields) -> Any:
     """The attention of each layer of the kind with windows."""
-    spelled = f if f.has("sliding_window") else Fields({**f.values, "sliding_window": 128}, f.where)
-    window = read_windows(spelled, default=lambda i: i % 4 > 0)
+    window = read_windows(f, default=lambda i: i % 4 > 0)
     thetas = _thetas(f)
 
     def attend(i: int) -> GroupedQueryAttention:

@@ -16,7 +16,7 @@ from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
 
-MODEL_TYPES: tuple[str, ...] = ("hunyuan_v1_moe",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
 
 _NAMES = SparseNames(router="gate.wg.weight", shared="shared_mlp")
 _NORMS = "query_layernorm", "key_layernorm"

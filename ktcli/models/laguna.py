@@ -29,14 +29,21 @@ from ktcli.models.parts import (
 )
 from ktcli.ops.backend import Gate, Score
 
-MODEL_TYPES: tuple[str, ...] = ("laguna",)
-
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads_per_layer"
-_DENSE = 1  # layers before the first with experts, unless the config says
 _ROPE = {
     _FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
     _NEAR: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "laguna": {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "rope_parameters": _ROPE,
+        "sliding_window": 512,
+        "first_k_dense_replace": 1,
+        "shared_expert_intermediate_size": 512,
+    }
 }
 _NAMES = SparseNames(correction="experts.e_score_correction_bias", shared="shared_expert")
 
@@ -44,14 +51,11 @@ _NAMES = SparseNames(correction="experts.e_score_correction_bias", shared="share
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    if not f.has("rope_parameters"):
-        f = Fields({**config, "rope_parameters": _ROPE})
     f.require("attention_bias", f.flag("attention_bias", False), False)
     f.require("gating", f.values.get("gating", True), True, "per-head")
     for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):
         f.require(name, f.values.get(name) or False, False)
-    spelled = f if f.has("sliding_window") else Fields({**f.values, "sliding_window": 512}, f.where)
-    window, is_dense = read_windows(spelled, default=lambda _: False), read_typed_dense(f, _DENSE)
+    window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
     sparse, heads = _sparse(f), _heads(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
@@ -63,7 +67,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers, _DENSE)
+    return cut_typed_dense(config, layers)
 
 
 def _heads(f: Fields) -> list[int]:
@@ -85,6 +89,6 @@ def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
 def _sparse(f: Fields) -> SparseMlp:
     scale = f.number("moe_routed_scaling_factor", high=1e4, default=1.0)
     routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
-    shared = f.whole("shared_expert_intermediate_size", default=512)
+    shared = f.whole("shared_expert_intermediate_size")
     width = f.whole("moe_intermediate_size")
     return SparseMlp(f.whole("hidden_size"), width, routing, True, shared, names=_NAMES)

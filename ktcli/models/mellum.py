@@ -22,22 +22,26 @@ from ktcli.models.parts import (
     read_windows,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("mellum",)
-
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "mellum": {
+        "head_dim": 128,
+        "num_key_value_heads": 4,
+        "rope_parameters": _ROPE,
+        "sliding_window": 1024,
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": True,
+    }
+}
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    if not f.has("rope_parameters"):
-        f = Fields({**config, "rope_parameters": _ROPE})
-    if not f.has("sliding_window"):
-        f = Fields({**f.values, "sliding_window": 1024}, f.where)
     bias = f.flag("attention_bias", False)
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", True))
-    sparse, is_dense = read_sparse(f, routing), read_typed_dense(f, 0)
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
+    sparse, is_dense = read_sparse(f, routing), read_typed_dense(f)
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
@@ -50,4 +54,4 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(config, layers, 0)
+    return cut_typed_dense(config, layers)

@@ -18,6 +18,7 @@ from ktcli.layers.mlp import Mlp
 from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
+    V3_EXPERTS,
     assemble,
     cut_typed_dense,
     of_kind,
@@ -29,20 +30,29 @@ from ktcli.models.parts import (
     read_types,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("mimo_v2_flash",)
-
 _FULL, _NEAR = "full_attention", "sliding_attention"
 # What the hub calls the base of each kind's rotation, and what it is unless the config says.
 _THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_NEAR, 1e4)}
-_THETAS = dict(_THETA_NAMES.values())
-_ROTATED = 0.334
 _FLAGS = {
     "mlp_bias": False,
     "use_qk_norm": False,
     "add_full_attention_sink_bias": False,
     "add_swa_attention_sink_bias": True,
 }
-_DENSE = 1  # layers before the first with experts, unless the config says
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "mimo_v2_flash": {
+        **V3_EXPERTS,
+        "n_shared_experts": None,
+        "routed_scaling_factor": 1.0,
+        "head_dim": 192,
+        "v_head_dim": 128,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.334,
+        "sliding_window": 129,
+        "first_k_dense_replace": 1,
+        "attention_value_scale": 0.707,
+    }
+}
 # The hub's lists of 0 and 1, one for each layer: what we call them, and what 0 and 1 are.
 _LISTS = {
     "hybrid_layer_pattern": ("layer_types", (_FULL, _NEAR)),
@@ -57,7 +67,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
-    is_dense = read_typed_dense(f, _DENSE)
+    is_dense = read_typed_dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         return attentions[kinds[i]], read_dense(f) if is_dense(i) else sparse
@@ -67,7 +77,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return cut_typed_dense(_own(config).values, layers, _DENSE)
+    return cut_typed_dense(_own(config).values, layers)
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
@@ -117,11 +127,10 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
         values["num_key_value_heads"] = kv_heads
     bias = f.flag("attention_bias", False)
-    own = read_gqa(Fields(values, f.where), qkv_bias=bias, rotated=_ROTATED, theta=_THETAS[kind])
-    v = f.whole("v_head_dim", high=4096, default=128)
+    own = read_gqa(Fields(values, f.where), qkv_bias=bias)
+    v = f.whole("v_head_dim", high=4096)
     f.require_width("num_attention_heads x v_head_dim", own.shape.heads * v)
-    given = f.values.get("attention_value_scale", 0.707)
-    scale = 1.0 if given is None else f.number("attention_value_scale", high=1e3, default=0.707)
+    scale = f.number("attention_value_scale", high=1e3, default=1.0)
     own = replace(own, shape=replace(own.shape, v=v), value_scale=scale)
     if kind == _FULL:
         return own
@@ -132,4 +141,4 @@ def _window(f: Fields) -> int:
     """Positions that a token sees, its own included."""
     if f.has("sliding_window_size"):
         return f.whole("sliding_window_size", high=MAX_CONTEXT) + 1
-    return f.whole("sliding_window", high=MAX_CONTEXT, default=129)
+    return f.whole("sliding_window", high=MAX_CONTEXT)

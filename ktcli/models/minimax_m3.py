@@ -14,10 +14,9 @@ from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.indexer import BlockIndexer
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -29,7 +28,27 @@ from ktcli.models.parts import (
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Score
 
-MODEL_TYPES: tuple[str, ...] = ("minimax_m3_vl",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "minimax_m3_vl": {
+        TEXT: {
+            "head_dim": 128,
+            "num_key_value_heads": 4,
+            "rotary_dim": 64,
+            "rope_theta": 5e6,
+            "first_k_dense_replace": 0,
+            "index_n_heads": 4,
+            "index_head_dim": 128,
+            "index_block_size": 128,
+            "index_topk_blocks": 16,
+            "index_local_blocks": 1,
+            "routed_scaling_factor": 2.0,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "shared_intermediate_size": 3072,
+            "dense_intermediate_size": 12288,
+        }
+    }
+}
 
 _SPARSE, _FULL = "minimax_m3_sparse", "full_attention"
 _PREFIXES = Prefixes(
@@ -49,11 +68,11 @@ _NAMES = SparseNames(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.5, theta=5e6), norm_plus=1.0)
+    attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS), norm_plus=1.0)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
     indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)
-    is_dense = read_typed_dense(f, 0)
+    is_dense = read_typed_dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         return indexed if kinds[i] == _SPARSE else attention, dense if is_dense(i) else sparse
@@ -63,7 +82,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    return {**config, TEXT: cut_typed_dense(_text(config).values, layers, 0)}
+    return {**config, TEXT: cut_typed_dense(_text(config).values, layers)}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
@@ -98,14 +117,14 @@ _OLD_NAMES = {
 def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:
     """The attention with its indexer."""
     s = attention.shape
-    heads = f.whole("index_n_heads", high=MAX_HEADS, default=4)
+    heads = f.whole("index_n_heads", high=MAX_HEADS)
     f.require("index_n_heads", heads, s.kv_heads)  # each chooses for one kv head
-    dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096, default=128)
+    dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096)
     f.require_multiple("index_head_dim", dim, 2)
-    block = f.whole("index_block_size", high=MAX_CHOSEN, default=128)
+    block = f.whole("index_block_size", high=MAX_CHOSEN)
     f.require_multiple("index_block_size", block, PAGE_TOKENS)
-    top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN, default=16)
-    local = f.whole("index_local_blocks", low=0, high=top_k, default=1)
+    top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN)
+    local = f.whole("index_local_blocks", low=0, high=top_k)
     shape = ChooseShape(heads, dim, top_k, 1.0, behind=s.kept, block=block, local=local)
     indexer = BlockIndexer(shape, attention.rope, attention.eps, attention.norm_plus)
     return replace(attention, shape=replace(s, beside=dim), indexer=indexer)
@@ -113,17 +132,17 @@ def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttenti
 
 def _mlps(f: Fields) -> tuple[DenseMlp, SparseMlp]:
     hidden, routing = f.whole("hidden_size"), read_softmax_routing(f, normalize=True)
-    scale = f.number("routed_scaling_factor", high=1e4, default=2.0)
-    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3, default=1.702)
-    glu = Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6, default=7.0), 1.0)
+    scale = f.number("routed_scaling_factor", high=1e4)
+    alpha = f.number("swiglu_alpha", low=1e-3, high=1e3)
+    glu = Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), 1.0)
     sparse = SparseMlp(
         hidden,
         f.whole("intermediate_size"),
         replace(routing, score=Score.SIGMOID, scale=scale),
         correction=True,
-        shared_width=f.whole("shared_intermediate_size", default=3072),
+        shared_width=f.whole("shared_intermediate_size"),
         names=_NAMES,
         glu=glu,
         source="block_sparse_moe",
     )
-    return DenseMlp(hidden, f.whole("dense_intermediate_size", default=12288), glu=glu), sparse
+    return DenseMlp(hidden, f.whole("dense_intermediate_size"), glu=glu), sparse

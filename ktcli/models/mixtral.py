@@ -24,7 +24,10 @@ from ktcli.models.parts import (
 )
 from ktcli.ops.backend import Score
 
-MODEL_TYPES: tuple[str, ...] = ("mixtral", "minimax_m2")
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "mixtral": {"num_key_value_heads": 8, "rope_theta": 1e6},
+    "minimax_m2": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 5e6},
+}
 
 cut = cut_layers
 
@@ -43,10 +46,10 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)
-        attention = read_gqa(f, qk_norm=QkNorm.ROWS, theta=5e6)
+        attention = read_gqa(f, qk_norm=QkNorm.ROWS)
         routing = replace(routing, score=Score.SIGMOID)
     else:
-        attention = read_gqa(f, theta=1e6)
+        attention = read_gqa(f)
     width = f.whole("intermediate_size")
     sparse = SparseMlp(attention.hidden, width, routing, correction=minimax, names=_NAMES)
     prefixes = Prefixes(mlp="block_sparse_moe")

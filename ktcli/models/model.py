@@ -14,6 +14,7 @@ from ktcli.layers.decoder import Decoder
 from ktcli.layers.mlp import SparseMlp
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
+from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Tensor
 
@@ -32,6 +33,7 @@ class Spec:
         states: what each layer keeps of a sequence.
         experts, top_k, expert_width: of a MoE layer; 0 for a dense model.
         glus: the activation of the experts of each MoE layer.
+        scratch: what one step needs beside the residual stream.
     """
 
     family: str
@@ -45,6 +47,7 @@ class Spec:
     top_k: int
     expert_width: int
     glus: tuple[Glu, ...]
+    scratch: Scratch
 
     @property
     def position_elements(self) -> int:
@@ -105,6 +108,7 @@ class DecoderModel:
             top_k=sparse[0].routing.top_k if sparse else 0,
             expert_width=sparse[0].width if sparse else 0,
             glus=tuple(mlp.glu for mlp in sparse),
+            scratch=self.decoder.scratch,
         )
 
     @cached_property

@@ -14,7 +14,7 @@ from ktcli.models.config import Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
 
-MODEL_TYPES: tuple[str, ...] = ("olmoe",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}}
 
 cut = cut_layers
 

@@ -40,8 +40,11 @@ from ktcli.models.config import (
     MAX_LAYERS,
     MAX_TOP_K,
     MAX_VOCAB,
+    STRETCHED,
+    TEXT,
     Fields,
     read_rope,
+    rope_type,
     rotated_columns,
 )
 from ktcli.models.model import DecoderModel
@@ -75,16 +78,18 @@ class Prefixes:
 
 
 USUAL_PREFIXES = Prefixes()
-TEXT = "text_config"
+# What configs of DeepSeek-V3's experts may leave out.
+V3_EXPERTS: Mapping[str, Any] = {
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+}
 # Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
 _MTP_LAYERS = 8
 _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
 _MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
-
-
-# What publishers call the number of experts, and of shared ones.
-_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 
 def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
@@ -94,11 +99,10 @@ def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
         model_types: that it may have; the first, unless it says.
     """
     text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
-    text.require("model_type", text.text("model_type", model_types[0]), *model_types)
-    tied = config.get("tie_word_embeddings")
-    return (
-        text if tied is None else Fields({**text.values, "tie_word_embeddings": tied}, text.where)
-    )
+    kind = text.text("model_type", model_types[0])
+    text.require("model_type", kind, *model_types)
+    said = {"model_type": kind, "tie_word_embeddings": config.get("tie_word_embeddings")}
+    return Fields({**text.values, **{k: v for k, v in said.items() if v is not None}}, text.where)
 
 
 def assemble(
@@ -169,9 +173,9 @@ def read_eps(f: Fields) -> float:
 def read_streams(f: Fields) -> MixShape:
     """Hyper-connections of the residual."""
     return MixShape(
-        f.whole("hc_mult", high=_MAX_STREAMS, default=4),
-        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS, default=20),
-        f.number("hc_eps", high=1.0, default=1e-6),
+        f.whole("hc_mult", high=_MAX_STREAMS),
+        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS),
+        f.number("hc_eps", high=1.0),
     )
 
 
@@ -181,16 +185,12 @@ def read_gqa(
     qk_norm: QkNorm = QkNorm.NONE,
     qkv_bias: bool = False,
     o_bias: bool = False,
-    rotated: float = 1.0,
-    theta: float = 10_000.0,
     interleaved: bool = False,
     norms: tuple[str, str] = ("q_norm", "k_norm"),
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
     Args:
-        rotated: part of each head that is rotated, unless the config says.
-        theta: base of the rotation's wavelengths, unless the config says.
         interleaved: it turns pairs of neighbours.
         norms: what the checkpoint calls those of q and k.
     """
@@ -200,10 +200,10 @@ def read_gqa(
     head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
     f.require_multiple("head_dim", head_dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * head_dim)
-    columns = rotated_columns(f, head_dim, rotated)
+    columns = rotated_columns(f, head_dim)
     # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
     interleaved = f.flag("rope_interleave", interleaved)
-    rope, _ = read_rope(f, columns, interleaved=interleaved, theta=theta)
+    rope, _ = read_rope(f, columns, interleaved=interleaved)
     shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
     made = GroupedQueryAttention(hidden, shape, rope, read_eps(f), qk_norm, qkv_bias, o_bias)
     return replace(made, norms=norms)
@@ -213,6 +213,8 @@ def of_kind(f: Fields, kind: str) -> Fields:
     """The config with the rotation of one kind of layer, of which transformers lists one for each."""
     own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
     rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
+    if rope_type(rope) in STRETCHED:  # transformers fills it in only where one rotation is for all
+        rope.whole("original_max_position_embeddings", high=MAX_CONTEXT)
     return Fields({**f.values, "rope_parameters": rope.values}, f.where)
 
 
@@ -229,6 +231,12 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
     if not window and "sliding_attention" in types:
         raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
     return lambda i: window if types[i] == "sliding_attention" else 0
+
+
+def read_late_windows(f: Fields) -> Callable[[int], int]:
+    """The windows of a model whose layers have one from a number on, unless the config lists the layers' types."""
+    first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
+    return read_windows(f, default=lambda i: i >= first)
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
@@ -270,7 +278,7 @@ def read_sparse(
 ) -> SparseMlp:
     """Experts, with so many shared ones as the config says, which lie in one MLP."""
     width = f.whole("moe_intermediate_size")
-    shared = f.whole(*_SHARED, low=0, high=64, default=0) * width
+    shared = f.whole("n_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
     return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
 
@@ -286,20 +294,16 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
     return Routing(experts, top_k, normalize=normalize, scale=scale)
 
 
-def read_corrected_routing(f: Fields, *, scale: float = 1.0, normalize: bool = True) -> Routing:
-    """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best.
-
-    Args:
-        scale, normalize: of the weights, unless the config says.
-    """
+def read_corrected_routing(f: Fields) -> Routing:
+    """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best."""
     experts, top_k = read_experts(f)
     routing = Routing(
         experts,
         top_k,
         Score.SIGMOID,
         group_score=GroupScore.TOP2,
-        normalize=f.flag("norm_topk_prob", normalize),
-        scale=f.number("routed_scaling_factor", "router_scaling_factor", high=1e4, default=scale),
+        normalize=f.flag("norm_topk_prob", False),
+        scale=f.number("routed_scaling_factor", high=1e4, default=1.0),
     )
     n_group, topk_group = read_groups(f, routing)
     return replace(routing, n_group=n_group, topk_group=topk_group)
@@ -308,8 +312,8 @@ def read_corrected_routing(f: Fields, *, scale: float = 1.0, normalize: bool = T
 def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
     """Groups of experts, and how many of them a token may use."""
     experts, top_k = routing.experts, routing.top_k
-    n_group = f.whole("n_group", high=experts, default=1)
-    topk_group = f.whole("topk_group", high=n_group, default=n_group)
+    n_group = f.whole("n_group", high=experts)
+    topk_group = f.whole("topk_group", high=n_group)
     f.require_multiple("n_routed_experts", experts, n_group)
     available = experts // n_group * topk_group
     if top_k > available:
@@ -322,38 +326,38 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 
 def read_experts(f: Fields) -> tuple[int, int]:
     """(experts, experts per token)"""
-    experts = f.whole(*_EXPERTS, high=MAX_EXPERTS)
-    top_k = f.whole("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", high=MAX_TOP_K)
+    experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
+    top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:
         raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
     return experts, top_k
 
 
-def read_first_dense(f: Fields, default: int) -> int:
+def read_first_dense(f: Fields) -> int:
     """How many layers come before the first with experts."""
-    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS, default=default)
+    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
 
 
-def cut_first_dense(config: Mapping[str, Any], layers: int, default: int) -> dict[str, Any]:
+def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers; fewer dense ones, so that one has experts."""
-    dense = min(read_first_dense(Fields(config), default), layers - 1)
+    dense = min(read_first_dense(Fields(config)), layers - 1)
     return {**cut_layers(config, layers), "first_k_dense_replace": dense}
 
 
-def read_typed_dense(f: Fields, default: int) -> Callable[[int], bool]:
+def read_typed_dense(f: Fields) -> Callable[[int], bool]:
     """Whether a layer has no experts: by a list of types, or the first so many."""
     types = _mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
-    first = read_first_dense(f, default)
+    first = read_first_dense(f)
     return lambda i: i < first
 
 
-def cut_typed_dense(config: Mapping[str, Any], layers: int, default: int) -> dict[str, Any]:
+def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
     types = _mlp_types(Fields(config))
     if types is None:
-        return cut_first_dense(config, layers, default)
+        return cut_first_dense(config, layers)
     kept = types[:layers]
     if "sparse" not in kept:
         kept = [*kept[:-1], "sparse"]

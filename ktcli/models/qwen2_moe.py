@@ -5,12 +5,13 @@ Source: the Qwen2 report; transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.mlp import SparseNames
-from ktcli.models.config import Fields
+from ktcli.layers.decoder import Attention
+from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
     assemble,
@@ -20,9 +21,17 @@ from ktcli.models.parts import (
     read_listed_dense,
     read_softmax_routing,
     read_sparse,
+    read_windows,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("qwen2_moe",)
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_moe": {
+        "num_key_value_heads": 16,
+        "qkv_bias": True,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    }
+}
 
 cut = cut_listed_dense
 
@@ -32,10 +41,22 @@ _NAMES = SparseNames(shared="shared_expert")
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    f.require("use_sliding_window", f.flag("use_sliding_window", False), False)
-    attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", True))
+    attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", False))
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
     shared = f.whole("shared_expert_intermediate_size")
     sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
-    is_dense = read_listed_dense(f)
-    return assemble(f, "qwen2_moe", lambda i: (attention, read_dense(f) if is_dense(i) else sparse))
+    is_dense, window = read_listed_dense(f), _windows(f)
+
+    def parts(i: int) -> tuple[Attention, Mlp]:
+        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
+
+    return assemble(f, "qwen2_moe", parts)
+
+
+def _windows(f: Fields) -> Callable[[int], int]:
+    """Where windows are used at all, those of every second layer before a number."""
+    if not f.flag("use_sliding_window", False):
+        f.require_no_windows()
+        return lambda _: 0
+    end = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
+    return read_windows(f, default=lambda i: i < end and i % 2 == 0)

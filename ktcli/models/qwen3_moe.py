@@ -11,10 +11,9 @@ from typing import Any
 from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
-from ktcli.models.config import Fields
+from ktcli.models.config import MAX_CONTEXT, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
     USUAL_PREFIXES,
     Prefixes,
     assemble,
@@ -27,10 +26,16 @@ from ktcli.models.parts import (
     text_part,
 )
 
-MODEL_TYPES: tuple[str, ...] = ("qwen3_moe", "qwen3_vl_moe")
-
 # Qwen3-VL keeps its experts in two tensors per layer, transposed.
 _SEEING = "qwen3_vl_moe"
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "qwen3_moe": {"num_key_value_heads": 4, "sliding_window": 4096},
+    _SEEING: {
+        "tie_word_embeddings": False,
+        TEXT: {"num_key_value_heads": 16, "rope_theta": 500_000.0},
+    },
+}
+
 _SEEING_PREFIXES = Prefixes("model.language_model", ignored=("model.visual.*",))
 _SEEING_NAMES = SparseNames(fused_across=True)
 
@@ -39,7 +44,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     sees = _sees(config)
     f = text_part(config, f"{_SEEING}_text") if sees else Fields(config)
-    f.require("use_sliding_window", f.flag("use_sliding_window", False), False)
+    near = not sees and f.flag("use_sliding_window", False) and f.has("sliding_window")
+    window = f.whole("sliding_window", high=MAX_CONTEXT) if near else 0
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
     routing = read_softmax_routing(f, normalize=sees or f.flag("norm_topk_prob", False))
@@ -48,7 +54,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     prefixes = _SEEING_PREFIXES if sees else USUAL_PREFIXES
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention, read_dense(f) if is_dense(i) else sparse
+        return attention.within(window), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "qwen3_moe", parts, prefixes)
 

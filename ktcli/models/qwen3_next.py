@@ -16,10 +16,9 @@ from ktcli.layers.decoder import Attention
 from ktcli.layers.grouped_query import QkNorm
 from ktcli.layers.mlp import Mlp, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
     Prefixes,
     assemble,
     cut_listed_dense,
@@ -35,7 +34,30 @@ from ktcli.models.parts import (
 from ktcli.ops.backend import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
-MODEL_TYPES: tuple[str, ...] = (_NEXT, _MOE, f"{_MOE}_text", _DENSE, f"{_DENSE}_text")
+_USUAL = {
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_EXPERTS = {
+    **_USUAL,
+    "num_key_value_heads": 2,
+    "norm_topk_prob": True,
+    "shared_expert_intermediate_size": 512,
+}
+_PLAIN = {**_USUAL, "num_key_value_heads": 4}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
+    _NEXT: _EXPERTS,
+    _MOE: {**_EXPERTS, TEXT: _EXPERTS, "tie_word_embeddings": False},
+    f"{_MOE}_text": _EXPERTS,
+    _DENSE: {**_PLAIN, TEXT: _PLAIN, "tie_word_embeddings": False},
+    f"{_DENSE}_text": _PLAIN,
+}
 
 _VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
@@ -48,7 +70,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("attention_bias", f.flag("attention_bias", False), False)
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
-    full = replace(read_gqa(f, qk_norm=QkNorm.HEADS, rotated=0.25), gated=True, norm_plus=1.0)
+    full = replace(read_gqa(f, qk_norm=QkNorm.HEADS), gated=True, norm_plus=1.0)
     f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
     mlp = _mlp(f)
@@ -71,7 +93,7 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """The text part of a config, which is nested where there is another."""
-    return text_part(config, f"{_MOE}_text", f"{_DENSE}_text") if _sees(config) else Fields(config)
+    return text_part(config, f"{config['model_type']}_text") if _sees(config) else Fields(config)
 
 
 def _sees(config: Mapping[str, Any]) -> bool:
@@ -82,21 +104,21 @@ def _sees(config: Mapping[str, Any]) -> bool:
 def _kinds(f: Fields) -> list[str]:
     """What attention each layer has."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-    every = f.whole("full_attention_interval", high=MAX_LAYERS, default=4)
+    every = f.whole("full_attention_interval", high=MAX_LAYERS)
     usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
     return read_types(f, "layer_types", _LINEAR, _FULL) or usual
 
 
 def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
-    """Linear attention; sizes that the config leaves out are those of the published models."""
-    heads = f.whole("linear_num_value_heads", high=MAX_HEADS, default=32)
-    key_heads = f.whole("linear_num_key_heads", high=heads, default=16)
+    """Linear attention."""
+    heads = f.whole("linear_num_value_heads", high=MAX_HEADS)
+    key_heads = f.whole("linear_num_key_heads", high=heads)
     f.require_few("linear_num_key_heads", key_heads)
     f.require_multiple("linear_num_value_heads", heads, key_heads)
-    dk = f.whole("linear_key_head_dim", high=4096, default=128)
-    dv = f.whole("linear_value_head_dim", high=4096, default=128)
+    dk = f.whole("linear_key_head_dim", high=4096)
+    dv = f.whole("linear_value_head_dim", high=4096)
     f.require_width("width of linear attention", 2 * key_heads * dk + 2 * heads * dv)
-    width = f.whole("linear_conv_kernel_dim", low=2, high=16, default=4)
+    width = f.whole("linear_conv_kernel_dim", low=2, high=16)
     shape = DeltaShape(heads, key_heads, dk, dv)
     hidden = f.whole("hidden_size")
     return GatedDeltaNet(hidden, shape, width, read_eps(f), by_head, source="linear_attn")
@@ -104,11 +126,11 @@ def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
 
 def _mlp(f: Fields) -> Callable[[int], Mlp]:
     """The MLP of each layer."""
-    if not f.has("num_experts", "num_local_experts"):
+    if f.text("model_type", "").removesuffix("_text") == _DENSE:
         dense = read_dense(f)
         return lambda i: dense
-    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", True))
-    shared = f.whole("shared_expert_intermediate_size", default=512)
+    routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
+    shared = f.whole("shared_expert_intermediate_size")
     sparse = replace(read_sparse(f, routing, names=_NAMES), shared_width=shared, shared_gate=True)
     is_dense = read_listed_dense(f)
     return lambda i: read_dense(f) if is_dense(i) else sparse

@@ -18,10 +18,9 @@ from ktcli.layers.decoder import Attention
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
 from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
 from ktcli.models.model import DecoderModel
 from ktcli.models.parts import (
-    TEXT,
     Prefixes,
     assemble,
     cut_typed_dense,
@@ -36,10 +35,15 @@ from ktcli.models.parts import (
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Score
 
-MODEL_TYPES: tuple[str, ...] = ("step3p5", "step3p7")
+_USUAL = {
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "first_k_dense_replace": 3,
+    "share_expert_dim": 1280,
+}
+MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {TEXT: _USUAL}}
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
-_DENSE = 3  # layers before the first with experts, unless the config says
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
     gate="gate_proj.weight",
@@ -67,7 +71,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("moe_router_activation", f.text("moe_router_activation", "sigmoid"), "sigmoid")
     kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
-    window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f, _DENSE)
+    window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
     limits, shared_limits = read_limits(f, "swiglu_limits"), read_limits(f, "swiglu_limits_shared")
     sparse = _sparse(f)
     dense = DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"))
@@ -86,7 +90,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The config with only its first layers, at least one of them with experts."""
-    text = cut_typed_dense(_own(config).values, layers, _DENSE)
+    text = cut_typed_dense(_own(config).values, layers)
     return {**config, TEXT: text} if _is_part(config) else text
 
 
@@ -99,12 +103,6 @@ def _own(config: Mapping[str, Any]) -> Fields:
     f = text_part(config, "step3p5") if _is_part(config) else Fields(config)
     values = {**f.values, "hidden_act": "silu"}  # "swigluoai" means the limits
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
-    for own, old in (
-        ("num_key_value_heads", "num_attention_groups"),
-        ("share_expert_dim", "share_expert_dims"),
-    ):
-        if not f.has(own) and f.has(old):
-            values[own] = values[old]
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     if values.get("layer_types") is None:
         values["layer_types"] = [_FULL] * n_layers
@@ -187,7 +185,7 @@ def _sparse(f: Fields) -> SparseMlp:
         f.whole("moe_intermediate_size"),
         routing,
         correction=True,
-        shared_width=f.whole("share_expert_dim", default=1280),
+        shared_width=f.whole("share_expert_dim"),
         names=_NAMES,
         source="moe",
     )

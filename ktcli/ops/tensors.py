@@ -8,10 +8,12 @@ is no second list.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import prod
 from typing import NamedTuple
+
+from ktcli.ops.part import Access, ModelPart
 
 
 class Role(Enum):
@@ -97,9 +99,11 @@ class Tensor:
     """One stored tensor: `count` matrices [n, k] of one shape (vectors: n = 1, k = length).
 
     Attributes:
-        name: unique in the model, e.g. "layers.3.attn.qkv"; the pack uses it too.
+        name: unique in the model, e.g. "layers.3.attn.qkv"; the pack uses it too. Nothing follows from it.
         n, k: outputs and inputs of each matrix.
         role: decides the number format.
+        part: what it is counted under.
+        access: how a step reads it.
         sources: what of a checkpoint gives it: pieces whose rows lie one below the other. Where publishers
             name or lay out the same weights differently there are alternatives: the first whose names the
             checkpoint has is taken. A vector of no pieces, which may come last, is of zeros.
@@ -112,6 +116,8 @@ class Tensor:
         below: its numbers are whole, 0 at least and less than this: ids of experts; 0: they are any.
         gain: the vector that its input was just multiplied by, if nothing else reads that product: then a conversion
             may move factors of its columns into that vector, which comes later in the same file.
+        neutral: what the numbers of a vector are where nothing was learned, as in a model of random weights: 1 of
+            gains, 0 of biases.
     """
 
     name: str
@@ -125,6 +131,9 @@ class Tensor:
     cut: Cut = Cut.NONE
     below: int = 0
     gain: Tensor | None = None
+    neutral: float = 1.0
+    part: ModelPart = field(kw_only=True)
+    access: Access = field(kw_only=True, default=Access.EVERY_TOKEN)
 
     @property
     def elements(self) -> int:
@@ -133,25 +142,39 @@ class Tensor:
     @property
     def is_expert_bias(self) -> bool:
         """A vector for each routed expert."""
-        return self.role is Role.VECTOR and self.count > 1
+        return self.role is Role.VECTOR and self.access is Access.CHOSEN
 
 
 def matrix(
     name: str,
     *pieces: Stored,
     layer: int | None,
+    part: ModelPart,
     role: Role = Role.DENSE,
     cut: Cut = Cut.ROWS,
 ) -> Tensor:
-    """One matrix of the rows of pieces, one below the other."""
+    """One matrix of the rows of pieces, one below the other, with which every token is multiplied."""
     n, k = sum(piece.rows for piece in pieces), pieces[0].columns
-    return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut)
+    return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut, part=part)
 
 
-def vector(name: str, *pieces: Stored, layer: int | None, below: int = 0) -> Tensor:
-    """One vector of all that pieces hold, one behind the other."""
+def vector(
+    name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
+) -> Tensor:
+    """One vector of all that pieces hold, one behind the other; with `below`, a table of one row of ids per token."""
     length = sum(piece.rows * piece.columns for piece in pieces)
-    return Tensor(name, 1, length, Role.VECTOR, (pieces,), layer=layer, below=below)
+    return Tensor(
+        name,
+        1,
+        length,
+        Role.VECTOR,
+        (pieces,),
+        layer=layer,
+        below=below,
+        neutral=neutral,
+        part=ModelPart.VECTORS,
+        access=Access.ROWS if below else Access.ONCE,
+    )
 
 
 def ceil_to(value: int, multiple: int) -> int:

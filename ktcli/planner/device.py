@@ -14,7 +14,6 @@ from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.tensors import Role
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
@@ -78,7 +77,7 @@ class Sizes:
         near_bytes: weights that are always there.
         token_bytes: activations per token of a chunk.
         logits_bytes: one row of them.
-        latent: attention is latent, and expands keys and values at prefill.
+        expands: keys and values are expanded from latents at prefill.
         expert_bytes: of the largest expert.
         layer_bytes: all experts of the largest layer.
     """
@@ -86,30 +85,30 @@ class Sizes:
     near_bytes: int
     token_bytes: int
     logits_bytes: int
-    latent: bool
+    expands: bool
     expert_bytes: int
     layer_bytes: int
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, stack: Stack) -> Sizes:
         """Activations per token in f32: the residual stream, its norm and two sums; the widest product and
-        what follows it; gate, up and activation of the chosen experts."""
-        spec = model.spec
-        dense = (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None)
-        columns = 4 * spec.hidden + 2 * max(dense, default=0) + 3 * spec.top_k * spec.expert_width
+        what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
+        a block and normed."""
+        spec, layers = model.spec, model.spec.scratch
+        columns = 4 * spec.hidden + 3 * layers.streams + 2 * layers.dense + 3 * layers.experts
         expert = int(stack.expert.size_bytes.max(initial=0))
         return cls(
             near_bytes=near_bytes(model, recipe),
             token_bytes=4 * columns,
             logits_bytes=4 * spec.vocab,
-            latent=any(t.name.endswith(".uv") for t in model.tensors),
+            expands=layers.expanded,
             expert_bytes=expert,
             layer_bytes=expert * spec.experts,
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
         """Workspace of a chunk: activations, the causal mask (a byte per pair), one row of logits."""
-        fixed = self.logits_bytes + (EXPANDED_BYTES if self.latent else 0)
+        fixed = self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     @property

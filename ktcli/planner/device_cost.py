@@ -13,6 +13,7 @@ import numpy as np
 
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.machine import Gpu
+from ktcli.ops.part import ModelPart
 from ktcli.planner.cost import Rates, seconds
 from ktcli.planner.deferral import Times
 from ktcli.planner.experts import Hits, touched
@@ -148,7 +149,9 @@ class Hybrid:
         cache: dict[tuple[float, float], float] = {}
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
             if (size, ops) not in cache:
-                cache[size, ops] = seconds(Work("", unit, int(size), int(ops)), self.cpu, 1)
+                cache[size, ops] = seconds(
+                    Work(ModelPart.EXPERTS, unit, int(size), int(ops)), self.cpu, 1
+                )
         pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
         return [cache[pair] for pair in pairs]
 

@@ -16,6 +16,7 @@ import numpy as np
 from ktcli.errors import NotEnoughMemory, gib
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model
+from ktcli.ops.part import ModelPart
 from ktcli.planner import deferral, experts
 from ktcli.planner.device import (
     Budget,
@@ -34,18 +35,16 @@ from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Plan, Request, Sp
 from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.spec import (
-    KV_CACHE,
-    STATES,
     STATES_REASON,
     Share,
     Step,
     Unit,
     Work,
     kv_bytes_per_token,
-    part_name,
     parts,
     sequence_bytes,
     step_work,
+    tensor_work,
     weight_bytes,
 )
 from ktcli.planner.stack import Stack, device_bytes, split, stack_of
@@ -239,12 +238,13 @@ def _device_lines(
     model, recipe, need = case.model, case.request.recipe, device.need
     steps = Step(1, early), Step(chunk)
     one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
-    hybrid, nothing = prefill.hybrid, Work("", Unit.BF16, 0, 0)
+    hybrid = prefill.hybrid
 
-    def line(part: str, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
+    def line(part: ModelPart, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
+        nothing = Work(part, Unit.BF16, 0, 0)
         first, chunked = one.get(part, nothing), many.get(part, nothing)
         return Line(
-            part,
+            part.value,
             fmt,
             ON_GPU,
             size,
@@ -254,25 +254,35 @@ def _device_lines(
             reason,
         )
 
-    sizes: defaultdict[str, int] = defaultdict(int)
+    sizes: defaultdict[ModelPart, int] = defaultdict(int)
     for tensor in there.tensors:
-        sizes[part_name(tensor)] += device_bytes(tensor, recipe)
+        sizes[tensor.part] += device_bytes(tensor, recipe)
     for part in parts(there, recipe):
-        routed, size = part.name == "routed experts", sizes[part.name]
+        routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
         reason = _resident_words(device) if routed else "every token needs it"
         fmt = part.format if size == part.size_bytes else "f32"
-        yield line(part.name, fmt, size, reason, device.hit_rate if routed else 1.0)
+        yield line(part.part, fmt, size, reason, device.hit_rate if routed else 1.0)
     kept = f"{case.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
     states = sequence_bytes(model.spec)
-    yield line(KV_CACHE, "bf16", need.cache - states, kept)
+    yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
     if states:
-        yield line(STATES, "f32", states, STATES_REASON)
-    yield line("workspace", "f32", need.workspace, f"activations of {device.chunk} tokens")
+        yield line(ModelPart.STATES, "f32", states, STATES_REASON)
+    words = f"activations of {device.chunk} tokens"
+    yield Line.reserved("workspace", "f32", ON_GPU, need.workspace, words)
     if need.stream:
         words = f"two buffers of {device.stream_experts} experts for long prompts"
-        yield line("stream buffers", recipe.experts_name, need.stream, words)
+        yield Line.reserved("stream buffers", recipe.experts_name, ON_GPU, need.stream, words)
     runtime = f"CUDA, graphs; {gib(need.margin)} left free"
-    yield line("runtime, margin", "", need.runtime + need.graph + need.margin, runtime)
+    yield Line.reserved(
+        "runtime, margin", "", ON_GPU, need.runtime + need.graph + need.margin, runtime
+    )
+
+
+# What main memory holds beside experts; a GPU has all else.
+_HOST_REASONS = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.VECTORS: "biases of experts",
+}
 
 
 def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iterator[Line]:
@@ -285,10 +295,10 @@ def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iter
     hits, moe = hybrid.hits.k_cpu, case.stack.moe
     sizes, each = case.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
     for part in parts(here, recipe):
-        if part.name == "routed experts":
+        if part.part is ModelPart.EXPERTS:
             mean = sum(hits) / len(hits)
             yield Line(
-                part.name,
+                part.part.value,
                 part.format,
                 split_words if main.extra else spread,
                 part.size_bytes + main.extra,
@@ -298,19 +308,18 @@ def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iter
                 f"{mean:.1f} of {spec.top_k} per token in {spec.moe_layers} layers",
             )
         else:
-            row = part.size_bytes // spec.vocab
-            yield Line(
-                part.name, part.format, spread, part.size_bytes, row, 0.0, 0.0, "one row per token"
-            )
+            of_it = (tensor for tensor in here.tensors if tensor.part is part.part)
+            read = sum(tensor_work(tensor, spec, recipe, Step(1)).read_bytes for tensor in of_it)
+            name, words = part.part.value, _HOST_REASONS[part.part]
+            yield Line(name, part.format, spread, part.size_bytes, read, 0.0, 0.0, words)
     if main.scratch:
         words = f"experts of a step of {PREFILL_CHUNK} tokens"
-        yield Line("scratch", "f32", spread, main.scratch, 0, 0.0, 0.0, words)
-    yield Line(
-        "pinned buffers", "", spread, main.pinned, 0, 0.0, 0.0, "what passes to and from the GPU"
-    )
+        yield Line.reserved("scratch", "f32", spread, main.scratch, words)
+    passing = "what passes to and from the GPU"
+    yield Line.reserved("pinned buffers", "", spread, main.pinned, passing)
     others = f"the program, torch; {gib(host.margin_bytes)} for others"
     rest = main.process + host.margin_bytes
-    yield Line("process, margin", "", spread, rest, 0, 0.0, 0.0, others)
+    yield Line.reserved("process, margin", "", spread, rest, others)
 
 
 # --- words ------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model
 from ktcli.native import PAGE_TOKENS, Team
-from ktcli.ops.tensors import Role
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
 from ktcli.weights.recipe import Recipe
@@ -52,26 +51,14 @@ def scratch_bytes(model: Model) -> int:
     """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
 
     The residual stream and what each half of a layer makes of it; the widest dense projection and what
-    follows it; gate, up and activation of the chosen experts; queries and results of latent attention
-    in every head; a residual of streams, before and after a block and normed. Counts up to a fifth more
+    follows it; gate, up and activation of the chosen experts; what all heads have beyond that; a residual
+    of streams, before and after a block and normed. Counts up to a fifth more
     than the engine reserves with a few threads, never less; each thread has a megabyte or two of its own,
     and each of several nodes its sums: the margin holds those.
     """
-    spec = model.spec
-    dense = max(
-        (t.n for t in model.tensors if t.role is Role.DENSE and t.layer is not None), default=0
-    )
-    latent = max(
-        (
-            t.count * (spec.states[t.layer].position_elements + 3 * t.k // 2)
-            for t in model.tensors
-            if t.layer is not None and t.name.endswith(".uv")
-        ),
-        default=0,
-    )
-    streams = max((t.k for t in model.tensors if t.name.endswith("_mix.fn")), default=0)
-    columns = 8 * spec.hidden + 3 * streams + 2 * dense
-    columns += 2 * spec.top_k * spec.expert_width + latent
+    spec, layers = model.spec, model.spec.scratch
+    columns = 8 * spec.hidden + 3 * layers.streams + 2 * layers.dense
+    columns += 2 * layers.experts + layers.heads
     return 4 * (PREFILL_CHUNK * columns + spec.vocab)
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model
 from ktcli.native import Team
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import slices_of
-from ktcli.planner.spec import Stored, part_name
+from ktcli.planner.spec import Stored
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 _F32_BYTES = 4
@@ -41,15 +42,15 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
 
-def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[str, int]:
+def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[ModelPart, int]:
     """Part → bytes that cutting adds to it."""
-    extra: dict[str, int] = {}
+    extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
     for tensor in model.tensors if len(teams) > 1 else ():
         slices = slice_bytes(tensor, recipe, shares)
         if slices:
-            name = part_name(tensor)
-            extra[name] = extra.get(name, 0) + sum(slices) - stored_bytes(tensor, recipe)
+            more = sum(slices) - stored_bytes(tensor, recipe)
+            extra[tensor.part] = extra.get(tensor.part, 0) + more
     return extra
 
 

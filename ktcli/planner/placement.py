@@ -19,6 +19,7 @@ from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
+from ktcli.ops.part import ModelPart
 from ktcli.planner import deferral
 from ktcli.planner.cost import Rates, seconds, step_seconds
 from ktcli.planner.host import Host, node_words
@@ -37,8 +38,6 @@ from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
 from ktcli.planner.plan import EARLY_TOKENS, Cost, Line, Plan, Request, Speed
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
-    KV_CACHE,
-    STATES,
     STATES_REASON,
     Step,
     Work,
@@ -303,8 +302,8 @@ def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
 class _Timing:
     """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
 
-    decode: Mapping[str, Work]
-    prefill: Mapping[str, Work]
+    decode: Mapping[ModelPart, Work]
+    prefill: Mapping[ModelPart, Work]
     chunk: int
     rates: Rates
 
@@ -317,10 +316,10 @@ class _Timing:
         )
         return cls(decode, prefill, chunk, rates)
 
-    def line(self, part: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
+    def line(self, part: ModelPart, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
         one, many = self.decode.get(part), self.prefill.get(part)
         return Line(
-            part=part,
+            part=part.value,
             format=fmt,
             where=where,
             size_bytes=size_bytes,
@@ -338,38 +337,38 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
     spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
     split = f"{node_words(host.nodes)}, cut between {teams} teams"
     for part in parts(model, recipe):
-        where = split if part.name in extra else spread
-        size = part.size_bytes + extra.get(part.name, 0)
-        yield line(part.name, part.format, where, size, _reason(part.name, spec))
+        where = split if part.part in extra else spread
+        size = part.size_bytes + extra.get(part.part, 0)
+        yield line(part.part, part.format, where, size, _reason(part.part, spec))
     positions = f"{context} positions, {gib(kv_bytes_per_token(spec))} each"
     states = sequence_bytes(spec)
-    yield line(KV_CACHE, "bf16", spread, kv_bytes(spec, context) - states, positions)
+    yield line(ModelPart.CACHE, "bf16", spread, kv_bytes(spec, context) - states, positions)
     if states:
-        yield line(STATES, "f32", spread, states, STATES_REASON)
+        yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-    yield line("scratch", "f32", spread, scratch_bytes(model), buffers)
+    yield Line.reserved("scratch", "f32", spread, scratch_bytes(model), buffers)
     others = f"the program; {gib(host.margin_bytes)} for others"
-    yield line("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
+    yield Line.reserved("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
 
 
-_REASONS: Mapping[str, str] = {
-    "embedding": "one row per token",
-    "attention": "every token reads all of it",
-    "latent attention": "cached latents to keys and values",
-    "linear attention": "every token reads all of it",
-    "linear attention gates": "what is learned and forgotten",
-    "pooling": "windows of positions become a row each",
-    "indexer": "what chooses the positions",
-    "hyper-connections": "how the residual's streams are mixed",
-    "dense MLP": "every token reads all of it",
-    "shared experts": "every token uses them",
-    "router": "chooses the experts",
-    "norms, biases": "small, kept exact",
-    "output head": "read once per token that is sampled",
+_REASONS: Mapping[ModelPart, str] = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.ATTENTION: "every token reads all of it",
+    ModelPart.LATENT: "cached latents to keys and values",
+    ModelPart.LINEAR: "every token reads all of it",
+    ModelPart.LINEAR_GATES: "what is learned and forgotten",
+    ModelPart.POOLING: "windows of positions become a row each",
+    ModelPart.INDEXER: "what chooses the positions",
+    ModelPart.HYPER: "how the residual's streams are mixed",
+    ModelPart.DENSE_MLP: "every token reads all of it",
+    ModelPart.SHARED: "every token uses them",
+    ModelPart.ROUTER: "chooses the experts",
+    ModelPart.VECTORS: "small, kept exact",
+    ModelPart.HEAD: "read once per token that is sampled",
 }
 
 
-def _reason(part: str, spec: Spec) -> str:
-    if part == "routed experts":
+def _reason(part: ModelPart, spec: Spec) -> str:
+    if part is ModelPart.EXPERTS:
         return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
-    return _REASONS.get(part, "")
+    return _REASONS[part]

@@ -70,6 +70,11 @@ class Line:
     prefill_s: float
     reason: str
 
+    @classmethod
+    def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
+        """Memory that is no part of the model, and that no step reads as a whole."""
+        return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Speed:

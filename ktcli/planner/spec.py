@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
+from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import STATE_SLOTS, LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import touched
@@ -37,16 +38,14 @@ UNITS = {8: Unit.INT8, 16: Unit.BF16, 32: Unit.F32}  # by bits of an activation
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One kind of thing in a model.
+class PartSize:
+    """What one part of a model occupies.
 
     Attributes:
-        name: for people, e.g. "routed experts".
         format: number format as stored, e.g. "int4".
-        size_bytes: memory it occupies.
     """
 
-    name: str
+    part: ModelPart
     format: str
     size_bytes: int
 
@@ -55,7 +54,7 @@ class Part:
 class Work:
     """What one step does in one part: bytes read from memory, operations (multiply and add are two)."""
 
-    part: str
+    part: ModelPart
     unit: Unit
     read_bytes: int
     ops: int
@@ -84,33 +83,7 @@ class Share:
     tensors: tuple[Tensor, ...]
 
 
-KV_CACHE = "KV cache"
-STATES = "attention state"
 STATES_REASON = f"before and after a step, and at {STATE_SLOTS - 2} earlier positions"
-
-
-def part_name(tensor: Tensor) -> str:
-    """The part a tensor is counted under; all tensors of one part have one number format, but mixed experts."""
-    if tensor.role is Role.EXPERTS:
-        return "routed experts"
-    if tensor.role is Role.TABLE:
-        return "embedding"
-    if tensor.role is Role.VECTOR:
-        return "norms, biases"
-    if tensor.name.endswith("mix.fn"):
-        return "hyper-connections"
-    if tensor.layer is None:
-        return "output head"
-    block, _, rest = tensor.name.split(".", 2)[2].partition(".")
-    if block == "delta":
-        return "linear attention" if tensor.role is Role.DENSE else "linear attention gates"
-    if tensor.role is Role.KEPT:
-        return {"router": "router", "index_weights": "indexer"}.get(
-            rest, "pooling" if rest.endswith("pool.projection") else "latent attention"
-        )
-    if block == "attn":
-        return "attention"
-    return "shared experts" if rest.startswith("shared") else "dense MLP"
 
 
 def format_name(tensor: Tensor, recipe: Recipe) -> str:
@@ -128,15 +101,14 @@ def kv_bytes_per_token(spec: Spec) -> int:
     return spec.position_elements * KV_ELEMENT_BYTES
 
 
-def parts(model: Stored, recipe: Recipe) -> tuple[Part, ...]:
+def parts(model: Stored, recipe: Recipe) -> tuple[PartSize, ...]:
     """Its parts, largest first; sizes are those of the stored tensors."""
-    sizes: dict[str, int] = {}
-    formats: dict[str, str] = {}
+    sizes: dict[ModelPart, int] = {}
+    formats: dict[ModelPart, str] = {}
     for tensor in model.tensors:
-        name = part_name(tensor)
-        formats[name] = format_name(tensor, recipe)
-        sizes[name] = sizes.get(name, 0) + stored_bytes(tensor, recipe)
-    found = (Part(name, formats[name], size) for name, size in sizes.items())
+        formats[tensor.part] = format_name(tensor, recipe)
+        sizes[tensor.part] = sizes.get(tensor.part, 0) + stored_bytes(tensor, recipe)
+    found = (PartSize(part, formats[part], size) for part, size in sizes.items())
     return tuple(sorted(found, key=lambda part: -part.size_bytes))
 
 
@@ -177,27 +149,24 @@ def tensor_work(
     stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
-    name = part_name(tensor)
-    if tensor.role is Role.TABLE:  # one row per token
-        return Work(name, unit, stored // tensor.n * step.n_tokens, 0)
-    if tensor.below:
-        return Work(name, unit, F32_BYTES * spec.top_k * step.n_tokens, 0)
-    share = experts_touched(spec, step.n_tokens) / spec.experts if spec.experts else 1.0
-    if tensor.role is Role.VECTOR:
-        return Work(name, unit, round(stored * share) if tensor.is_expert_bias else stored, 0)
-    if tensor.role is Role.EXPERTS:
-        ops = 2 * tensor.n * tensor.k * spec.top_k * step.n_tokens
-        return Work(name, unit, round(stored * share), ops)
-    rows = _rows(tensor, step)
-    return Work(name, unit, stored if rows else 0, 2 * tensor.elements * rows)
-
-
-def _rows(tensor: Tensor, step: Step) -> int:
-    """How many vectors one step multiplies with each matrix of a dense tensor; 0: it is not read."""
-    if tensor.layer is None:
-        return step.outputs
-    # Latent attention works on the latents themselves (uk_in, uv); uk_out would expand keys from them.
-    return 0 if tensor.name.endswith(".uk_out") else step.n_tokens
+    read, rows = stored, 0  # bytes, and vectors that each matrix is multiplied with
+    match tensor.access:
+        case Access.ROWS:
+            row = F32_BYTES * spec.top_k if tensor.below else stored // tensor.n
+            read = row * step.n_tokens
+        case Access.CHOSEN:
+            share = experts_touched(spec, step.n_tokens) / spec.experts
+            read, rows = round(stored * share), spec.top_k * step.n_tokens
+        case Access.EVERY_TOKEN:
+            rows = step.n_tokens
+        case Access.OUTPUTS:
+            rows = step.outputs
+            read = stored if rows else 0
+        case Access.EXPANSION:
+            read = 0
+    multiplied = 0 if tensor.role in (Role.TABLE, Role.VECTOR) else tensor.n * tensor.k
+    matrices = 1 if tensor.access is Access.CHOSEN else tensor.count
+    return Work(tensor.part, unit, read, 2 * multiplied * matrices * rows)
 
 
 def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
@@ -211,18 +180,20 @@ def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple
 
 
 def _attention_work(spec: Spec, step: Step) -> Work:
-    return Work(KV_CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens))
+    return Work(
+        ModelPart.CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens)
+    )
 
 
 def _state_work(spec: Spec, step: Step) -> Work:
     """Once for all tokens of a step the state is read and written; a head's stays in the cache between."""
     ops = step.n_tokens * sum(state.ops_per_token for state in spec.states)
-    return Work(STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
+    return Work(ModelPart.STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
 
 
 def _merged(works: Iterable[Work]) -> tuple[Work, ...]:
     """One Work per part, in order of first appearance; parts that do nothing are left out."""
-    sums: dict[str, Work] = {}
+    sums: dict[ModelPart, Work] = {}
     for work in works:
         before = sums.get(work.part, Work(work.part, work.unit, 0, 0))
         sums[work.part] = Work(

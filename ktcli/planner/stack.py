@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models.model import Model
+from ktcli.ops.part import ModelPart
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import Mask, Room
@@ -22,25 +23,11 @@ from ktcli.planner.spec import (
     Unit,
     Work,
     cache_work,
-    part_name,
     tensor_work,
 )
 from ktcli.weights.recipe import F32_BYTES, Recipe, stored_bytes
 
 F64Array = NDArray[np.float64]
-
-# Parts of a layer that come before its experts; all others run beside them.
-_BEFORE = {
-    "attention",
-    "latent attention",
-    "linear attention",
-    "linear attention gates",
-    "pooling",
-    "indexer",
-    "hyper-connections",
-    "router",
-    "norms, biases",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +84,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
     """The loads of every layer."""
     spec, one = model.spec, Step(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
-    head, unit, moe = Work("output head", Unit.BF16, 0, 0), Unit.INT8, set()
+    head, unit, moe = Work(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
     for tensor in model.tensors:
         work = tensor_work(tensor, spec, recipe, one, device_bytes)
         if tensor.layer is None:
@@ -111,7 +98,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
             size = stored_bytes(tensor, recipe) // tensor.count
             sums["expert"][:, tensor.layer] += size, 2 * tensor.n * tensor.k
         else:
-            name = "before" if part_name(tensor) in _BEFORE else "beside"
+            name = "beside" if tensor.part.runs_beside_experts else "before"
             sums[name][:, tensor.layer] += work.read_bytes, work.ops
     for layer, state in enumerate(spec.states):
         size = 2 * F32_BYTES * state.sequence_elements  # read and written

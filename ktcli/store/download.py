@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.store import library, manifest
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
@@ -66,7 +66,7 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
     if present is not None:
         return present
     folder = library.checkpoint_path(reference.name)
-    with config.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
+    with smallfiles.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
         present = library.find(reference.name, Kind.CHECKPOINT)
         if present is not None:
             return present
@@ -76,9 +76,8 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         config.make_folder(folder)
         _check_space(reference, files, folder)
         origin = f"@{reference.revision}" if reference.revision else ""
-        (folder / library.PULLING).write_text(
-            f"{snapshot.hub}:{snapshot.repository}{origin}", "utf-8"
-        )
+        text = f"{snapshot.hub}:{snapshot.repository}{origin}"
+        smallfiles.write(folder / library.PULLING, text)
         _fetch(client, snapshot, files, folder, watcher)
         _record(snapshot, files, folder, watcher)
     return library.resolve(reference.name, Kind.CHECKPOINT)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.errors import KtError
 
 _NAME = "gpu.json"
@@ -65,15 +65,13 @@ def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -
 
 def _note(conversion: str, gpu: str, field: str, value: Any) -> None:
     path = config.home() / _NAME
-    lock = config.lock(path.with_suffix(".lock"), "noting a GPU's figures", wait_s=1.0)
+    lock = smallfiles.lock(path.with_suffix(".lock"), "noting a GPU's figures", wait_s=1.0)
     with contextlib.suppress(KtError, OSError), lock:
         known = _read()
         before = known.get(_key(conversion, gpu))
         fresh = {**(before if isinstance(before, dict) else {}), field: value}
-        part = path.with_suffix(".part")
         text = json.dumps({**known, _key(conversion, gpu): fresh}, indent=1)
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(path)
+        smallfiles.write(path, text + "\n")
 
 
 def _key(conversion: str, gpu: str) -> str:
@@ -81,11 +79,7 @@ def _key(conversion: str, gpu: str) -> str:
 
 
 def _read() -> dict[str, Any]:
-    path = config.home() / _NAME
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
-            return {}
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return smallfiles.json_object(smallfiles.read_bounded(config.home() / _NAME, _MAX_BYTES))
+    except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}

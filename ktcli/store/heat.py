@@ -9,18 +9,15 @@ none, and one that cannot be written is no error. Old counts fade, so that the m
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli import smallfiles
 from ktcli.errors import KtError
 from ktcli.store import library, manifest
 
@@ -90,12 +87,12 @@ def read(
     """
     path = library.heat_path(pack)
     try:
-        return _parse(_bytes(path), shape)
+        return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:
         return None
     except OSError as error:
         why = error.strerror or str(error)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = " ".join(str(error).split())[:100] or type(error).__name__
     warn(f"the heat map {path} is ignored: {why}")
     return None
@@ -127,33 +124,15 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
 def _write(path: Path, heat: Heat) -> None:
     """Whole or not at all; the caller holds the lock."""
     document = {"kt_heat": _VERSION, "tokens": heat.tokens, "counts": heat.counts.tolist()}
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            json.dump(document, stream, separators=(",", ":"))
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-
-
-def _bytes(path: Path) -> bytes:
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
-        raise ValueError("it is not a plain file")
-    with path.open("rb") as stream:
-        text = stream.read(MAX_BYTES + 1)
-    if len(text) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
-    return text
+    smallfiles.write(path, json.dumps(document, separators=(",", ":")) + "\n")
 
 
 def _parse(text: bytes, shape: tuple[int, int]) -> Heat:
-    document: Any = json.loads(text)
-    if type(document) is not dict or "kt_heat" not in document:
+    try:
+        document = smallfiles.json_object(text)
+    except ValueError:
+        document = {}
+    if "kt_heat" not in document:
         raise ValueError("it is no heat map")
     if document["kt_heat"] != _VERSION:
         raise ValueError(f"it is of version {str(document['kt_heat'])[:20]}, not {_VERSION}")

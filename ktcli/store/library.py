@@ -19,7 +19,7 @@ from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 
-from ktcli import config
+from ktcli import config, smallfiles
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 from ktcli.numbered import numbered_set
 from ktcli.store import catalog, manifest
@@ -137,7 +137,7 @@ def conversion_name(pack: Path) -> str:
 def heat_lock() -> AbstractContextManager[None]:
     """The lock that whoever changes heat maps holds."""
     what = "changing the heat map of a model"
-    return config.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
+    return smallfiles.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -281,10 +281,8 @@ def _entry(path: Path, kind: Kind) -> Entry:
 def _pulling(path: Path) -> str:
     """The reference that an interrupted pull left; empty if it left none."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
-            return ""
-        with path.open("rb") as stream:
-            return stream.read(MAX_REFERENCE_BYTES).decode("utf-8", "replace").strip()
+        data = smallfiles.read_bounded(path, MAX_REFERENCE_BYTES)
+        return data.decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, KtError
 
 CHECKPOINT = "kt-source.json"
@@ -67,16 +67,11 @@ def read(path: Path) -> Manifest | None:
         BadCheckpoint: it cannot be read or is not a manifest.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, a device never end
-            raise BadCheckpoint(f"{path} is not a plain file")
-        with path.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
+        text = smallfiles.read_bounded(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadCheckpoint(f"cannot read {path}: {error.strerror}") from error
-    if len(text) > MAX_BYTES:
-        raise BadCheckpoint(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no manifest is")
     try:
         return _parse(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -91,13 +86,8 @@ def write(path: Path, manifest: Manifest) -> None:
         {"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256}
         for file in manifest.files
     ]
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w", encoding="utf-8") as stream:
-        json.dump({"kt_source": 1, "source": source, "files": files}, stream, indent=1)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    document = {"kt_source": 1, "source": source, "files": files}
+    smallfiles.write(path, json.dumps(document, indent=1) + "\n")
 
 
 def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:

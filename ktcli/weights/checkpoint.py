@@ -7,13 +7,13 @@ inside the folder. How numbers may be stored is in `storage`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
 from ktcli.native import Pool
 from ktcli.numbered import numbered_set
@@ -21,11 +21,9 @@ from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.files import Files
 from ktcli.weights.header import (
-    MAX_NESTING,
     MAX_TENSORS,
     Entry,
     is_regular,
-    nests_beyond,
     read_bounded,
     read_header,
 )
@@ -176,15 +174,11 @@ def parse_object(data: bytes, what: str) -> dict[str, Any]:
     def integer(text: str) -> int:
         return int(text) if len(text) < 25 else refuse(text[:40])
 
+    hooks = {"parse_constant": refuse, "parse_float": number, "parse_int": integer}
     try:
-        value = json.loads(data, parse_constant=refuse, parse_float=number, parse_int=integer)
-    except (ValueError, RecursionError) as error:
-        raise BadCheckpoint(f"{what} is not valid JSON: {str(error)[:100]}") from None
-    if not isinstance(value, dict):
-        raise BadCheckpoint(f"{what} holds a {type(value).__name__}, not an object")
-    if nests_beyond(value, MAX_NESTING):
-        raise BadCheckpoint(f"{what} nests more than {MAX_NESTING} levels deep")
-    return value
+        return smallfiles.json_object(data, **hooks)
+    except ValueError as error:
+        raise BadCheckpoint(f"{what} {error}") from None
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.config import lock
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
 from ktcli.models import build
 from ktcli.native import PackError, Pool
@@ -49,14 +49,7 @@ from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
-from ktcli.weights.writer import (
-    SUFFIX,
-    FileWriter,
-    append_line,
-    explained,
-    free_bytes,
-    write_file,
-)
+from ktcli.weights.writer import FileWriter, explained, free_bytes
 
 PART = "kt.json.part"
 LOCK = "kt.lock"
@@ -151,7 +144,7 @@ def convert(
         what = f"converting {source.name} into {out}"
         with explained(what, out, lambda: _remaining_bytes(out, plan)):
             _check_space(what, out, plan)
-            with lock(out / LOCK, what), _tidy(out):
+            with smallfiles.lock(out / LOCK, what), _tidy(out):
                 done = _complete(out, plan)
                 if done is None:
                     left = [file for file in plan.files if not is_regular(out / file.name)]
@@ -199,7 +192,8 @@ def _refuse_foreign(out: Path) -> None:
     if not out.is_dir():
         raise UsageError(f"{out} is not a folder", hint=hint)
     names = {path.name for path in out.iterdir()}
-    if names - {LOCK, PART + SUFFIX} and not names & {MANIFEST, PART}:
+    begun = {name for name in names if name.startswith(PART) and name.endswith(smallfiles.SUFFIX)}
+    if names - begun - {LOCK} and not names & {MANIFEST, PART}:
         raise UsageError(f"{out} is not empty and is no conversion of kt's", hint=hint)
 
 
@@ -218,7 +212,11 @@ def _tidy(out: Path) -> Iterator[None]:
 
 def _leftovers(out: Path) -> list[Path]:
     """What only an unfinished conversion has; a finished one that was killed while it tidied up, too."""
-    return [path for path in (*out.glob(f"*{SUFFIX}"), out / PART, out / LOCK) if path.exists()]
+    return [
+        path
+        for path in (*out.glob(f"*{smallfiles.SUFFIX}"), out / PART, out / LOCK)
+        if path.exists()
+    ]
 
 
 def _complete(out: Path, plan: Plan) -> Report | None:
@@ -285,7 +283,7 @@ def _convert(
         cosine = {kind.value: _cosine(each) for kind, each in sums.items()}
         encoder.sums.clear()
         records.append(FileRecord(file.name, file.size_bytes, digest, error, cosine))
-        append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
+        smallfiles.append_line(out / PART, json.dumps(encode_record(records[-1])).encode() + b"\n")
     manifest = replace(plan.manifest, files=tuple(records))
     _finish(checkpoint, out, manifest)
     stages = encoder.stages(time.perf_counter() - begun, writing.seconds)
@@ -312,7 +310,7 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
             records.append(record)
     text = plan.manifest.encode(indent=None)
     text += b"".join(json.dumps(encode_record(record)).encode() + b"\n" for record in records)
-    write_file(part, text)
+    smallfiles.write(part, text)
     return records
 
 
@@ -332,11 +330,12 @@ def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:
     """Take over the small files, then name the pack complete."""
     for record in manifest.extras:
         data = checkpoint.small_file(record.name)
-        if write_file(out / record.name, data) != record.sha256:
+        smallfiles.write(out / record.name, data)
+        if sha256(data).hexdigest() != record.sha256:
             raise BadCheckpoint(
                 f"{record.name} changed while it was converted", hint="run the command again"
             )
-    write_file(out / MANIFEST, manifest.encode())
+    smallfiles.write(out / MANIFEST, manifest.encode())
 
 
 def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:

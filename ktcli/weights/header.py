@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from math import prod
 from pathlib import Path
-from typing import Any
 
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
 
 ALIGNMENT = 64  # of the data in files we write: one cache line, and what the kernels load from
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-MAX_NESTING = 64  # of a JSON file; a configuration has 4 levels, a nested sentence would recurse
 MAX_TENSORS = 300_000  # of one model; the largest ones have 200 000
 
 # Bits per element. Others than those that `checkpoint` reads may lie beside them in a file.
@@ -78,22 +77,10 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """
     if not is_regular(path):
         raise BadCheckpoint(f"{path.name} is missing or is not a plain file in {path.parent}")
-    size = path.stat().st_size
-    if size > limit:
-        raise BadCheckpoint(f"{path.name} has {size} bytes, at most {limit} are believable")
-    with path.open("rb") as file:
-        return file.read(limit)
-
-
-def nests_beyond(value: object, limit: int) -> bool:
-    """Whether parsed JSON has more than `limit` levels: nothing later may recurse through it."""
-    level: list[Any] = [value]
-    for _ in range(limit + 1):
-        parts = [part.values() if isinstance(part, dict) else part for part in level]
-        level = [each for part in parts for each in part if isinstance(each, dict | list)]
-        if not level:
-            return False
-    return True
+    try:
+        return smallfiles.read_bounded(path, limit)
+    except OSError as error:
+        raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from error
 
 
 def read_header(path: Path) -> Header:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+from ktcli import smallfiles
 from ktcli.errors import KtError, NotEnoughDisk
 from ktcli.weights.stages import Stopwatch
 
-SUFFIX = ".tmp"
 # Flush now and then, so that the last flush does not stand still for minutes.
 FLUSH_BYTES = 256 << 20
 
@@ -32,7 +32,7 @@ class FileWriter:
     def __init__(self, path: Path, clock: Stopwatch | None = None) -> None:
         """clock: runs while it is busy."""
         self._path, self._clock = path, clock or Stopwatch()
-        self._beside = path.with_name(path.name + SUFFIX)
+        self._beside = path.with_name(path.name + smallfiles.SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._beside, flags, 0o644)
         self._hash = sha256()
@@ -62,7 +62,7 @@ class FileWriter:
         with self._clock.running():
             os.fsync(self._file)
             os.rename(self._beside, self._path)
-            sync_folder(self._path.parent)
+            smallfiles.sync_folder(self._path.parent)
         return self._hash.hexdigest()
 
     def _settle(self) -> None:
@@ -80,34 +80,6 @@ class FileWriter:
             if self._unflushed >= FLUSH_BYTES:
                 os.fdatasync(self._file)
                 self._unflushed = 0
-
-
-def write_file(path: Path, data: bytes) -> str:
-    """A whole small file. Returns its SHA-256."""
-    with FileWriter(path) as file:
-        file.write(data)
-        return file.finish()
-
-
-def append_line(path: Path, line: bytes) -> None:
-    """Append to a file and flush; a line torn by a power cut has no newline."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        view = memoryview(line)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """Names that were given or taken away in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def free_bytes(folder: Path) -> int:

@@ -126,6 +126,9 @@ ALL = {"chatml": CHATML, "deepseek": DEEPSEEK, "qwen3": QWEN3, "mistral": MISTRA
 
 # One construct or two each; what published templates are made of.
 SNIPPETS = [
+    # What is not there passes through filters, as it does in functionary's template.
+    "{{ none|map('upper')|list }}{{ none|select|first }}{{ messages[0].tools|rejectattr('x')|join }}",
+    "{% for t in none|selectattr('type', 'equalto', 'x') %}{{ t }}{% endfor %}{{ 'abc'|reverse }}",
     "{% set a, b = 1, 'x' %}{{ a ~ b }}",
     "{% for k, v in {'a':1,'b':[1,2]}.items() %}{{k}}={{v}},{% endfor %}",
     "{{ messages[0].get('content', '') }}{{ messages[0].get('zz') is none }}",

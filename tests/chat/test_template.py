@@ -75,8 +75,22 @@ RESULT = {
     "content": '{"sky": "blau"}',
 }
 WITH_TOOLS = [USER, CALLED, RESULT]
+# As clients of other programs send them: fields that are null, reasoning under each of its names.
+NULLS = {"name": None, "tool_calls": None, "tool_call_id": None, "reasoning": None}
+REASONED = {"role": "assistant", "content": "4", "reasoning_content": None}
+FOREIGN = [
+    USER | NULLS,
+    REASONED | NULLS | {"thinking": "two and two"},
+    USER,
+    REASONED | {"reasoning": "it is a sum", "tool_calls": []},
+    USER,
+    {**CALLED, "content": None, "thinking": "", "reasoning": "ask outside"},
+    RESULT,
+]
 FAMILY_CHATS = {
     **{name: (chat, None) for name, chat in CHATS.items()},
+    "foreign": (FOREIGN, [WEATHER]),
+    "foreign end": (FOREIGN[:4], None),
     "tools": ([USER], [WEATHER, NOW]),
     "calls": (WITH_TOOLS, [WEATHER]),
     "after": ([CHATS["system"][0], *WITH_TOOLS, THOUGHT, USER], [NOW, WEATHER]),

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from chat.fake_engine import write_tokenizer
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ktcli.chat import tiktoken
-from ktcli.chat.stream import Detokenizer, StopStrings, Thinking
+from ktcli.chat.stream import REPLACEMENT, Detokenizer, StopStrings, Thinking
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.errors import BadCheckpoint
 
@@ -71,6 +73,51 @@ def test_pieces_are_whole_characters_and_add_up(
     pieces = [stream.feed(id) for id in ids]
     assert not any("\ufffd" in piece for piece in pieces)
     assert "".join(pieces) + stream.finish() == tokenizer.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def ranked(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("ranked")
+    rank_file(folder)
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "prefix_space", "ranked"])
+@given(data=st.data())
+def test_pieces_of_any_ids_add_up(
+    kind: str, data: st.DataObject, request: pytest.FixtureRequest
+) -> None:
+    """However broken the bytes: what is shown token by token is what the whole decodes to."""
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    bytes_only = [tokenizer.id_of(name) for name in ("Ġ", "ä", "¸", "Ń", "ð", "Ł", "ĺ", "Ģ")]
+    if kind == "prefix_space":
+        names = (0x20, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F, 0x98, 0x80)
+        bytes_only = [tokenizer.id_of(f"<0x{byte:02X}>") for byte in names]
+    rubbish = st.lists(st.sampled_from(bytes_only), max_size=24)
+    others = st.lists(st.integers(0, tokenizer._inner.get_vocab_size() + 2), max_size=3)
+    ids = [id for part in data.draw(st.lists(rubbish | others, max_size=4)) for id in part]
+    stream = Detokenizer(tokenizer)
+    shown = "".join(stream.feed(id) for id in ids)
+    ended = [*ids, *tokenizer.encode("!")]
+    assert tokenizer.decode(ended).startswith(shown)
+    whole = shown + "".join(stream.feed(id) for id in tokenizer.encode("!"))
+    assert whole + stream.finish() == tokenizer.decode(ended)
+    stream = Detokenizer(tokenizer)
+    shown = "".join(stream.feed(id) for id in ids) + stream.finish()
+    if not tokenizer.decode(ids).endswith(REPLACEMENT):
+        assert shown == tokenizer.decode(ids)
+
+
+def test_what_no_byte_can_finish_is_shown_at_the_end(
+    byte_level: Tokenizer, prefix_space: Tokenizer
+) -> None:
+    """A byte that begins nothing is rubbish; one that begins a character is a character unfinished."""
+    for tokenizer, first, lone in ((byte_level, "ä", "Ģ"), (prefix_space, "<0xE4>", "<0x80>")):
+        begun = tokenizer.encode("a one")
+        for name, said in ((first, "a one"), (lone, "a one\ufffd")):
+            stream = Detokenizer(tokenizer)
+            ids = [*begun, tokenizer.id_of(name)]
+            assert "".join(stream.feed(id) for id in ids) + stream.finish() == said
 
 
 def test_half_a_character_is_never_shown(byte_level: Tokenizer) -> None:
@@ -316,6 +363,23 @@ def test_stop_strings(text: str, stops: list[str], want: str, size: int) -> None
     stream = StopStrings(stops)
     shown = "".join(stream.feed(text[i : i + size]) for i in range(0, len(text), size))
     assert shown + stream.finish() == want
+
+
+@example(text="abb", stops=["abb", "b"], cuts=[])
+@given(
+    text=st.text("ab", max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
+    cuts=st.lists(st.integers(0, 12), max_size=4),
+)
+def test_stop_strings_do_not_depend_on_cuts(text: str, stops: list[str], cuts: list[int]) -> None:
+    """Overlapping ones either: the first that is complete ends the text, of several the longest."""
+    ends = [(at + len(stop), at) for stop in stops if stop and (at := text.find(stop)) >= 0]
+    want = text[: min(ends)[1]] if ends else text
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    stream = StopStrings(stops)
+    shown = "".join(stream.feed(text[a:b]) for a, b in pairwise(edges))
+    assert shown + stream.finish() == want
+    assert stream.stopped == bool(ends)
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from chat.fake_engine import TEMPLATE, FakeEngine, speaker, write_tokenizer
 
-from ktcli.assembly import prepare
-from ktcli.assembly.prepare import Ready, Wanted
+from ktcli.assembly.prepare import Ready
+from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
 from ktcli.errors import NotFound, UsageError
@@ -41,11 +41,11 @@ class Run:
         self.context = 4096
         write_tokenizer(folder)
 
-    def find(self, name: str, wanted: Wanted, check: object = None) -> Ready:
+    def find(self, name: str, wanted: Wanted, check: object = None, **_: object) -> Ready:
         self.names.append(name)
         return Ready(name, self.folder)
 
-    def load(self, ready: Ready, wanted: Wanted) -> FakeEngine:
+    def load(self, ready: Ready, wanted: Wanted, *_: object) -> FakeEngine:
         script = lambda question: f"you said {question}"  # noqa: E731
         tokenizer = load_tokenizer(self.folder)
         self.engine = FakeEngine(tokenizer, script, wanted.context or self.context)
@@ -61,8 +61,8 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     made = Run(tmp_path, capsys)
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(prepare, "prepare", made.find)
-    monkeypatch.setattr(prepare, "load", made.load)
+    monkeypatch.setattr("ktcli.assembly.prepare.prepare", made.find)
+    monkeypatch.setattr("ktcli.assembly.load.load", made.load)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     return made
 
@@ -123,7 +123,8 @@ def test_threads_and_teams_reach_the_engine(run: Run, monkeypatch: pytest.Monkey
     monkeypatch.delenv("KT_NUMA", raising=False)
     asked: list[Wanted] = []
     monkeypatch.setattr(
-        prepare, "load", lambda ready, wanted: asked.append(wanted) or run.load(ready, wanted)
+        "ktcli.assembly.load.load",
+        lambda ready, wanted, *_: asked.append(wanted) or run.load(ready, wanted),
     )
     run("kt-mini", "hi", "--numa", "2", "--threads", "4")
     run("kt-mini", "hi")
@@ -287,7 +288,7 @@ def test_logits_wants_a_list_of_ids(
 def test_nothing_heavy_is_loaded() -> None:
     """An answer needs neither torch, transformers, a hub client, nor (into a pipe) a prompt."""
     code = (
-        "import sys; import ktcli.commands.chat, ktcli.assembly.prepare, ktcli.chat.interactive;"
+        "import sys; import ktcli.commands.chat, ktcli.assembly.prepare, ktcli.assembly.load, ktcli.chat.interactive;"
         "print(sorted(m for m in ('torch', 'transformers', 'huggingface_hub', 'modelscope',"
         "'prompt_toolkit', 'rich') if m in sys.modules))"
     )

@@ -12,7 +12,8 @@ import pytest
 from weights import quantised
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint, sources, write_checkpoint
 
-from ktcli.assembly.prepare import Wanted, converted, prepare
+from ktcli.assembly.prepare import converted, prepare
+from ktcli.assembly.request import Wanted
 from ktcli.commands import convert
 from ktcli.main import main
 from ktcli.models import build

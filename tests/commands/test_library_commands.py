@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.main import main
 from ktcli.store import library, manifest
 from ktcli.store.manifest import File, Manifest
@@ -202,13 +202,13 @@ def test_rm_leaves_what_was_completed_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     folder = add("kimi-k2", complete=False)
-    lock = config.lock
+    lock = smallfiles.lock
 
     def completed(*arguments: Any) -> Any:
         manifest.write(folder / manifest.CHECKPOINT, Manifest(()))
         return lock(*arguments)
 
-    monkeypatch.setattr(config, "lock", completed)
+    monkeypatch.setattr(smallfiles, "lock", completed)
     assert document(["rm", "--partial", "--yes"], capsys)["removed"] == []
     assert folder.is_dir()
 

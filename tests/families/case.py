@@ -100,7 +100,7 @@ class Case:
         for own, hub in self.renamed.items():
             config[hub] = config.pop(own)
         config |= self.hub
-        return {name: value for name, value in config.items() if value is not None}
+        return {k: v for k, v in config.items() if v is not None or self.hub.get(k, "") is not None}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,19 @@ _HY3 = {name: value for name, value in _BASE.items() if name not in _ONLY_GLM}
 
 CASES = (
     Case("glm4-moe", "glm4_moe", "Glm4Moe", {**_BASE, "use_qk_norm": True}),
-    Case("dots1", "dots1", "Dots1", {**_BASE, "n_shared_experts": 2, "norm_topk_prob": True}),
+    Case(
+        "dots1",
+        "dots1",
+        "Dots1",
+        {
+            **_BASE,
+            "n_shared_experts": 2,
+            "norm_topk_prob": True,
+            "sliding_window": 40,
+            "max_window_layers": 1,
+        },
+        hub={"layer_types": None},
+    ),
     Case("solar-open", "solar_open", "SolarOpen", {**_BASE, "first_k_dense_replace": 0}),
     Case(
         "hy3",

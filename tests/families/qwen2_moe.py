@@ -19,7 +19,16 @@ CASES = (
         "qwen2-moe-sparse-step",
         "qwen2_moe",
         "Qwen2Moe",
-        {**_BASE, "decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False},
+        {
+            **_BASE,
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+            "max_window_layers": 2,
+        },
         seed=1,
+        hub={"layer_types": None},
     ),
 )

@@ -46,7 +46,14 @@ CASES = (
         "qwen3-yarn-bias-unnormalised",
         "qwen3_moe",
         "Qwen3Moe",
-        {**_BASE, "rope_parameters": YARN, "attention_bias": True, "norm_topk_prob": False},
+        {
+            **_BASE,
+            "rope_parameters": YARN,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "use_sliding_window": True,
+            "sliding_window": 40,
+        },
     ),
     _case(
         "qwen3-tied-dense-layer",

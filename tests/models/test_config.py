@@ -68,7 +68,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"num_attention_heads": 3}, "not a multiple of 2"),
     (QWEN3, {"head_dim": 25}, "head_dim is 25"),
     (QWEN3, {"hidden_act": "gelu"}, "gelu"),
-    (QWEN3, {"use_sliding_window": True}, "use_sliding_window"),
+    (QWEN3, {"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0"),
     (QWEN3, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     (QWEN3, {"rms_norm_eps": float("inf")}, "rms_norm_eps"),
     (QWEN3, {"rope_parameters": [1, 2]}, "not a JSON object"),

@@ -15,6 +15,7 @@ from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 from ktcli.native import Arena, Pool, Program, Step, View, Weight
 from ktcli.ops.backend import Backend, MixShape, Reads, Rope, Routing, Score, Value
 from ktcli.ops.native import NativeBackend
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
@@ -35,7 +36,7 @@ EPS = 1e-5
 
 
 def tensor(name: str, n: int, k: int, role: Role) -> Tensor:
-    return Tensor(name, n, k, role, ())
+    return Tensor(name, n, k, role, (), part=ModelPart.ATTENTION)
 
 
 TABLE = tensor("embed", VOCAB, HIDDEN, Role.TABLE)

@@ -118,6 +118,25 @@ def test_both_memories_together_hold_the_model_once(name: str):
     assert both == weight_bytes(model(name), Recipe())
 
 
+def test_a_residual_of_several_streams_needs_their_workspace():
+    """Before and after a block, and normed; more streams take that much more."""
+    few, many = (
+        Sizes.of(made, Recipe(), stack_of(made, Recipe()))
+        for made in (shape("deepseek-v4-flash", hc_mult=n) for n in (2, 4))
+    )
+    hidden = shape("deepseek-v4-flash").spec.hidden
+    assert many.token_bytes - few.token_bytes == 4 * 3 * 2 * hidden
+
+
+def test_biases_of_experts_in_main_memory_are_no_rows_of_a_table():
+    """Of gpt-oss's 32 experts a token reads the biases of 4."""
+    made = place(model("gpt-oss-20b"), host("laptop-8gb-gpu"), Request())
+    assert sum(used(made).n_experts) < 24 * 32
+    (biases,) = (e for e in made.lines if e.part == "norms, biases" and e.where != "GPU")
+    assert biases.reason == "biases of experts"
+    assert biases.decode_bytes == pytest.approx(biases.size_bytes * 4 / 32, rel=0.01)
+
+
 def test_same_question_same_answer():
     assert place(model(QWEN), with_vram(8), Request()) == place(
         model(QWEN), with_vram(8), Request()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from shapes import RATES, shape
 
+from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
 from ktcli.planner.cost import READ_SHARE, step_seconds
 from ktcli.planner.device_cost import DeviceRates, Hybrid
@@ -37,13 +38,13 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     table = next(t for t in model.tensors if t.role.value == "table")
     routed = float(stack.expert.size_bytes.sum() * stack.experts)
     # Routers and what weighs index keys are bf16 in a pack, f32 on a GPU.
-    kept = [t for t in model.tensors if t.name.endswith((".router", ".index_weights"))]
+    kept = [t for t in model.tensors if t.part in (ModelPart.ROUTER, ModelPart.INDEXER)]
     kept_bytes = sum(stored_bytes(t, recipe) for t in kept)
     stored = near_bytes(model, recipe) - kept_bytes + routed + 2 * table.elements
     assert stored == weight_bytes(model, recipe)
     step = {work.part: work for work in step_work(model, recipe, Step(1, 9999))}
     ops = stack.before.ops + stack.beside.ops + stack.top_k * stack.expert.ops
-    cache = step.pop("KV cache")
+    cache = step.pop(ModelPart.CACHE)
     assert float(ops.sum()) + stack.head.ops == sum(work.ops for work in step.values())
     size, ops = stack.cache_work(9999, 1)
     assert cache.read_bytes == size * stack.layers
@@ -54,7 +55,7 @@ def test_an_infinitely_fast_gpu_leaves_the_cpus_own_time():
     """Experts of a chunk cost what the plan of the CPU alone counts for them."""
     fast = DeviceRates(1e30, 1e30, 1e30, True, "")
     for tokens in (1, 64, 512):
-        works = [w for w in step_work(MODEL, Recipe(), Step(tokens)) if w.part == "routed experts"]
+        works = [w for w in step_work(MODEL, Recipe(), Step(tokens)) if w.part is ModelPart.EXPERTS]
         alone = step_seconds(works, replace(MODEL.spec, layers=0), RATES, tokens)
         counted = prefill(0, fast).cpu_experts_s(tokens)
         assert counted == pytest.approx(alone, rel=1e-6)

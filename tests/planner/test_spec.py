@@ -3,15 +3,13 @@
 import pytest
 from shapes import GB, shape
 
+from ktcli.ops.part import Access, ModelPart
 from ktcli.planner.spec import (
-    KV_CACHE,
-    STATES,
     Step,
     Unit,
     experts_touched,
     kv_bytes,
     kv_bytes_per_token,
-    part_name,
     parts,
     sequence_bytes,
     step_work,
@@ -36,7 +34,7 @@ FACTS = {
     "gpt-oss-120b": (116.8, 114.7, 2.17, 24.88, (2.02, 3.58, 7.2), 72),
 }
 BF16 = Recipe.named("bf16", "bf16")
-CACHED = (KV_CACHE, STATES)
+CACHED = (ModelPart.CACHE, ModelPart.STATES)
 
 
 def parameters(name: str, *, routed: bool) -> int:
@@ -44,7 +42,7 @@ def parameters(name: str, *, routed: bool) -> int:
     return sum(
         tensor.elements
         for tensor in shape(name).tensors
-        if (part_name(tensor) == "routed experts") is routed and not tensor.name.endswith(".uk_in")
+        if (tensor.part is ModelPart.EXPERTS) is routed and tensor.access is not Access.EXPANSION
     )
 
 
@@ -69,7 +67,7 @@ def test_one_expert(name: str):
 @pytest.mark.parametrize(("position", "fmt"), [(0, "int4-g32"), (1, "int8"), (2, "bf16")])
 def test_expert_bytes_per_token(name: str, position: int, fmt: str):
     works = step_work(shape(name), Recipe.named(fmt), Step(1))
-    read = next(work.read_bytes for work in works if work.part == "routed experts")
+    read = next(work.read_bytes for work in works if work.part is ModelPart.EXPERTS)
     assert read / GB == pytest.approx(FACTS[name][4][position], rel=0.02)
 
 
@@ -90,14 +88,14 @@ def test_parts_are_all_tensors_counted_once(name: str, recipe: Recipe):
 
 @pytest.mark.parametrize("name", FACTS)
 def test_one_format_per_part(name: str):
-    names = [part.name for part in parts(shape(name), Recipe())]
+    names = [part.part for part in parts(shape(name), Recipe())]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("name", FACTS)
 def test_decode_reads_less_than_it_stores(name: str):
     model = shape(name)
-    stored = {part.name: part.size_bytes for part in parts(model, Recipe())}
+    stored = {part.part: part.size_bytes for part in parts(model, Recipe())}
     for work in step_work(model, Recipe(), Step(1, start=100)):
         assert work.part in CACHED or work.read_bytes <= stored[work.part]
 
@@ -110,7 +108,8 @@ def test_products_of_one_token_are_two_operations_per_active_weight(name: str):
     expected = sum(
         2 * tensor.elements * (spec.top_k / spec.experts if tensor.role.value == "experts" else 1)
         for tensor in model.tensors
-        if tensor.role.value in ("experts", "dense", "kept") and not tensor.name.endswith("uk_out")
+        if tensor.role.value in ("experts", "dense", "kept")
+        and tensor.access is not Access.EXPANSION
     )
     works = [w for w in step_work(model, BF16, Step(1)) if w.part not in CACHED]
     assert sum(work.ops for work in works) == pytest.approx(expected)
@@ -140,7 +139,7 @@ def test_more_tokens_before_never_make_a_step_cheaper(name: str, step: Step):
 def test_latent_attention_reads_one_direction_of_w_uk(step: Step):
     """The other direction, for expanding keys, lies in memory and is not read."""
     model = shape("deepseek-v2-lite")
-    read = next(w.read_bytes for w in step_work(model, BF16, step) if w.part == "latent attention")
+    read = next(w.read_bytes for w in step_work(model, BF16, step) if w.part is ModelPart.LATENT)
     assert read == sum(
         stored_bytes(tensor, BF16)
         for tensor in model.tensors
@@ -160,8 +159,9 @@ def test_number_formats_choose_the_arithmetic():
     units = {
         work.part: work.unit for work in step_work(model, Recipe.named("int4", "bf16"), Step(1))
     }
-    assert units["routed experts"] is Unit.INT8
-    assert units["attention"] is units["router"] is Unit.BF16
+    assert units[ModelPart.EXPERTS] is Unit.INT8
+    assert units[ModelPart.ATTENTION] is units[ModelPart.ROUTER] is Unit.BF16
     fp8 = {work.part: work.unit for work in step_work(model, Recipe.named("fp8", "fp8"), Step(1))}
-    assert fp8["routed experts"] is fp8["attention"] is Unit.F32 and fp8["router"] is Unit.BF16
-    assert units[KV_CACHE] is Unit.ATTENTION
+    assert fp8[ModelPart.EXPERTS] is fp8[ModelPart.ATTENTION] is Unit.F32
+    assert fp8[ModelPart.ROUTER] is Unit.BF16
+    assert units[ModelPart.CACHE] is Unit.ATTENTION

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from store.fake_hub import COMMIT, Hub, serve
 
-from ktcli import config
+from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound, UsageError
 from ktcli.store import download, library, manifest
 from ktcli.store.download import pull, wanted
@@ -238,7 +238,7 @@ def test_too_little_space_is_said_before_the_first_byte(
 def test_a_second_process_is_told_who_is_pulling(hub: Hub) -> None:
     said = rf"process {os.getpid()} \(pulling org--tiny\)"
     with (
-        config.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
+        smallfiles.lock(library.lock_path("org--tiny"), "pulling org--tiny"),
         pytest.raises(Busy, match=said),
     ):
         get("org/tiny")

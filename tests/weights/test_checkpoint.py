@@ -191,18 +191,18 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "config is a list": (lambda f: config(f, "[]"), "holds a list, not an object"),
-    "config is no JSON": (lambda f: config(f, "{"), "not valid JSON"),
-    "config is binary": (lambda f: config(f, b"\xff\0\xfe"), "not valid JSON"),
+    "config is no JSON": (lambda f: config(f, "{"), "is not JSON"),
+    "config is binary": (lambda f: config(f, b"\xff\0\xfe"), "is not JSON"),
     "config with NaN": (lambda f: config(f, '{"a": NaN}'), "holds NaN"),
     "config with Infinity": (lambda f: config(f, '{"a": -Infinity}'), "holds -Infinity"),
     "config with 1e999": (lambda f: config(f, '{"a": 1e999}'), "holds 1e999"),
     "config with endless digits": (lambda f: config(f, '{"a": %s}' % ("9" * 9999)), "holds 9999"),
-    "config nests": (lambda f: config(f, "[" * 100_000), "not valid JSON"),
+    "config nests": (lambda f: config(f, "[" * 100_000), "is not JSON"),
     "config nests 99 levels": (
         lambda f: config(f, '{"a":' * 99 + "1" + "}" * 99),
         "nests more than 64 levels",
     ),
-    "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "believable"),
+    "config of 2 MB": (lambda f: config(f, " " * 2_000_000), "more than 977 KiB"),
     "quantized with nothing": (lambda f: config(f, '{"quantization_config": 3}'), "is quantized 3, which kt"),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import lone
 from weights import quantised
 from weights.fake_checkpoint import QWEN3, sources, write_checkpoint
 from weights.test_encode import Counting
@@ -16,7 +17,7 @@ from weights.test_storages import POOL, decoded
 
 from ktcli.errors import BadCheckpoint
 from ktcli.main import main
-from ktcli.ops.tensors import Role, Stored, Tensor
+from ktcli.ops.tensors import Role, Stored
 from ktcli.weights import encode, oracle
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
@@ -59,7 +60,7 @@ def fp4_of(codes: np.ndarray, exponents: np.ndarray) -> quantised.Parts:
 def packed(reader: Checkpoint, fmt: str, n: int, k: int, name: str = WEIGHT) -> tuple[bytes, float]:
     """The bytes in a format, and the error that the packer counted."""
     shape = reader.find(name).shape
-    tensor = Tensor("t", n, k, Role.EXPERTS, ((Stored(name, shape),),))
+    tensor = lone(n, k, Role.EXPERTS, ((Stored(name, shape),),))
     encoder = Encoder(reader, Recipe.named(fmt, "f32"), POOL)
     data = b"".join(part.tobytes() for part in encoder.encode([tensor]))
     return data, sum(sums.error for sums in encoder.sums.values())

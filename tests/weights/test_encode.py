@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stored import chosen, view
+from stored import chosen, lone, view
 from weights.fake_checkpoint import DEEPSEEK3, QWEN3, write_checkpoint
 
 from ktcli.errors import BadCheckpoint
@@ -83,7 +83,7 @@ def test_pieces_are_slices(tmp_path: Path, how: str, elements: int, monkeypatch)
     monkeypatch.setattr(encode, "PIECE_ELEMENTS", elements)
     pieces = LAYOUTS[how]
     n = sum(piece.rows for piece in pieces)
-    tensor = Tensor("t", n, K, Role.TABLE, (pieces,), count=E)
+    tensor = lone(n, K, Role.TABLE, (pieces,), count=E)
     made = arrays(tensor)
     made = {name: np.round(x * 16) for name, x in made.items()}  # whole numbers: exact as bf16
     with written(tmp_path, made) as reader:
@@ -115,10 +115,8 @@ def test_gate_and_up_alternate_however_they_lie(tmp_path: Path, how: str, monkey
             (ACROSS, Stored(name, (E, K, 2 * N), matrix=True, transposed=True, first=1, step=2)),
         ),
     }[how]
-    tensor = Tensor("t", 96, K, Role.EXPERTS, (pieces,), count=E, alternate=True)
-    plain = Tensor(
-        "t", 96, K, Role.EXPERTS, ((Stored("g{e}", (N, K)), Stored("u{e}", (N, K))),), E, True
-    )
+    tensor = lone(96, K, Role.EXPERTS, (pieces,), count=E, alternate=True)
+    plain = lone(96, K, Role.EXPERTS, ((Stored("g{e}", (N, K)), Stored("u{e}", (N, K))),), E, True)
     apart = {f"{part}{e}": x[e] for part, x in (("g", gate), ("u", up)) for e in range(E)}
     with written(tmp_path / "a", made) as reader, written(tmp_path / "b", apart) as simple:
         assert encoded(tensor, reader) == encoded(plain, simple)
@@ -128,7 +126,7 @@ def test_gate_and_up_alternate_however_they_lie(tmp_path: Path, how: str, monkey
 def test_elements_of_vectors_are_chosen(tmp_path: Path):
     """Biases of fused experts whose gate and up interleave, [E, 2n]."""
     pieces = tuple(Stored("b", (E, 10), matrix=True, first=i, step=2) for i in range(2))
-    tensor = Tensor("t", 1, 10, Role.VECTOR, (pieces,), count=E)
+    tensor = lone(1, 10, Role.VECTOR, (pieces,), count=E)
     made = {"b": np.arange(30, dtype=np.float32).reshape(E, 10)}
     with written(tmp_path, made) as reader:
         found = np.frombuffer(encoded(tensor, reader), np.float32).reshape(E, 10)
@@ -139,7 +137,7 @@ def test_the_alternative_that_is_there_is_taken(tmp_path: Path):
     """By name; of equal names by shape; where nothing fits, the first is what is missing."""
     first, second = Stored("x", (4, K)), Stored("y", (K, 4), transposed=True)
     third = Stored("y", (4, K))
-    tensor = Tensor("t", 4, K, Role.TABLE, ((first,), (second,), (third,)))
+    tensor = lone(4, K, Role.TABLE, ((first,), (second,), (third,)))
     y = np.zeros((4, K), np.float32)
     for i, (made, wanted) in enumerate(
         [({"y": y}, third), ({"y": y.T.copy()}, second), ({"z": y}, first), ({"x": y, "y": y}, first)]
@@ -150,7 +148,7 @@ def test_the_alternative_that_is_there_is_taken(tmp_path: Path):
 
 def test_a_vector_that_may_lack_is_of_zeros(tmp_path: Path):
     """There it is taken; there with another shape it is refused."""
-    tensor = Tensor("t", 1, 5, Role.VECTOR, ((Stored("x", (5,)),), ()))
+    tensor = lone(1, 5, Role.VECTOR, ((Stored("x", (5,)),), ()))
     x = np.arange(5, dtype=np.float32)
     for name, wanted in (("x", x), ("y", np.zeros(5, np.float32))):
         with written(tmp_path / name, {name: x}) as reader:

@@ -155,10 +155,10 @@ def swap(pack: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda p: (p / "kt.json").unlink(), "no converted model"),
-    "empty manifest": (lambda p: (p / "kt.json").write_text(""), "not valid JSON"),
+    "empty manifest": (lambda p: (p / "kt.json").write_text(""), "is not JSON"),
     "manifest is a list": (lambda p: (p / "kt.json").write_text("[1]"), "holds a list"),
-    "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "not valid JSON"),
-    "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "believable"),
+    "manifest nests": (lambda p: (p / "kt.json").write_text("[" * 200_000), "is not JSON"),
+    "huge manifest": (lambda p: (p / "kt.json").write_text(" " * 11_000_000), "more than 9.5 MiB"),
     "future version": (edit(lambda d: d.update(kt_pack=2)), "pack version 2, this kt reads version 1"),
     "version of two lines": (edit(lambda d: d.update(kt_pack="a\nb")), r"pack version 'a\\nb'"),
     "no version": (edit(lambda d: d.pop("kt_pack")), "pack version None"),

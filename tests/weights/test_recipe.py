@@ -1,10 +1,11 @@
 """Formats by name, and which tensor gets which."""
 
 import pytest
+from stored import lone
 
 from ktcli.errors import UsageError
 from ktcli.native import packed_bytes
-from ktcli.ops.tensors import Cut, Role, Tensor
+from ktcli.ops.tensors import Cut, Role
 from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
 from ktcli.weights.recipe import Recipe, format_of, split_pair, stored_bytes
 
@@ -41,7 +42,7 @@ def test_defaults():
     ],
 )
 def test_every_role_has_its_format(role: Role, name: str | None):
-    tensor = Tensor("t", 1 if role is Role.VECTOR else 40, 100, role, ("s",), count=3)
+    tensor = lone(1 if role is Role.VECTOR else 40, 100, role, ("s",), count=3)
     recipe = Recipe.named("int4-g32", "int8")
     found = format_of(tensor, recipe)
     assert (found.name if found else None) == name
@@ -95,6 +96,6 @@ def test_a_step_more_precise_is_more_bits():
         assert packed_bytes(FORMATS[step], 256, 1024) > packed_bytes(FORMATS[name], 256, 1024)
         recipe = Recipe.named(f"{name}-mixed")
         for cut, wanted in ((Cut.ROWS, name), (Cut.COLUMNS, step)):
-            tensor = Tensor("t", 64, 512, Role.EXPERTS, (), count=2, cut=cut)
+            tensor = lone(64, 512, Role.EXPERTS, (), count=2, cut=cut)
             found = format_of(tensor, recipe)
             assert found and found.name == wanted

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import lone
 from weights import quantised
 from weights.fake_checkpoint import QWEN3, write_checkpoint
 from weights.quantised import Made, compressed
@@ -16,7 +17,7 @@ from weights.test_encode import Counting, encoded
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
-from ktcli.ops.tensors import Role, Stored, Tensor
+from ktcli.ops.tensors import Role, Stored
 from ktcli.weights import encode, oracle
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
@@ -145,7 +146,7 @@ def test_each_byte_is_read_once_and_held(tmp_path: Path, what: str, monkeypatch)
     n, k = case.shape
     monkeypatch.setattr(encode, "PIECE_ELEMENTS", 16 * k if case.shape == (40, 160) else 128 * k)
     parts, wanted = case.make("m", n, k, np.random.default_rng(1), **case.args)
-    tensor = Tensor("t", n, k, Role.EXPERTS, ((Stored("m.weight", (n, k)),),))
+    tensor = lone(n, k, Role.EXPERTS, ((Stored("m.weight", (n, k)),),))
     with written(tmp_path, parts, case.config) as reader:
         storage = reader.find("m.weight").storage
         assert case.lossless in (storage.lossless, "int8")
@@ -177,7 +178,7 @@ def test_mxfp4_is_held_as_it_is(tmp_path: Path, monkeypatch):
     assert np.array_equal(judged.transpose(1, 2).numpy(), wanted)
     shape = (n_experts, n, k)
     halves = [Stored("w_blocks", shape, matrix=True, first=i, step=2) for i in range(2)]
-    tensor = Tensor("t", 64, k, Role.EXPERTS, (tuple(halves),), n_experts, alternate=True)
+    tensor = lone(64, k, Role.EXPERTS, (tuple(halves),), n_experts, alternate=True)
     with written(tmp_path, parts, {"quant_method": "mxfp4"}) as reader:
         assert reader.find("w_blocks", shape).storage.lossless == "mxfp4"
         encoder = Encoder(reader, Recipe.named("mxfp4", "f32"), POOL)
@@ -283,7 +284,7 @@ def test_an_order_that_names_no_group(tmp_path: Path):
 def test_encoded_twice_the_same(tmp_path: Path):
     """`encoded` of the neighbouring test reads these as it reads plain ones."""
     parts, wanted = quantised.awq("m", 40, 160, np.random.default_rng(3), group=32)
-    tensor = Tensor("t", 40, 160, Role.EXPERTS, ((Stored("m.weight", (40, 160)),),))
+    tensor = lone(40, 160, Role.EXPERTS, ((Stored("m.weight", (40, 160)),),))
     with written(tmp_path, parts, awq_config()) as reader:
         data = np.frombuffer(encoded(tensor, reader), np.uint8)
         assert np.array_equal(oracle.unpack(FORMATS["f32"], data, 40, 160), wanted)

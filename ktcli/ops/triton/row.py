@@ -61,10 +61,8 @@ def experts(
     """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
-    if (
-        gate_up.format.rotation or down.format.rotation
-    ):  # a row of torch, which un-packs and turns back
-        return functions.experts(x, ids, gate, slots, gate_up, down)
+    if gate_up.format.rotation or down.format.rotation:  # torch un-packs and rotates back
+        return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     few = x.shape[0] <= FEW_ROWS
     way = vector_experts if few else tile_experts
     out = way(x, ids, gate, slots, gate_up, down, extras)

@@ -41,6 +41,7 @@ _DEEPSEEK: _Rows = {
     "n_group": ("expert_group_count", int),
     "topk_group": ("expert_group_used_count", int),
 }
+_OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
 Entries = Mapping[str, Entry]
@@ -268,6 +269,8 @@ def config_of(
     for name, (key, kind) in {**_COMMON, **row.rows}.items():
         if m.has(key):
             config[name] = read[kind](key)
+        elif name in _COMMON or name in _OPTIONAL:  # a null is not filled in as an absent field is
+            config[name] = None
     config["num_hidden_layers"] = m.whole("block_count", high=MAX_LAYERS) - extra
     embedding = entries.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

@@ -26,7 +26,7 @@ from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
 EVERY = (
-    *(fmt for fmt in FORMATS.values() if not fmt.rotation),  # the row of torch multiplies those
+    *(fmt for fmt in FORMATS.values() if not fmt.rotation),  # the others: `rotated`
     Format("int4-row", 4, 0, Scale.F32, LINEAR),
     Format("int8-g64", 8, 64, Scale.BF16),
 )
@@ -129,6 +129,21 @@ def experts() -> None:
         triton_tiles.CHUNK_TOKENS = 16
         many = triton_row.experts(x, ids, gate, *stacks)
         torch.testing.assert_close(many, right, atol=2e-2, rtol=2e-2)
+
+
+def rotated() -> None:
+    """Rotated formats mean what the oracle says here too, with bias, biases of experts and activation."""
+    t, slots = 3, torch.tensor([1, -1, 0], dtype=torch.int32)
+    extras = Extras(Glu(1.702, 0.9, 1.0, 1.1), torch.randn(3, 64), torch.randn(3, 72))
+    x, gate = torch.randn(t, 72), torch.rand(t, 2)
+    ids = torch.tensor([[2, 0], [1, 2], [0, -1]], dtype=torch.int32)
+    for fmt in (fmt for fmt in FORMATS.values() if fmt.rotation):
+        (gate_up, means), (down, _) = _stack(fmt, 2, 64, 72), _stack(fmt, 2, 72, 24)
+        w, bias = Packed(fmt, 64, 72, gate_up.data[:1]), torch.randn(64)
+        _close(triton_row.linear(x, w, bias) - bias, x, means[0], 2.1 * BF16)
+        given = x, ids, gate, slots, gate_up, down, extras
+        right = functions.experts(*given, exact=True)
+        torch.testing.assert_close(triton_row.experts(*given), right, atol=2e-2, rtol=2e-2)
 
 
 def groups() -> None:
@@ -250,7 +265,7 @@ def route() -> None:
 
 
 LAWS = (
-    unpacking, few_rows, rows_alone, tiles, linear, experts, groups, gqa, mla, small, route
+    unpacking, few_rows, rows_alone, tiles, linear, experts, rotated, groups, gqa, mla, small, route
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from ktcli.native import Pool
 from ktcli.resources import data_path
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
-from ktcli.weights.gguf.config import ARCHITECTURES
+from ktcli.weights.gguf.config import ARCHITECTURES, Metadata
+from ktcli.weights.gguf.config import config_of as config_from
 from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.types import STORAGES
@@ -81,6 +82,17 @@ def test_names_are_those_of_the_package() -> None:
                 usual = usual.replace("correction_bias", "correction.bias")
                 found = table.get_name(usual, (".weight", ".bias"))
                 assert found in (name, stem), (architecture, hub)
+
+
+def test_a_file_that_says_nothing_of_a_query_latent_has_none() -> None:
+    """V2-Lite's; the class of transformers has one where a config says nothing."""
+    (case,) = (case for case in CASES if case.name == "deepseek2-q8_0")
+    values = {f"deepseek2.{key}": value for key, value in case.metadata.items()}
+    del values["deepseek2.attention.q_lora_rank"]
+    metadata = Metadata({**values, "general.architecture": "deepseek2"}, "x.gguf")
+    entries = {"token_embd.weight": Entry("F32", (300, 256), 0, 0)}
+    model = build(config_from(metadata, ARCHITECTURES["deepseek2"], entries, []))
+    assert "layers.0.attn.q_b" not in {tensor.name for tensor in model.tensors}
 
 
 def test_fused_gate_and_up_are_two() -> None:

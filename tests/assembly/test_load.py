@@ -1,4 +1,4 @@
-"""Commands with a GPU that is a fake: torch on the CPU stands in for it, and may fail as one does."""
+"""Loading with a GPU that is a fake: torch on the CPU stands in for it, and may fail as one does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import torch
 from chat.fake_engine import write_tokenizer
 from reference import CASES, write_checkpoint
 
-from ktcli.assembly import gpu as command
-from ktcli.assembly.device_words import DeviceWords
-from ktcli.assembly.prepare import Wanted
+from ktcli.assembly import host as here
+from ktcli.assembly import load as loads
+from ktcli.assembly.plan import plan_ahead
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.engine.device import load as loading
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
@@ -57,10 +58,10 @@ def say(
     """`kt chat` with a model on a machine with a GPU."""
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     found = replace(probe(), gpus=(GPU,))
-    monkeypatch.setattr(command, "probe", lambda: found)
+    monkeypatch.setattr(here, "probe", lambda: found)
     monkeypatch.setattr("ktcli.hardware.probe.probe", lambda: found)
     monkeypatch.setattr(usable, "why_not", lambda: "")
-    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(loads, "torch_device", lambda index: torch.device("cpu"))
 
     def run(*words: str, model: str = str(checkpoint)) -> tuple[int, str, str]:
         code = main(["chat", model, "hi", "--greedy", "-n", "8", "-c", "192", *words])
@@ -117,7 +118,7 @@ def test_a_small_model_needs_no_gpu(say: Say, made: list[DeviceEngine]) -> None:
 
 
 def test_without_a_gpu(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "probe", probe)
+    monkeypatch.setattr(here, "probe", probe)
     monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
     assert say()[0] == 0
     code, out, err = say("--device", "cuda")
@@ -214,12 +215,12 @@ def test_a_model_is_planned_with_the_gpu_before_it_is_pulled(
 ) -> None:
     model = build(json.loads((checkpoint / "config.json").read_text()))
     wanted = Wanted(device=DeviceWords(device="cuda"))
-    assert command.plan_ahead(model, Recipe(), wanted).device is not None
-    assert command.plan_ahead(model, Recipe(), replace(wanted, exact=True)).device is None
-    assert command.plan_ahead(model, Recipe(), Wanted()).device is None
+    assert plan_ahead(model, Recipe(), wanted).device is not None
+    assert plan_ahead(model, Recipe(), replace(wanted, exact=True)).device is None
+    assert plan_ahead(model, Recipe(), Wanted()).device is None
     monkeypatch.setattr(usable, "why_not", lambda: "the NVIDIA driver is too old")
     with pytest.raises(DeviceError, match="too old"):
-        command.plan_ahead(model, Recipe(), wanted)
+        plan_ahead(model, Recipe(), wanted)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_options_without_a_gpu(
     words: list[str], code: int, sentence: str, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert say()[0] == 0  # converted
-    monkeypatch.setattr(command, "probe", probe)
+    monkeypatch.setattr(here, "probe", probe)
     monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: ())
     found, _, err = say(*words)
     assert found == code and sentence in err and "Traceback" not in err
@@ -296,7 +297,7 @@ def test_doctor_measures_a_gpu_and_remembers(
 ) -> None:
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     monkeypatch.setattr(usable, "why_not", lambda: "")
-    monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(here, "torch_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: (GPU,))
     found = []
     for words in (["--measure"], []):

@@ -1,0 +1,112 @@
+"""What is wanted of an engine: context, threads, precision, and what the options about a GPU mean to the planner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.errors import NotFound, UsageError
+from ktcli.hardware.gpu import AUTO, CPU
+from ktcli.hardware.numa import Numa
+from ktcli.hardware.text import whole
+from ktcli.models.model import Spec
+from ktcli.planner.experts import WISHES, Wish, parse_mask
+from ktcli.planner.plan import Request
+from ktcli.planner.prefill import NEVER
+
+MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
+_MOST = NEVER - 1
+_EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a file"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWords:
+    """The options as typed; None and "auto" are the plan's own choice."""
+
+    device: str = AUTO
+    gpu_experts: str | None = None
+    defer: int | None = None
+    prefill_threshold: str | None = None
+
+    def of_gpu(self) -> tuple[str, ...]:
+        """Those given that only a GPU gives a meaning."""
+        said = {
+            "--gpu-experts": self.gpu_experts,
+            "--prefill-threshold": self.prefill_threshold,
+        }
+        return tuple(option for option, value in said.items() if value is not None)
+
+    def apply(self, request: Request, spec: Spec) -> Request:
+        """`request` with what these words ask for.
+
+        Raises:
+            UsageError: a word means nothing, or a file is of another model.
+            NotFound: there is no such file.
+        """
+        return replace(
+            request,
+            device=self.device,
+            gpu_experts=_wish(self.gpu_experts, spec),
+            defer=self.defer,
+            prefill_threshold=_threshold(self.prefill_threshold),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a model is to be loaded.
+
+    Attributes:
+        context: positions of a session; None: the plan decides.
+        threads: of all teams; None: KT_THREADS, else one per physical core.
+        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
+        all_logits: steps can give logits of every position.
+        kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
+        numa: teams and their memory; None: KT_NUMA, else one per node.
+    """
+
+    context: int | None = None
+    threads: int | None = None
+    exact: bool = False
+    all_logits: bool = False
+    kv_f32: bool = False
+    numa: Numa | None = None
+    device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
+
+
+def _wish(said: str | None, spec: Spec) -> Wish:
+    if said is None or said in WISHES:
+        return said
+    if (number := whole(said)) is not None:
+        return number
+    if not said.strip():
+        raise UsageError("--gpu-experts is empty", hint=_EXPERTS)
+    return parse_mask(_read(Path(said)), spec.moe_layers, spec.experts)
+
+
+def _read(path: Path) -> str:
+    try:
+        return smallfiles.read_bounded(path, MAX_BYTES).decode("utf-8", "replace")
+    except smallfiles.NotSmall as error:
+        raise UsageError(
+            f"{str(path)[:300]} is not a file of GPU experts: {error.strerror}", hint=_EXPERTS
+        ) from error
+    except OSError as error:
+        raise NotFound(
+            f"cannot read the file of GPU experts {str(path)[:300]}: {error.strerror}",
+            hint=_EXPERTS,
+        ) from error
+
+
+def _threshold(said: str | None) -> int | None:
+    if said is None:
+        return None
+    if said == "never":
+        return NEVER
+    number = whole(said)
+    if number is None or number > _MOST:
+        raise UsageError(
+            f"--prefill-threshold is {said[:40]!r}", hint="a number of tokens, or never"
+        )
+    return number

@@ -1,0 +1,52 @@
+"""What a tensor is for: the part of a model that it counts under, and how one step reads it.
+
+The layers declare both with each tensor. Planner, loader, benchmarks and reports read the declarations and ask no
+name, so a new kind of layer is counted right from its first day.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ModelPart(Enum):
+    """A part of a model, under which bytes and operations are counted; the values are shown to people.
+
+    All tensors of one part have one number format, but routed experts whose down projections are more precise.
+    """
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    LATENT = "latent attention"  # between cached latents and keys and values
+    LINEAR = "linear attention"
+    LINEAR_GATES = "linear attention gates"
+    POOLING = "pooling"
+    INDEXER = "indexer"
+    HYPER = "hyper-connections"
+    ROUTER = "router"
+    EXPERTS = "routed experts"
+    SHARED = "shared experts"
+    DENSE_MLP = "dense MLP"
+    VECTORS = "norms, biases"
+    HEAD = "output head"
+    # No tensors, but read and computed with in each step:
+    CACHE = "KV cache"
+    STATES = "attention state"
+
+    @property
+    def runs_beside_experts(self) -> bool:
+        """It needs nothing that the routed experts of its layer give, and they need nothing of it; every other
+        part of a layer comes before them."""
+        return self in (ModelPart.SHARED, ModelPart.DENSE_MLP)
+
+
+class Access(Enum):
+    """How one step reads a tensor, hence which bytes and operations it costs."""
+
+    EVERY_TOKEN = "every token"  # all of it, multiplied with each token's vector
+    OUTPUTS = "outputs"  # all of it, multiplied with the vector of each token that gives logits
+    CHOSEN = "chosen"  # the matrices, or the biases, of the experts that the tokens choose
+    ROWS = "rows"  # one row per token, looked up
+    ONCE = "once"  # all of it, whatever the number of tokens: norms and biases
+    # By the expanded form of latent attention alone, page by page. Steps are counted in the absorbed form.
+    EXPANSION = "expansion"

@@ -1,0 +1,47 @@
+"""What one step of a layer needs beside the residual stream, declared by the layers for whoever reserves it.
+
+Widths are columns of f32 per token of the step. How many buffers of a width there are is the engine's matter, so
+the planner has one formula for each engine over these (`planner.memory`, `planner.device`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from functools import reduce
+
+from ktcli.ops.tensors import Role, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Widths of the buffers of a layer, or of several layers, which use the same ones in turn.
+
+    Attributes:
+        dense: outputs of the widest dense projection.
+        experts: widths of the experts that a token chooses, together.
+        heads: queries and results of all heads, where these are wider than the projections they come from (absorbed
+            latent attention).
+        streams: of a residual of several streams; 0: there is one.
+        expanded: at prefill keys and values of all heads are expanded from what is cached, some heads at a time.
+    """
+
+    dense: int = 0
+    experts: int = 0
+    heads: int = 0
+    streams: int = 0
+    expanded: bool = False
+
+    @classmethod
+    def of(cls, tensors: Iterable[Tensor]) -> Scratch:
+        """The buffers that any layer with these tensors has: inputs and outputs of its dense projections."""
+        return cls(dense=max((t.n for t in tensors if t.role is Role.DENSE), default=0))
+
+    def __or__(self, other: Scratch) -> Scratch:
+        """The buffers that hold either."""
+        return Scratch(*map(max, astuple(self), astuple(other)))
+
+
+def largest(needs: Iterable[Scratch]) -> Scratch:
+    """The buffers that hold any of `needs`."""
+    return reduce(Scratch.__or__, needs, Scratch())

@@ -1,0 +1,257 @@
+"""Small files: read whole within a bound, written whole or not at all, and the lock on changing them.
+
+Nothing here knows what a file means. Every failure is an `OSError` whose `strerror` completes a sentence
+("cannot read FILE: it has more than 16 MiB"), so that each caller turns it into an error of its own. Files
+that are too large for memory are read and written by `weights`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli import config
+from ktcli.errors import Busy, KtError, gib
+
+MAX_NESTING = (
+    64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
+)
+SUFFIX = ".tmp"  # ends the name of a file that is being written
+_RETRY_S = 0.05
+_BLOCK = 1 << 20
+
+
+class NotSmall(OSError):
+    """A file that is larger than it may be, or no plain file: a pipe would block, a device never end."""
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """The bytes of a plain file that has at most `most` of them.
+
+    Raises:
+        NotSmall: it has more, or it is no plain file. OSError: it cannot be read.
+    """
+    data = _read(path, most + 1, os.O_NONBLOCK)
+    if len(data) > most:
+        raise NotSmall(errno.EFBIG, f"it has more than {gib(most)}, the most that is read of it")
+    return data
+
+
+def read_start(path: Path, most: int) -> bytes:
+    """The first `most` bytes of whatever the user named: a file, or a pipe until it is closed.
+
+    Raises:
+        OSError: it is missing or cannot be read.
+    """
+    return _read(path, most, 0)
+
+
+def _read(path: Path, most: int, flags: int) -> bytes:
+    """The first bytes of a file; with O_NONBLOCK only of a plain one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    except ValueError:  # a zero byte or a lone surrogate in the name
+        raise OSError(errno.EINVAL, "no file can have this name") from None
+    try:
+        if flags and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotSmall(errno.EINVAL, "it is not a plain file")
+        parts, left = [], most
+        while left > 0 and (part := os.read(descriptor, min(left, _BLOCK))):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
+
+def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
+    """The object in a JSON text, nested at most MAX_NESTING levels deep.
+
+    Args:
+        hooks: arguments of `json.loads`: how numbers are parsed.
+    Raises:
+        ValueError: it is something else; the message completes a sentence about the file ("is not JSON: …").
+    """
+    try:
+        value = json.loads(data, **hooks)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {' '.join(str(error).split())[:100]}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"holds a {type(value).__name__}, not an object")
+    if _nests_beyond(value, MAX_NESTING):
+        raise ValueError(f"nests more than {MAX_NESTING} levels deep")
+    return value
+
+
+def _nests_beyond(value: object, limit: int) -> bool:
+    """Whether parsed JSON has more than `limit` levels."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        parts = [part.values() if isinstance(part, dict) else part for part in level]
+        level = [each for part in parts for each in part if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+def write(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+    """Write a file as a whole or not at all: beside its name, flushed to the disk, renamed.
+
+    Args:
+        mode: the permissions of a new file, less those that the umask takes away.
+    Raises:
+        OSError: the system refuses; what `path` held before is still there.
+    """
+    beside = path.with_name(f"{path.name}.{os.getpid()}{SUFFIX}")
+    try:
+        _put(beside, data, os.O_CREAT | os.O_TRUNC, mode)
+        os.rename(beside, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line to a file that is there, and flush it; one torn by a power cut has no newline."""
+    _put(path, line, os.O_APPEND)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder, so that names given or taken away in it survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put(path: Path, data: bytes | str, flags: int, mode: int = 0o644) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
+    try:
+        view = memoryview(data.encode() if isinstance(data, str) else data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- the lock ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a lock, and what it does: "pulling qwen3-30b-a3b"."""
+
+    process: int
+    doing: str
+
+
+@contextlib.contextmanager
+def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
+
+    Args:
+        path: the lock file, there as long as somebody holds it or died holding it.
+        what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
+        wait_s: how long to try before giving up.
+    Raises:
+        Busy: another process holds it; the sentence says which.
+        KtError: the file cannot be made.
+    """
+    config.make_folder(path.parent)
+    descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S))
+    try:
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()} {what}\n".encode("utf-8", "replace"), 0)
+        except OSError as error:
+            raise KtError(
+                f"cannot write the lock file {path}: {error.strerror}",
+                hint="free some space there; kt list shows what models take",
+            ) from error
+        yield
+    finally:
+        try:
+            # Removed while it is held: whoever waits for it finds that its file has lost the name.
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def holder(path: Path) -> Holder | None:
+    """The process that holds the lock `path`; None if none does, or none that says who it is."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (OSError, ValueError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    except OSError:
+        return None
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> Holder | None:
+    text = os.pread(descriptor, 300, 0).decode("utf-8", "replace").strip()
+    process, _, doing = text.partition(" ")
+    return Holder(int(process), doing) if process.isdecimal() and process.isascii() else None
+
+
+def _acquire(path: Path, what: str, deadline: float) -> int:
+    """A descriptor of the lock file, locked, whose name is still `path`."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        with contextlib.ExitStack() as closing:
+            try:
+                descriptor = os.open(path, flags, 0o644)
+                closing.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_named(descriptor, path):
+                    closing.pop_all()
+                    return descriptor
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise _busy(what, _holder(descriptor)) from None
+                time.sleep(_RETRY_S)
+            except OSError as error:
+                raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
+
+
+def _busy(what: str, found: Holder | None) -> Busy:
+    who = f"process {found.process} ({found.doing})" if found else "another process"
+    return Busy(
+        f"cannot start {what}: {who} holds the lock",
+        hint="wait until it ends, or stop it; nothing it finished is lost",
+    )
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether `path` is this file: the one before it was removed by whoever held it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,76 @@
+"""The tiers hold what tiers.py promises: nothing is dropped, every value is shown, and `check` needs no torch."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from tiers import CHECK, HERE, cover
+
+SUITE = """
+import pytest
+@pytest.mark.parametrize("row", ["avx2", "amx"])
+@pytest.mark.parametrize("fmt", ["int4", "int8", "bf16"])
+@pytest.mark.each_once
+def test_all(row, fmt): pass
+@pytest.mark.parametrize("row", ["avx2", pytest.param("amx", marks=pytest.mark.thorough)])
+def test_marked(row): pass
+@pytest.mark.parametrize("kind", [("qwen3", "int4"), ("qwen3", "int8"), ("glm4", "int8")])
+@pytest.mark.each_once
+def test_pairs(kind): pass
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("fmt", ["int4", "int8"])
+@pytest.mark.each_once("fmt")
+def test_named(fmt, seed): pass
+@pytest.mark.each_once
+def test_plain(): pass
+def test_unmarked(): pass
+"""
+
+
+def collected(*arguments: object) -> set[str]:
+    """The names of the tests that pytest would run, in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, pytest; code = pytest.main(); "
+         "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)",
+         "--collect-only", "-q", "-p", "no:cacheprovider", *map(str, arguments)],
+        cwd=HERE.parent, env={**os.environ, "PYTHONPATH": str(HERE)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def test_check_imports_no_torch():
+    names = collected("--tier=check")
+    folders = {name.split("::")[0].removeprefix("tests/").partition("/")[0] for name in names}
+    assert {pattern.partition("/")[0] for pattern in CHECK} == folders, (
+        "a pattern that names nothing"
+    )
+
+
+def test_tiers_share_the_suite(tmp_path: Path):
+    suite = tmp_path / "test_suite.py"
+    suite.write_text(SUITE)
+    everything, test, rest = (
+        {name.partition("::")[2] for name in collected("-p", "tiers", f"--tier={tier}", suite)}
+        for tier in ("all", "test", "rest")
+    )
+    assert test | rest == everything and not test & rest and len(everything) == 6 + 2 + 3 + 8 + 2
+    assert {name for name in test if name.startswith("test_marked")} == {"test_marked[avx2]"}
+    assert sum(name.startswith("test_all") for name in test) == 3
+    assert {name for name in test if name.startswith("test_pairs")} == {
+        "test_pairs[kind0]",
+        "test_pairs[kind2]",
+    }
+    assert sum(name.startswith("test_named") for name in test) == 2
+    assert {"test_plain", "test_unmarked"} <= test
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (4, 1), (3, 5), (2, 3, 4)])
+def test_a_cover_shows_every_value_and_is_small(sides: tuple[int, ...]):
+    cases = [frozenset(enumerate(values)) for values in product(*map(range, sides))]
+    chosen = cover(cases)
+    assert set().union(*(cases[i] for i in chosen)) == set().union(*cases)
+    assert len(chosen) == max(sides)
