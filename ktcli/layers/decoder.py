@@ -9,8 +9,9 @@ from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp
+from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
+from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Reads, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch, largest
@@ -19,6 +20,7 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 Attention = (
     GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
 )
+Mlp = DenseMlp | SparseMlp
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 NO_NORMS = "", ""
 
@@ -109,7 +111,7 @@ class Decoder:
     """The whole stack.
 
     Attributes:
-        tied: the head is the embedding.
+        tied: a checkpoint may have only one of embedding and head, which is then both.
         body: checkpoint prefix of embedding and norm, e.g. "model".
         head_source: checkpoint prefix of the head.
         norm_plus: added to the weight of the last norm.
@@ -132,26 +134,31 @@ class Decoder:
 
     @cached_property
     def embedding(self) -> Tensor:
-        where, part = below(self.body, self.embedding_name), ModelPart.EMBEDDING
+        rows, head = self._rows
         made = matrix(
-            "embed", self._rows(where), role=Role.TABLE, cut=Cut.NONE, layer=None, part=part
+            "embed", rows, role=Role.TABLE, cut=Cut.NONE, layer=None, part=ModelPart.EMBEDDING
         )
-        return replace(made, access=Access.ROWS)
+        sources = (*made.sources, (head,)) if self.tied else made.sources
+        return replace(made, sources=sources, access=Access.ROWS)
 
     @cached_property
     def head(self) -> Tensor:
-        source = below(self.body, self.embedding_name) if self.tied else self.head_source
-        made = matrix("lm_head", self._rows(source), layer=None, part=ModelPart.HEAD)
-        return replace(made, gain=self.norm, access=Access.OUTPUTS)
+        rows, head = self._rows
+        made = matrix("lm_head", head, layer=None, part=ModelPart.HEAD)
+        sources = (*made.sources, (rows,)) if self.tied else made.sources
+        return replace(made, sources=sources, gain=self.norm, access=Access.OUTPUTS)
 
     @cached_property
     def norm(self) -> Tensor:
         stored = _stored_norm(self.body, "norm", self.hidden, self.norm_plus)
         return vector("norm", stored, layer=None)
 
-    def _rows(self, source: str) -> Stored:
-        """A row for each token of the vocabulary."""
-        return Stored(f"{source}.weight", (self.vocab, self.hidden))
+    @property
+    def _rows(self) -> tuple[Stored, Stored]:
+        """A row for each token of the vocabulary: of the embedding, and of the head."""
+        names = below(self.body, self.embedding_name), self.head_source
+        embedding, head = (Stored(f"{name}.weight", (self.vocab, self.hidden)) for name in names)
+        return embedding, head
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

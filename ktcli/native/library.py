@@ -29,6 +29,11 @@ class Scale(IntEnum):
     BF16 = 2
     E8M0 = 3
 
+    @property
+    def bits(self) -> int:
+        """Of one scale."""
+        return (0, 32, 16, 8)[self]
+
 
 class Codes(IntEnum):
     """What a format's codes of 8 bits are; values of `kt_code_type`."""
@@ -110,6 +115,11 @@ class Format:
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
             block //= 2
         return self if block == self.rotation else replace(self, rotation=block)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Code and share of a scale, in a row of many columns."""
+        return self.bits + (self.scale.bits / self.group if self.group else 0)
 
     @property
     def activation_bits(self) -> int:

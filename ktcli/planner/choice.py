@@ -1,8 +1,7 @@
 """Which number format the experts get with `--experts auto`: the most precise that fits the memory.
 
-bf16 is no choice: int8 takes half of its bytes and half of the time of each token, and loses next to nothing.
-Experts that a checkpoint holds in 4 bits keep the format that holds them exactly, as far as there is one:
-more bits would hold nothing more, and others of 4 bits less.
+The table of formats says among which ones. Experts that a checkpoint holds in 4 bits keep the format that holds
+them exactly, as far as there is one: more bits would hold nothing more, and others of 4 bits less.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from ktcli.native import Format
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, automatic
 
 BY_MEMORY = "auto"  # for the number format of experts
-CHOICES = (  # the most precise first: 8, 5.7, 4.5, 4.25 and 4 bits
-    "int8", "nl4-g32-mixed", "nl4-g32", "nl4", "int4-row-had",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +38,12 @@ def choose_experts(
     """
     if kept is not None and kept.bits == 4:
         return Choice(kept.name, "the checkpoint's own 4 bits, without loss")
-    for name in CHOICES:
+    choices = automatic()
+    for name in choices:
         recipe = Recipe.named(name, request.recipe.dense.name)
         made = place(model, host, replace(request, recipe=recipe))
         need, free = gib(made.need_bytes), gib(made.host.available_bytes)
         if made.fits:
             context = f"{need} with {made.context} positions of {free} free"
             return Choice(name, f"the most precise that fits: {context}")
-    return Choice(CHOICES[-1], f"the smallest, and still too large here: {need} of {free} free")
+    return Choice(choices[-1], f"the smallest, and still too large here: {need} of {free} free")

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ktcli import config, smallfiles
-from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
-from ktcli.store import library, manifest
+from ktcli import config, manifest, smallfiles
+from ktcli.errors import BadCheckpoint, HubError, KtError, NotEnoughDisk, UsageError
+from ktcli.manifest import FileRecord, Manifest
+from ktcli.store import integrity, library
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
 from ktcli.store.library import Entry, Kind
-from ktcli.store.manifest import File, Manifest
 from ktcli.store.reference import Reference
 
 # Files at the top of a repository that a model needs. Copies of the weights in other layouts
@@ -73,8 +73,8 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         client = hub or hub_of(reference)
         snapshot = client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
-        config.make_folder(folder)
         _check_space(reference, files, folder)
+        config.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
         smallfiles.write(folder / library.PULLING, text)
@@ -118,9 +118,19 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need, free = max(0, total - _bytes_in(folder)) + SPARE_BYTES, manifest.free_space(folder)
+    need, free = max(0, total - _bytes_in(folder)) + SPARE_BYTES, free_space(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that may be written to the disk of `folder`, which need not exist yet."""
+    from ktcli.hardware.disk import read_disk
+
+    disk = read_disk(folder)
+    if disk is None:
+        raise KtError(f"cannot ask the disk of {folder} how much is free")
+    return disk.free_bytes
 
 
 def _fetch(
@@ -203,10 +213,8 @@ def _record(
             log.write(json.dumps([*_identity(folder / file.name), records[-1].sha256]) + "\n")
             log.flush()
     watcher.end()
-    manifest.write(
-        folder / manifest.CHECKPOINT,
-        Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision),
-    )
+    found = Manifest(tuple(records), snapshot.hub, snapshot.repository, snapshot.revision)
+    smallfiles.write(folder / manifest.CHECKPOINT, found.encode())
     for mine in (_HASHES, library.PULLING):
         (folder / mine).unlink(missing_ok=True)
     for client_folder in (".cache", "._____temp", ".msc", ".mv", ".mdl"):
@@ -217,13 +225,15 @@ def _record(
             path.unlink(missing_ok=True)
 
 
-def _check_file(file: RemoteFile, folder: Path, known: dict[str, str], watcher: Watcher) -> File:
+def _check_file(
+    file: RemoteFile, folder: Path, known: dict[str, str], watcher: Watcher
+) -> FileRecord:
     path = folder / file.name
     try:
         size = path.stat().st_size
         sha256 = known.get(json.dumps(_identity(path)))
         if sha256 is None:
-            sha256 = manifest.digest(path, watcher.advance)
+            sha256 = integrity.digest(path, watcher.advance)
         else:
             watcher.advance(size)
     except FileNotFoundError:
@@ -238,7 +248,7 @@ def _check_file(file: RemoteFile, folder: Path, known: dict[str, str], watcher: 
             f"{file.name} arrived damaged (its size or SHA-256 is not the hub's) and was removed",
             hint="run the same command again; it fetches only this file",
         )
-    return File(file.name, size, sha256)
+    return FileRecord(file.name, size, sha256)
 
 
 def _identity(path: Path) -> list[str | int]:

@@ -21,38 +21,25 @@ from numpy.typing import NDArray
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
+from ktcli.manifest import LOCK, MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
+from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import PackError, Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.check import check
-from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.encode import Encoder
 from ktcli.weights.header import is_regular, read_bounded
-from ktcli.weights.manifest import (
-    FileRecord,
-    Manifest,
-    encode_record,
-    parse_manifest,
-    parse_record,
-)
-from ktcli.weights.pack import (
-    HINT,
-    MANIFEST,
-    MAX_MANIFEST_BYTES,
-    Pack,
-    WeightFile,
-    is_pack,
-    weight_files,
-)
+from ktcli.weights.manifest import format_names, parse_pack
+from ktcli.weights.pack import Pack, WeightFile, is_pack, weight_files
 from ktcli.weights.reader import open_checkpoint
 from ktcli.weights.recipe import Recipe, TensorKind, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Reader
 from ktcli.weights.tables import check_tables
+from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained, free_bytes
 
 PART = "kt.json.part"
-LOCK = "kt.lock"
 ERROR_DIGITS, COSINE_DECIMALS = 4, 7
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack
@@ -89,6 +76,7 @@ class Report:
         kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
         stages: what took how long; None: there was nothing to do.
+        remarks: what a user should know of the checkpoint.
     """
 
     path: Path
@@ -98,6 +86,7 @@ class Report:
     kept_files: int
     error: dict[str, float]
     stages: Stages | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def already_complete(self) -> bool:
@@ -151,7 +140,9 @@ def convert(
                     check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
                     encoder = Encoder(checkpoint, recipe, pool, importance)
+                    told = remark((t for file in left for t in file.tensors), checkpoint, pool)
                     done = _convert(checkpoint, plan, out, encoder, progress)
+                    done = replace(done, remarks=(told,) if told else ())
         return done
 
 
@@ -162,12 +153,13 @@ def _plan(
     source_bytes = check(model, checkpoint)
     manifest = Manifest(
         family=model.spec.family,
-        hub=provenance.hub,
-        repository=provenance.repository,
-        revision=provenance.revision,
+        files=(),
+        hub=provenance.hub or "",
+        repository=provenance.repository or "",
+        revision=provenance.revision or "",
         digest=checkpoint.digest,
-        recipe=recipe,
-        calibration=calibration.identity if calibration else None,
+        formats=format_names(recipe),
+        calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
     return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
@@ -236,9 +228,9 @@ def _complete(out: Path, plan: Plan) -> Report | None:
 def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
     if found == plan.manifest:
         return
-    mine, theirs = plan.manifest.recipe, found.recipe
-    if replace(found, recipe=mine) == plan.manifest:
-        what = f"this model as --experts {theirs.experts_name} --dense {theirs.dense.name}"
+    theirs = found.formats
+    if theirs and replace(found, formats=plan.manifest.formats) == plan.manifest:
+        what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
     elif replace(found, calibration=plan.manifest.calibration) == plan.manifest:
         what = "this model calibrated with another text"
     else:
@@ -300,9 +292,9 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
     part = out / PART
     records: list[FileRecord] = []
     if part.exists() and list(out.glob("*.safetensors")):
-        first, *lines = read_bounded(part, MAX_MANIFEST_BYTES).split(b"\n")
+        first, *lines = read_bounded(part, MAX_BYTES).split(b"\n")
         with hinted(f"remove the folder {out} and convert again"):
-            _refuse_other(out, parse_manifest(first, PART), plan)
+            _refuse_other(out, parse_pack(first, PART)[0], plan)
         for file, line in zip(plan.files, lines[:-1], strict=False):
             record = _parse_line(line)
             if record is None or record.name != file.name or not _is_there(out, record, file):
@@ -316,8 +308,8 @@ def _resume(out: Path, plan: Plan) -> list[FileRecord]:
 
 def _parse_line(line: bytes) -> FileRecord | None:
     try:
-        return parse_record(parse_object(line, PART), PART)
-    except (BadPack, BadCheckpoint):
+        return parse_record(smallfiles.json_object(line))
+    except ValueError:
         return None
 
 
@@ -357,7 +349,7 @@ def overall(files: Sequence[WeightFile], manifest: Manifest) -> dict[str, float]
         BadPack: the manifest lists other files.
     """
     if [file.name for file in files] != [record.name for record in manifest.files]:
-        raise BadPack(f"{MANIFEST} lists other weight files than its model has", hint=HINT)
+        raise BadPack(f"{MANIFEST} lists other weight files than its model has")
     squares: dict[str, list[tuple[float, int]]] = {}
     for file, record in zip(files, manifest.files, strict=True):
         for kind, error in record.error.items():

@@ -1,11 +1,13 @@
 """The number formats a weight can be stored in: rows of one table.
 
-A row says everything the kernels, the packer and the oracle need to know (see `Format` and kt.h). All
-4-bit formats are a codebook of 16 values times a scale per group of columns.
+A row says everything the kernels, the packer and the oracle need to know (see `Format` and kt.h), and what
+recipes and the planner decide by it. All 4-bit formats are a codebook of 16 values times a scale per group of
+columns; `Format.bits_per_weight` counts both.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ktcli.errors import UsageError
@@ -18,41 +20,70 @@ NON_LINEAR = (-127, -91, -69, -52, -39, -27, -17, -8, 0, 8, 17, 28, 40, 55, 73, 
 # Twice the values of E2M1, which are 0, 1/2, 1, 3/2, 2, 3, 4, 6 of either sign (OCP microscaling formats 1.0).
 E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
 
-_ROWS = (
-    Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR),  # 4.25 bits per weight
-    Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR),  # 4.5
-    Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR),  # 4.125
-    # 5 and 4.25. Take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
-    Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR),
-    Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR),
-    Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.25
-    Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),  # 4.5
-    # 4 bits, and 32 per row: the rotation spreads what is large over 256 columns, so that one scale serves a row.
-    Format("int4-row-had", bits=4, group=0, scale=Scale.F32, codebook=LINEAR, rotation=256),
-    # 4.25 bits. Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
-    Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1),
-    Format("int8", bits=8, group=0, scale=Scale.F32),
-    # 8.25 bits. Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one
-    # scale per row and 128 columns.
-    Format("fp8", bits=8, group=128, scale=Scale.F32, codes=Codes.E4M3),
-    Format("bf16", bits=16),
-    Format("f32", bits=32),  # for what must stay exact: tests, and comparison with other tools
-)
+# Endings of the name of experts' formats, in this order.
+MIXED, CALIBRATED = "-mixed", "-calibrated"
 
-FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 
-# One step more precise, for the down projections of --mixed: their errors go straight into the sum of all layers.
-MORE_PRECISE = {
-    "int4-row-had": "int4",
-    "int4-g128": "int8",
-    "int4": "int8",
-    "int4-g32": "int8",
-    "nl4": "int8",
-    "nl4-g32": "int8",
-    "mxfp4": "int8",
-    "int8": "bf16",
-    "fp8": "bf16",
-}
+@dataclass(frozen=True, slots=True)
+class FormatRow:
+    """A format, and what is decided by it.
+
+    Attributes:
+        better: name of the format one step more precise, for the down projections of "-mixed": their errors go
+            straight into the sum of all layers. "": nothing is.
+        automatic: with which endings of its name `--experts auto` may choose it; (): with none.
+    """
+
+    format: Format
+    better: str = ""
+    automatic: tuple[str, ...] = ()
+
+
+TABLE = (
+    FormatRow(Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR), better="int8"),
+    FormatRow(Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR), better="int8"),
+    FormatRow(Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR), better="int8"),
+    # Take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
+    FormatRow(Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR)),
+    FormatRow(Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR)),
+    FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
+              better="int8", automatic=("",)),
+    FormatRow(Format("nl4-g32", bits=4, group=32, scale=Scale.BF16, codebook=NON_LINEAR),
+              better="int8", automatic=("", MIXED)),
+    # The rotation spreads what is large over 256 columns, so that one scale serves a row.
+    FormatRow(Format("int4-row-had", bits=4, scale=Scale.F32, codebook=LINEAR, rotation=256),
+              better="int4", automatic=("",)),
+    # Takes MXFP4 checkpoints over as they are; of other weights it makes more of an error than int4.
+    FormatRow(Format("mxfp4", bits=4, group=32, scale=Scale.E8M0, codebook=E2M1), better="int8"),
+    FormatRow(Format("int8", bits=8, scale=Scale.F32), better="bf16", automatic=("",)),
+    # Takes FP8 checkpoints over as they are: one factor per block of 128 x 128 weights is one scale per row and
+    # 128 columns.
+    FormatRow(Format("fp8", bits=8, group=128, scale=Scale.F32, codes=Codes.E4M3), better="bf16"),
+    # No automatic choice: int8 takes half of its bytes and half of the time of each token, and loses next to nothing.
+    FormatRow(Format("bf16", bits=16)),
+    # For what must stay exact: tests, and comparison with other tools.
+    FormatRow(Format("f32", bits=32)),
+)  # fmt: skip
+
+FORMATS: dict[str, Format] = {row.format.name: row.format for row in TABLE}
+_BETTER = {row.format.name: row.better for row in TABLE if row.better}
+
+
+def better_than(fmt: Format) -> Format | None:
+    """The format one step more precise; None: nothing is."""
+    name = _BETTER.get(fmt.name)
+    return None if name is None else FORMATS[name]
+
+
+def steps_from(fmt: Format) -> tuple[Format, ...]:
+    """The formats that are more precise, step by step."""
+    following = better_than(fmt)
+    return () if following is None else (following, *steps_from(following))
+
+
+def mixable() -> tuple[str, ...]:
+    """Names of the formats that something is more precise than."""
+    return tuple(_BETTER)
 
 
 def format_named(name: str) -> Format:

@@ -21,6 +21,8 @@ TINY = np.float32(2.0**-60)  # a group below this encodes as zero
 FACTORS = tuple(np.float32(j) / np.float32(32) for j in range(26, 49))  # of the scale search
 LINE = 64  # bytes; a panel is padded to a multiple
 E4M3_MOST = 448
+# Element type of a stored scale, and the bits of an f32 that are left out below it.
+_SCALES = {Scale.F32: ("<f4", 0), Scale.BF16: ("<u2", 16), Scale.E8M0: ("u1", 23)}
 
 
 def e4m3_value(code: int) -> float:
@@ -306,19 +308,17 @@ def _total(e: F32, importance: F32 | None) -> F32:
 
 
 def _scale_type(fmt: Format) -> np.dtype[np.generic]:
-    return np.dtype(
-        {Scale.F32: "<f4", Scale.BF16: "<u2", Scale.E8M0: "u1", Scale.NONE: "u1"}[fmt.scale]
-    )
+    return np.dtype(_SCALES[fmt.scale][0])
 
 
 def _store_scale(fmt: Format, s: F32) -> NDArray[np.generic]:
+    kind, shift = _SCALES[fmt.scale]
     bits = np.ascontiguousarray(s).view(np.uint32)
-    shift = {Scale.F32: 0, Scale.BF16: 16, Scale.E8M0: 23}[fmt.scale]
-    return s if shift == 0 else (bits >> shift).astype(_scale_type(fmt))
+    return s if shift == 0 else (bits >> shift).astype(kind)
 
 
 def _load_scale(fmt: Format, stored: NDArray[np.generic]) -> F32:
-    shift = {Scale.F32: 0, Scale.BF16: 16, Scale.E8M0: 23}[fmt.scale]
+    _, shift = _SCALES[fmt.scale]
     if shift == 0:
         return stored.astype(np.float32)
     return (stored.astype(np.uint32) << shift).view(np.float32)

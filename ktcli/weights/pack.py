@@ -39,7 +39,7 @@ KT.JSON is a JSON object, one-space indented, ASCII:
                digest: SHA-256 over, for each weight file of the checkpoint by name, "NAME\\nLENGTH\\n" and its
                header's JSON; of GGUF files over the hexadecimal SHA-256 of each header
     recipe     experts, dense: names of number formats; that of experts may end in "-mixed" (down projections are
-               one step more precise, `formats.MORE_PRECISE`) and then in "-calibrated"
+               one step more precise, `formats.better_than`) and then in "-calibrated"
     formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers; rotation
     extras     files taken over: name, size_bytes, sha256
     files      weight files in the order written: name, size_bytes, sha256, and by kind of tensor (experts: gate
@@ -60,17 +60,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ktcli.errors import BadCheckpoint, BadPack, hinted
+from ktcli import manifest
+from ktcli.errors import BadCheckpoint, BadPack
+from ktcli.manifest import FileRecord, Manifest
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import parse_object
 from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
-from ktcli.weights.manifest import FileRecord, Manifest, parse_manifest
+from ktcli.weights.manifest import parse_pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
-MANIFEST = "kt.json"
 OUTER = "outer.safetensors"
-MAX_MANIFEST_BYTES = 10_000_000
-HINT = "remove the pack and convert the model again: kt rm NAME, then kt convert NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +154,18 @@ class Pack:
     def __init__(self, path: Path) -> None:
         """See `open`."""
         self.path = path
-        self.manifest = _read_manifest(path)
+        self.manifest, self.recipe = _read_manifest(path)
         self._entries: dict[str, tuple[Path, Entry, str]] = {}
-        with hinted(HINT):
-            try:
-                for record in (*self.manifest.extras, *self.manifest.files):
-                    _check_size(path, record)
-                for record in self.manifest.files:
-                    self._read_file(record)
-                self.config = self._read_config()
-            except BadPack:
-                raise
-            except BadCheckpoint as error:
-                raise BadPack(f"the pack {path.name} is damaged: {error}") from None
+        try:
+            for record in self.manifest.records:
+                _check_size(path, record)
+            for record in self.manifest.files:
+                self._read_file(record)
+            self.config = self._read_config()
+        except BadPack:
+            raise
+        except BadCheckpoint as error:
+            raise BadPack(f"the pack {path.name} is damaged: {error}") from None
 
     @classmethod
     def open(cls, path: Path) -> Pack:
@@ -183,13 +181,9 @@ class Pack:
         return self.manifest.family
 
     @property
-    def recipe(self) -> Recipe:
-        return self.manifest.recipe
-
-    @property
     def size_bytes(self) -> int:
         """Of all files but the manifest."""
-        return sum(record.size_bytes for record in (*self.manifest.extras, *self.manifest.files))
+        return self.manifest.size_bytes
 
     def locate(self, tensor: Tensor) -> Location:
         """Where `tensor` lies.
@@ -199,13 +193,12 @@ class Pack:
         """
         found = self._entries.get(tensor.name)
         if found is None:
-            raise BadPack(f"the pack {self.path.name} has no tensor {tensor.name}", hint=HINT)
+            raise BadPack(f"the pack {self.path.name} has no tensor {tensor.name}")
         path, entry, meaning = found
         wanted = _meaning(tensor, self.recipe)
         if meaning != wanted or (entry.dtype, entry.shape) != _stored_as(tensor, self.recipe):
             raise BadPack(
-                f"{tensor.name} in {path.name} is {meaning[:80]!r}, but the model needs {wanted!r}",
-                hint=HINT,
+                f"{tensor.name} in {path.name} is {meaning[:80]!r}, but the model needs {wanted!r}"
             )
         return Location(path, entry.offset, entry.size_bytes)
 
@@ -229,19 +222,18 @@ class Pack:
 
 def is_pack(path: Path) -> bool:
     """Whether `path` is a folder that says it is a complete pack."""
-    return is_regular(path / MANIFEST)
+    return is_regular(path / manifest.PACK)
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> tuple[Manifest, Recipe]:
     if not is_pack(path):
         raise BadPack(f"{path} holds no converted model", hint="convert one: kt convert NAME")
-    with hinted(HINT):
-        try:
-            return parse_manifest(read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES))
-        except BadPack:
-            raise
-        except BadCheckpoint as error:
-            raise BadPack(str(error)) from None
+    try:
+        return parse_pack(read_bounded(path / manifest.PACK, manifest.MAX_BYTES))
+    except BadPack:
+        raise
+    except BadCheckpoint as error:
+        raise BadPack(str(error)) from None
 
 
 def _check_size(folder: Path, record: FileRecord) -> None:

@@ -12,11 +12,18 @@ from enum import Enum
 from ktcli.errors import UsageError
 from ktcli.native import Format, packed_bytes
 from ktcli.ops.tensors import Cut, Role, Tensor
-from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
+from ktcli.weights.formats import (
+    CALIBRATED,
+    FORMATS,
+    MIXED,
+    TABLE,
+    better_than,
+    format_named,
+    mixable,
+)
 
 BF16_BYTES = 2  # elements of a table
 F32_BYTES = 4  # elements of a vector
-MIXED, CALIBRATED = "-mixed", "-calibrated"  # endings of a name, in this order
 
 
 class TensorKind(Enum):
@@ -75,6 +82,12 @@ class Recipe:
         return made.mixed() if plain != name else made
 
     @property
+    def bits_per_expert_weight(self) -> float:
+        """Of gate, up and down projections, which have equally many weights, in rows of many columns."""
+        down = self.down or self.experts
+        return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
+
+    @property
     def searches(self) -> bool:
         """Whether any of its formats searches scales, for which the importance of columns counts."""
         return any(format_of_kind(kind, self).bits == 4 for kind in TensorKind)
@@ -85,13 +98,19 @@ class Recipe:
         Raises:
             UsageError: nothing is more precise than the experts' format.
         """
-        step = MORE_PRECISE.get(self.experts.name)
+        step = better_than(self.experts)
         if step is None:
             raise UsageError(
                 f"nothing is one step more precise than {self.experts.name}, as --mixed asks",
-                hint="it is for: " + ", ".join(MORE_PRECISE),
+                hint="it is for: " + ", ".join(mixable()),
             )
-        return replace(self, down=FORMATS[step])
+        return replace(self, down=step)
+
+
+def automatic() -> tuple[str, ...]:
+    """Names of experts' formats among which `--experts auto` chooses, the most bits first."""
+    names = (f"{row.format.name}{ending}" for row in TABLE for ending in row.automatic)
+    return tuple(sorted(names, key=lambda name: -Recipe.named(name).bits_per_expert_weight))
 
 
 def names_experts(text: str) -> bool:

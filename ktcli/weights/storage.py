@@ -11,7 +11,7 @@ file. Both find sources, read bytes and decode spans, so that all that follows (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from ktcli.errors import BadCheckpoint
 from ktcli.native import DType, Format, Numbers, Pool
 from ktcli.weights.header import Entry
+
+STRIP_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 
 Raw = NDArray[np.uint8]
 Matrix = NDArray[np.float32]
@@ -194,6 +196,19 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Close the files."""
+
+
+def read_rows(source: Source, checkpoint: Reader, pool: Pool) -> Iterator[tuple[int, Matrix]]:
+    """The rows of a source, some at a time: the number of the first, and their values, f32.
+
+    Raises:
+        BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
+    """
+    step = max(STRIP_ELEMENTS // source.columns, 1)
+    for start in range(0, source.rows, step):
+        span = Span(source, start, min(start + step, source.rows))
+        raws = [checkpoint.read(wanted) for wanted in source.storage.reads(span)]
+        yield start, checkpoint.decode(pool, span, raws)
 
 
 def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:

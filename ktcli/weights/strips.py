@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from ktcli.native import PANEL_ROWS
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.weights.coded import FP8_BLOCK
-from ktcli.weights.storage import Reader, Source, Span
+from ktcli.weights.storage import STRIP_ELEMENTS, Reader, Source, Span
 
-STRIP_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 SAMPLE = 1024  # rows of a head, which are read twice
 
 

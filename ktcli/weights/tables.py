@@ -14,8 +14,8 @@ from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.checkpoint import HINT
-from ktcli.weights.storage import Reader, Span
-from ktcli.weights.strips import STRIP_ELEMENTS, pieces_of
+from ktcli.weights.storage import Reader, read_rows
+from ktcli.weights.strips import pieces_of
 
 
 def first_outside(values: NDArray[np.float32], below: int) -> int | None:
@@ -34,11 +34,7 @@ def check_tables(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> N
     for tensor in tensors:
         for piece in pieces_of(tensor, checkpoint) if tensor.below else ():
             source = checkpoint.find(piece.name, piece.shape)
-            step = max(STRIP_ELEMENTS // source.columns, 1)
-            for start in range(0, source.rows, step):
-                span = Span(source, start, min(start + step, source.rows))
-                raws = [checkpoint.read(wanted) for wanted in source.storage.reads(span)]
-                values = checkpoint.decode(pool, span, raws)
+            for start, values in read_rows(source, checkpoint, pool):
                 if (at := first_outside(values, tensor.below)) is not None:
                     row, value = start + at // source.columns, values.reshape(-1)[at]
                     raise BadCheckpoint(

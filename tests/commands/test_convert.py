@@ -16,9 +16,9 @@ from ktcli.assembly.prepare import converted, prepare
 from ktcli.assembly.request import Wanted
 from ktcli.commands import convert
 from ktcli.main import main
+from ktcli.manifest import FileRecord, Manifest
 from ktcli.models import build
 from ktcli.store import library
-from ktcli.store.manifest import File, Manifest, write
 from ktcli.weights import encode
 from ktcli.weights.check import lossless_format
 from ktcli.weights.formats import FORMATS
@@ -84,11 +84,11 @@ def test_errors_stand_in_columns_of_one_order(source: Path, tmp_path: Path, caps
 def test_a_model_of_the_library(home: Path, capsys):
     folder = random_checkpoint(home / "checkpoints" / "mine", QWEN3)
     files = tuple(
-        File(path.name, path.stat().st_size, "0" * 64)
+        FileRecord(path.name, path.stat().st_size, "0" * 64)
         for path in folder.iterdir()
         if path.suffix != ".md"
     )
-    write(folder / "kt-source.json", Manifest(files, "hf", "org/mine", "abc"))
+    (folder / "kt-source.json").write_bytes(Manifest(files, "hf", "org/mine", "abc").encode())
     assert main(["convert", "mine", "--experts", "int8", "--json"]) == 0
     path = home / "packs" / "mine@int8-int8"
     assert json.loads(capsys.readouterr().out)["path"] == str(path)
@@ -172,7 +172,7 @@ def test_interrupted_work_on_a_folder_of_ones_own(source: Path, capsys):
     with stopped_at(2):
         assert main(["convert", str(source)]) == 130
     assert main(["list"]) == 0
-    assert "continue with: the kt convert that began it" in capsys.readouterr().out
+    assert f"continue with: kt convert {source}@int4-int8\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("experts", ["int8", "bf16", "auto"])

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packs import pretend_pack
 
 from ktcli.commands.view import experts
 from ktcli.commands.view.experts import SHADES, Canvas, Layout, Recorded, even_shares, render
 from ktcli.main import main
-from ktcli.store import heat, library, manifest, removal
+from ktcli.store import heat, library, removal
 from ktcli.store.heat import Heat
 
 Capture = pytest.CaptureFixture[str]
@@ -30,12 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pack() -> Path:
-    folder = library.pack_path(NAME, "int4", "int8")
-    folder.mkdir(parents=True)
-    recipe = {"experts": "int4", "dense": "int8"}
-    document = {"kt_pack": 1, "source": {}, "recipe": recipe, "files": []}
-    (folder / manifest.PACK).write_text(json.dumps(document))
-    return folder
+    return pretend_pack(library.pack_path(NAME, "int4", "int8"))
 
 
 def skewed(tokens: int = 3000) -> Heat:

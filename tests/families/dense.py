@@ -1,6 +1,10 @@
 """Llama, Mistral, Qwen2 and Qwen3 without experts."""
 
+from pathlib import Path
+
+import torch
 from families.case import COMMON, Case
+from safetensors.torch import load_file, save_file
 
 _BASE = {
     **COMMON,
@@ -19,9 +23,19 @@ _LLAMA3 = {
 
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1}
 
+
+def _add_head(folder: Path) -> None:
+    """A head of its own, although the config calls it the embedding: transformers unties them."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    head = torch.randn(tensors["model.embed_tokens.weight"].shape) / 9
+    tensors["lm_head.weight"] = head.to(torch.bfloat16)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 CASES = (
     Case("llama", "llama", "Llama", {**_BASE, "rope_parameters": _LLAMA3, "attention_bias": True}),
     Case("mistral", "mistral", "Mistral", {**_BASE, "head_dim": 24, "sliding_window": 40}),
-    Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}),
+    Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}, publish=_add_head),
     Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24, **_WINDOWS}),
 )

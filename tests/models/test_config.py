@@ -27,7 +27,7 @@ def test_every_tensor_has_one_name_and_a_layer_in_range(case: Case) -> None:
 
 
 BY_NAME = {case.name: case for case in CASES}
-QWEN3, DEEPSEEK = BY_NAME["qwen3"], BY_NAME["deepseek-v3"]
+QWEN3, DEEPSEEK, V2_LITE = (BY_NAME[name] for name in ("qwen3", "deepseek-v3", "deepseek-v2-lite"))
 CHOOSING, GLM5, MINIMAX = (BY_NAME[name] for name in ("deepseek-v3.2", "glm-5", "minimax-m3"))
 V4, NEXT = BY_NAME["deepseek-v4"], BY_NAME["glm-5.3"]
 MIMO, HUNYUAN, GRANITE = (
@@ -95,6 +95,7 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (DEEPSEEK, {"kv_lora_rank": 0}, "kv_lora_rank"),
     (DEEPSEEK, {"n_shared_experts": 65}, "n_shared_experts"),
     (DEEPSEEK, {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    (V2_LITE, {"attention_bias": True}, "attention_bias is true and q_lora_rank null"),
     (CHOOSING, {"index_topk": 0}, "index_topk is 0"),
     (CHOOSING, {"index_topk": 10**9}, "index_topk"),
     (CHOOSING, {"index_head_dim": 27}, "index_head_dim is 27"),

@@ -8,11 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packs import pretend_pack
 
-from ktcli.errors import BadCheckpoint, NotFound, UsageError
-from ktcli.store import library, manifest, removal
+from ktcli import manifest, smallfiles
+from ktcli.errors import BadCheckpoint, Busy, NotFound, UsageError
+from ktcli.manifest import FileRecord, Manifest
+from ktcli.store import integrity, library, removal
 from ktcli.store.library import Entry, Kind
-from ktcli.store.manifest import File, Manifest
 from ktcli.store.reference import parse
 
 
@@ -27,9 +29,9 @@ def add_checkpoint(name: str, *, complete: bool = True) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     if complete:
-        digest = manifest.digest(folder / "config.json")
-        record = Manifest((File("config.json", 2, digest),), "hf", "org/repo", "abc")
-        manifest.write(folder / manifest.CHECKPOINT, record)
+        digest = integrity.digest(folder / "config.json")
+        record = Manifest((FileRecord("config.json", 2, digest),), "hf", "org/repo", "abc")
+        (folder / manifest.CHECKPOINT).write_bytes(record.encode())
     return folder
 
 
@@ -37,17 +39,10 @@ def add_pack(
     name: str, experts: str = "int4", dense: str = "int8", *, complete: bool = True
 ) -> Path:
     folder = library.pack_path(name, experts, dense)
-    folder.mkdir(parents=True)
-    (folder / "layer-00000.safetensors").write_bytes(b"x" * 1000)
-    if complete:
-        document = {
-            "kt_pack": 1,
-            "source": {"repository": "org/repo", "revision": None},
-            "recipe": {"experts": experts, "dense": dense},
-            "extras": [],
-            "files": [{"name": "layer-00000.safetensors", "size_bytes": 1000, "sha256": "0" * 64}],
-        }
-        (folder / manifest.PACK).write_text(json.dumps(document))
+    files = {"layer-00000.safetensors": b"x" * 1000}
+    pretend_pack(folder, experts, dense, repository="org/repo", files=files)
+    if not complete:
+        (folder / manifest.PACK).unlink()
     return folder
 
 
@@ -103,6 +98,33 @@ def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
     with pytest.raises(NotFound) as caught:
         library.resolve("kimi-k2")
     assert caught.value.hint == "continue with: kt convert kimi-k2"
+
+
+@pytest.mark.parametrize("text", ["acme/md", "acme/md@v1", "ms:acme/md", "ms:acme/md@dev"])
+def test_a_pull_that_left_no_record_is_continued_by_its_repository(text: str) -> None:
+    """Not by the name in the library, which no hub knows."""
+    name = parse(text).name
+    add_checkpoint(name, complete=False)
+    [entry] = library.matching(text)
+    assert entry.again == f"kt pull {text}" and parse(text).name == entry.name
+
+
+def test_work_of_a_process_is_running_and_not_interrupted() -> None:
+    folder = add_pack("kimi-k2", complete=False)
+    add_checkpoint("org--repo", complete=False)
+    me = f"process {os.getpid()} is"
+    with (
+        smallfiles.lock(folder / manifest.LOCK, "converting kimi-k2"),
+        smallfiles.lock(library.lock_path("org--repo"), "pulling org--repo"),
+    ):
+        states = {e.name: (e.problem, e.running) for e in library.entries() if e.managed}
+        assert states["kimi-k2"] == (f"{me} converting kimi-k2", True)
+        assert states["org--repo"] == (f"{me} pulling org--repo", True)
+        with pytest.raises(Busy, match=f"{me} pulling") as caught:
+            library.resolve("org/repo")
+        assert "wait until it ends" in caught.value.hint
+    assert not any(e.running for e in library.entries())
+    assert {e.problem for e in library.entries() if e.managed} == {library.INTERRUPTED}
 
 
 def test_a_name_of_the_catalogue_that_is_not_here() -> None:
@@ -177,6 +199,16 @@ def test_a_path_outside_the_library_cannot_be_made(name: str) -> None:
             make(name)
 
 
+def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Path) -> None:
+    """A hub's client renames its files as they are completed."""
+    for name in "ab":
+        (tmp_path / name).write_text("x")
+    found = library.walk(tmp_path)
+    assert next(found)[0].name == "a"
+    (tmp_path / "b").unlink()
+    assert list(found) == []
+
+
 # --- removing ---------------------------------------------------------------------------------
 
 
@@ -241,24 +273,41 @@ def test_leftovers_of_a_killed_calibration(home: Path) -> None:
 
 # --- manifests --------------------------------------------------------------------------------
 
+ROW = {"name": "a", "size_bytes": 1, "sha256": "0" * 64}
+
+
+def listing(*files: object) -> str:
+    """A checkpoint's manifest with these files."""
+    return json.dumps({"kt_source": 1, "source": {}, "files": files})
+
+
 DAMAGED = {
     "no json": "{",
     "empty": "",
     "a list": "[]",
-    "no files": '{"source": {}}',
-    "files are a number": '{"source": {}, "files": 3}',
-    "a file is a number": '{"source": {}, "files": [3]}',
-    "no hash": '{"source": {}, "files": [{"name": "a", "size_bytes": 1}]}',
-    "size below zero": '{"source": {}, "files": [{"name": "a", "size_bytes": -1, "sha256": ""}]}',
-    "leads out": '{"source": {}, "files": [{"name": "../a", "size_bytes": 1, "sha256": ""}]}',
-    "no text": '{"source": {}, "files": [{"name": "\\ud800", "size_bytes": 1, "sha256": ""}]}',
-    "absolute": '{"source": {}, "files": [{"name": "/etc/passwd", "size_bytes": 1, "sha256": ""}]}',
-    "a file twice": '{"source": {}, "files": [%s, %s]}'
-    % (('{"name": "a", "size_bytes": 1, "sha256": ""}',) * 2),
-    "source is a text": '{"source": "x", "files": []}',
+    "no files": '{"kt_source": 1, "source": {}}',
+    "files are a number": '{"kt_source": 1, "source": {}, "files": 3}',
+    "a file is a number": listing(3),
+    "no hash": listing({"name": "a", "size_bytes": 1}),
+    "a short hash": listing({**ROW, "sha256": "00"}),
+    "size below zero": listing({**ROW, "size_bytes": -1}),
+    "leads out": listing({**ROW, "name": "../a"}),
+    "no text": listing({**ROW, "name": "\ud800"}),
+    "absolute": listing({**ROW, "name": "/etc/passwd"}),
+    "a file twice": listing(ROW, ROW),
+    "source is a text": '{"kt_source": 1, "source": "x", "files": []}',
+    "a later version": listing().replace("1", "2"),
+    "a pack's": listing().replace("kt_source", "kt_pack"),
     "deep": "[" * 100_000,
     "bytes": "\udcff",
 }
+
+
+def test_a_manifest_comes_back() -> None:
+    found = manifest.read(add_checkpoint("org--repo") / manifest.CHECKPOINT)
+    assert found is not None and found.origin == "hf:org/repo@abc"
+    assert manifest.parse(found.encode(), manifest.CHECKPOINT) == found
+    assert manifest.parse(listing(ROW).encode(), manifest.CHECKPOINT).size_bytes == 1
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -305,8 +354,8 @@ def test_check_reads_neither_pipes_nor_devices() -> None:
     folder.mkdir(parents=True)
     os.mkfifo(folder / "pipe")
     (folder / "device").symlink_to("/dev/zero")
-    files = tuple(File(name, 0, "0" * 64) for name in ("pipe", "device"))
-    found = [problem for _, problem in manifest.check(folder, files, lambda n: None)]
+    files = tuple(FileRecord(name, 0, "0" * 64) for name in ("pipe", "device"))
+    found = [problem for _, problem in integrity.check(folder, files, lambda n: None)]
     assert found == ["is not a plain file"] * 2
 
 
@@ -316,16 +365,18 @@ def test_check_names_every_kind_of_damage() -> None:
     for name in ("good", "short", "changed"):
         (folder / name).write_text("data")
     (folder / "folder").mkdir()
-    digest = manifest.digest(folder / "good")
+    digest = integrity.digest(folder / "good")
     names = ("good", "short", "changed", "gone", "folder")
     files = tuple(
-        File(name, (folder / name).stat().st_size if name == "folder" else 4, digest)
+        FileRecord(name, (folder / name).stat().st_size if name == "folder" else 4, digest)
         for name in names
     )
     (folder / "short").write_text("dat")
     (folder / "changed").write_text("DATA")
     advanced: list[int] = []
-    found = {file.name: problem for file, problem in manifest.check(folder, files, advanced.append)}
+    found = {
+        file.name: problem for file, problem in integrity.check(folder, files, advanced.append)
+    }
     assert found["good"] == ""
     assert found["short"] == "has 3 bytes, not 4"
     assert "other bytes" in found["changed"]

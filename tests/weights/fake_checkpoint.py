@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ktcli import manifest
 from ktcli.models import build
-from ktcli.store import manifest
+from ktcli.store import integrity
 
 QWEN3 = {
     "model_type": "qwen3_moe",
@@ -145,5 +146,5 @@ def damaged(pack: Path) -> list[str]:
     """Files of a pack whose bytes are not those of its manifest."""
     found = manifest.read(pack / manifest.PACK)
     assert found is not None
-    checked = manifest.check(pack, found.files, lambda n_bytes: None)
+    checked = integrity.check(pack, found.records, lambda n_bytes: None)
     return [file.name for file, problem in checked if problem]

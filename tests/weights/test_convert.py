@@ -361,6 +361,38 @@ def test_importance_of_a_head_with_one_large_column(tmp_path: Path):
     convert(folder, tmp_path / "p", Recipe.named("int8", "int8"), POOL, calibration=calibration)
 
 
+TIED = {**QWEN3, "tie_word_embeddings": True}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def test_a_tied_head_of_its_own_is_kept_and_told(tmp_path: Path):
+    stored = sources(TIED)
+    folder = write_checkpoint(tmp_path / "s", TIED, stored)
+    report = convert(folder, tmp_path / "p", FAST, POOL)
+    assert report.remarks == (
+        "config.json says tie_word_embeddings, but lm_head.weight is another matrix than model.embed_tokens.weight; "
+        "both are kept",
+    )
+    write_checkpoint(tmp_path / "t", QWEN3, stored)
+    untied = convert(tmp_path / "t", tmp_path / "q", FAST, POOL)
+    assert untied.remarks == ()
+    (mine, others) = (tree(tmp_path / each) for each in "pq")
+    assert {name for name in mine if mine[name] != others[name]} == {"config.json", "kt.json"}
+
+
+@pytest.mark.parametrize("missing", ["", EMBEDDING, HEAD])
+def test_a_tied_head_is_the_embedding_whichever_is_there(tmp_path: Path, missing: str):
+    stored = sources(TIED)
+    stored[HEAD] = stored[EMBEDDING]
+    write_checkpoint(tmp_path / "s", TIED, stored)
+    there = {name: value for name, value in stored.items() if name != missing}
+    write_checkpoint(tmp_path / "t", TIED, there)
+    assert convert(tmp_path / "s", tmp_path / "p", FAST, POOL).remarks == ()
+    assert convert(tmp_path / "t", tmp_path / "q", FAST, POOL).remarks == ()
+    (mine, others) = (tree(tmp_path / each) for each in "pq")
+    assert {name for name in mine if mine[name] != others[name]} <= {"kt.json"}  # of other headers
+
+
 def test_too_large_for_bf16(tmp_path: Path):
     stored = sources(QWEN3, "F32")
     name = "model.layers.0.mlp.gate.weight"

@@ -4,10 +4,10 @@ import pytest
 from stored import lone
 
 from ktcli.errors import UsageError
-from ktcli.native import packed_bytes
+from ktcli.native import Format, packed_bytes
 from ktcli.ops.tensors import Cut, Role
-from ktcli.weights.formats import FORMATS, MORE_PRECISE, format_named
-from ktcli.weights.recipe import Recipe, format_of, split_pair, stored_bytes
+from ktcli.weights.formats import FORMATS, better_than, format_named, mixable
+from ktcli.weights.recipe import Recipe, automatic, format_of, split_pair, stored_bytes
 
 
 def test_names_are_those_of_the_rows():
@@ -54,6 +54,20 @@ def test_every_role_has_its_format(role: Role, name: str | None):
         )
 
 
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
+def test_bits_per_weight_are_those_of_packed_bytes(fmt: Format):
+    """Of a scale per row, 32 bits of 2^15 columns, less than a thousandth is left."""
+    n, k = 64, 1 << 15
+    assert fmt.bits_per_weight == pytest.approx(packed_bytes(fmt, n, k) * 8 / (n * k), abs=1e-3)
+
+
+def test_automatic_formats_go_down_in_bits():
+    """From 8 to 4; what holds the experts of a recipe is what these bits say."""
+    bits = [Recipe.named(name).bits_per_expert_weight for name in automatic()]
+    assert bits == sorted(bits, reverse=True) and (bits[0], bits[-1]) == (8, 4)
+    assert automatic() == ("int8", "nl4-g32-mixed", "nl4-g32", "nl4", "int4-row-had")
+
+
 def test_mixed_and_calibrated_are_endings_of_a_name():
     plain = Recipe.named("int4")
     mixed = Recipe.named("int4-mixed-calibrated")
@@ -67,7 +81,7 @@ def test_mixed_and_calibrated_are_endings_of_a_name():
 
 def test_every_pair_of_formats_is_read_back():
     """With every ending of the experts' name; no two pairs have one name, so there is one way to read it."""
-    plain = [*FORMATS, *(f"{name}-mixed" for name in MORE_PRECISE)]
+    plain = [*FORMATS, *(f"{name}-mixed" for name in mixable())]
     experts = [*plain, *(f"{name}-calibrated" for name in plain)]
     for first in experts:
         for dense in FORMATS:
@@ -92,10 +106,11 @@ def test_what_is_no_pair():
 
 def test_a_step_more_precise_is_more_bits():
     """And down projections alone take it."""
-    for name, step in MORE_PRECISE.items():
-        assert packed_bytes(FORMATS[step], 256, 1024) > packed_bytes(FORMATS[name], 256, 1024)
+    for name in mixable():
+        step = better_than(FORMATS[name])
+        assert step and step.bits_per_weight > FORMATS[name].bits_per_weight
         recipe = Recipe.named(f"{name}-mixed")
-        for cut, wanted in ((Cut.ROWS, name), (Cut.COLUMNS, step)):
+        for cut, wanted in ((Cut.ROWS, name), (Cut.COLUMNS, step.name)):
             tensor = lone(64, 512, Role.EXPERTS, (), count=2, cut=cut)
             found = format_of(tensor, recipe)
             assert found and found.name == wanted

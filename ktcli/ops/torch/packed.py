@@ -18,8 +18,7 @@ from ktcli.ops.tensors import ceil_to
 
 _LINES = {32: 1, 16: 2, 8: 4, 4: 4}  # bits -> columns of one code line (`g` of kt.h)
 _ALIGNMENT = 64  # bytes; a panel is padded to a multiple
-_SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
-
+SCALE_TYPES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
 _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
 
 
@@ -52,8 +51,7 @@ def layout(fmt: Format, k: int) -> Layout:
     columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
     group = fmt.group or columns
     codes = PANEL_ROWS * columns * fmt.bits // 8
-    item = _SCALES[fmt.scale].itemsize if fmt.scale is not Scale.NONE else 0
-    scales = columns // group * PANEL_ROWS * item
+    scales = columns // group * PANEL_ROWS * fmt.scale.bits // 8
     panel = -(-(codes + scales) // _ALIGNMENT) * _ALIGNMENT
     return Layout(line, step, columns, group, columns // group, codes, scales, panel)
 
@@ -206,7 +204,7 @@ def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
 
 def _scales(fmt: Format, lay: Layout, tail: Tensor) -> Tensor:
     """Scale bytes [m, panels, scale bytes] -> f32 [m, panels, 16, groups]."""
-    rows = torch.unflatten(tail.view(_SCALES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
+    rows = torch.unflatten(tail.view(SCALE_TYPES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
     stored = rows.transpose(-1, -2)
     if fmt.scale is Scale.E8M0:
         return (stored.int() << 23).view(torch.float32)

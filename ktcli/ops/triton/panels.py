@@ -28,10 +28,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ktcli.native import Codes, Scale
-from ktcli.ops.torch.packed import Packed, layout, unpack_many
+from ktcli.native import Codes
+from ktcli.ops.torch.packed import SCALE_TYPES, Packed, layout, unpack_many
 
-_SCALES = {Scale.F32: torch.float32, Scale.BF16: torch.bfloat16, Scale.E8M0: torch.uint8}
 _UNPACK_LINES = 32
 
 
@@ -40,11 +39,10 @@ def panel_arguments(w: Packed) -> dict[str, int]:
     assert not w.format.rotation, "no kernel here turns what it reads"
     lay = layout(w.format, w.k)
     low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
-    scale = _SCALES.get(w.format.scale)
     return {
         "BITS": w.format.bits,
         "GROUP": w.format.group,
-        "SCALE_BYTES": scale.itemsize if scale else 0,
+        "SCALE_BYTES": w.format.scale.bits // 8,
         "COLUMNS": lay.columns,
         "PANEL_BYTES": lay.panel_bytes,
         "BOOK_LOW": low,
@@ -56,7 +54,7 @@ def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
     """The bytes of a weight as 32-bit words, and as its scales (words again where it has none)."""
     assert w.data.is_contiguous()
     words = w.data.view(torch.int32)
-    scale = _SCALES.get(w.format.scale)
+    scale = SCALE_TYPES.get(w.format.scale)
     return words, words if scale is None else w.data.view(scale)
 
 

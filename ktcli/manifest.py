@@ -1,0 +1,309 @@
+"""Manifests: the files that make a folder a model, with size and SHA-256 of each, and where they came from.
+
+    kt-source.json   of a checkpoint, written when its download is complete
+    kt.json          of a pack, written by the conversion: it also names the number formats of the weights
+
+Neither holds a time, host, thread count or path, so equal work gives equal bytes. Both are read here, and only
+here, as hostile input: a field that is missing or of a wrong type makes the manifest damaged, and a file name
+that could lead out of the folder is refused. A pack's manifest carries
+a hash of itself, which `kt verify` looks at. What the formats mean is known to `weights.manifest`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ktcli import smallfiles
+from ktcli.errors import BadCheckpoint
+
+CHECKPOINT = "kt-source.json"
+PACK = "kt.json"
+LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
+VERSION = 1
+MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model
+MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SEAL = "sha256"  # of the manifest's bytes, with zeros in place of this
+_OPEN = "0" * 64
+_PACK_FIELDS = frozenset(
+    ("kt_pack", "family", "source", "recipe", "formats", "calibration", "extras", "files", _SEAL)
+)
+_MARKS = {
+    CHECKPOINT: "kt_source",
+    PACK: "kt_pack",
+}  # the key of the version says which of both it is
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of a model.
+
+    Attributes:
+        name: relative to its folder, with slashes.
+        error: of a weight file of a pack: relative error (rms of the difference over rms of the source) of
+            what the recipe rounded, by kind of tensor (`recipe.TensorKind`), to four digits.
+        cosine: what is to be expected of the cosine between the outputs of source and stored matrices, by
+            kind, to seven decimals.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+    error: Mapping[str, float] = field(default_factory=dict)
+    cosine: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatNames:
+    """The number formats of a pack as its manifest names them.
+
+    Attributes:
+        rows: what each format was when the pack was written, by name.
+    """
+
+    experts: str
+    dense: str
+    rows: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Seal(Enum):
+    """Whether a manifest is what was written, by the hash it carries of its own bytes."""
+
+    INTACT = "intact"
+    BROKEN = "broken"
+    NONE = "none"  # written before manifests carried one
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a folder should hold.
+
+    Attributes:
+        files: of a pack the weight files, in the order they were written; while a conversion runs, those
+            that are complete.
+        hub, repository, revision: where the checkpoint was published; empty where nobody recorded it.
+        extras: of a pack: the small files taken over (config, tokenizer, template, licence).
+        formats: of a pack; None: these are the files of a checkpoint.
+        family, digest: of a pack: the model family, and the digest of the checkpoint's headers.
+        calibration: what text the pack was calibrated with, its tokens and SHA-256; empty: with none.
+        seal: of a pack that was read: whether the manifest itself is what was written.
+    """
+
+    files: tuple[FileRecord, ...]
+    hub: str = ""
+    repository: str = ""
+    revision: str = ""
+    extras: tuple[FileRecord, ...] = ()
+    formats: FormatNames | None = None
+    family: str = ""
+    digest: str = ""
+    calibration: str = ""
+    seal: Seal | None = field(default=None, compare=False)
+
+    @property
+    def records(self) -> tuple[FileRecord, ...]:
+        """All files, small ones first."""
+        return (*self.extras, *self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files but the manifest itself."""
+        return sum(record.size_bytes for record in self.records)
+
+    @property
+    def origin(self) -> str:
+        """For people: "hf:org/repo@revision"; empty if unknown."""
+        hub = f"{self.hub}:" if self.hub else ""
+        revision = f"@{self.revision}" if self.revision else ""
+        return f"{hub}{self.repository}{revision}" if self.repository else ""
+
+    @property
+    def identity(self) -> Manifest:
+        """The manifest before anything was written: equal for conversions that give equal packs."""
+        return replace(self, files=())
+
+    def encode(self, *, indent: int | None = 1) -> bytes:
+        """The bytes of the file; without indent one line."""
+        source: dict[str, Any] = {
+            "hub": self.hub or None,
+            "repository": self.repository or None,
+            "revision": self.revision or None,
+        }
+        files = [encode_record(record) for record in self.files]
+        if self.formats is None:
+            document = {_MARKS[CHECKPOINT]: VERSION, "source": source, "files": files}
+        else:
+            document = {
+                _MARKS[PACK]: VERSION,
+                "family": self.family,
+                "source": source | {"digest": self.digest},
+                "recipe": {"experts": self.formats.experts, "dense": self.formats.dense},
+                "formats": dict(self.formats.rows),
+                **({"calibration": self.calibration} if self.calibration else {}),
+                "extras": [encode_record(record) for record in self.extras],
+                "files": files,
+                _SEAL: _OPEN,
+            }
+        return _sealed((json.dumps(document, indent=indent, ensure_ascii=True) + "\n").encode())
+
+
+def encode_record(record: FileRecord) -> dict[str, Any]:
+    """The JSON object of one file."""
+    row: dict[str, Any] = {
+        "name": record.name,
+        "size_bytes": record.size_bytes,
+        "sha256": record.sha256,
+    }
+    found = {"error": record.error, "cosine": record.cosine}
+    return row | {key: dict(each) for key, each in found.items() if each}
+
+
+def read(path: Path) -> Manifest | None:
+    """The manifest in a file called CHECKPOINT or PACK; None if it is not there.
+
+    Raises:
+        BadCheckpoint: it cannot be read or is not a manifest of that kind.
+    """
+    try:
+        data = smallfiles.read_bounded(path, MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadCheckpoint(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return parse(data, path.name)
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is damaged: it {error}") from None
+
+
+def parse(data: bytes, kind: str = PACK) -> Manifest:
+    """The manifest of this kind, CHECKPOINT or PACK, in `data`.
+
+    Raises:
+        ValueError: it is none, or one of another version; the message completes "it …".
+    """
+    document = smallfiles.json_object(data, parse_int=_integer)
+    version = document.get(_MARKS[kind])
+    if type(version) is not int or version != VERSION:
+        what = "pack" if kind == PACK else "manifest"
+        raise ValueError(
+            f"has {what} version {repr(version)[:20]}, this kt reads version {VERSION}"
+        )
+    source = _object(document, "source")
+    found = Manifest(
+        files=_records(document, "files"),
+        hub=_optional_text(source, "hub"),
+        repository=_optional_text(source, "repository"),
+        revision=_optional_text(source, "revision"),
+    )
+    if kind == PACK:
+        recipe = _object(document, "recipe")
+        names = _text(recipe, "experts"), _text(recipe, "dense")
+        found = replace(
+            found,
+            extras=_records(document, "extras"),
+            formats=FormatNames(*names, _object(document, "formats")),
+            family=_text(document, "family"),
+            digest=_text(source, "digest"),
+            calibration=_optional_text(document, "calibration"),
+            seal=_seal(document, data),
+        )
+    if len({record.name for record in found.records}) != len(found.records):
+        raise ValueError("lists a file twice")
+    return found
+
+
+def _sealed(data: bytes) -> bytes:
+    """A manifest with its own hash in the place that was left open for it."""
+    before, opened, after = data.rpartition(_OPEN.encode())
+    if not opened:
+        return data
+    return before + hashlib.sha256(data).hexdigest().encode() + after
+
+
+def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
+    digest = document.get(_SEAL)
+    if digest is None:  # a damaged name of a field is a field that nobody writes
+        return Seal.NONE if document.keys() <= _PACK_FIELDS else Seal.BROKEN
+    before, found, after = data.rpartition(str(digest).encode("utf-8", "replace"))
+    whole = found and _sealed(before + _OPEN.encode() + after) == data
+    return Seal.INTACT if whole else Seal.BROKEN
+
+
+def parse_record(row: object) -> FileRecord:
+    """One file of a manifest.
+
+    Raises:
+        ValueError: a field is missing or makes no sense.
+    """
+    if not isinstance(row, dict):
+        raise ValueError("has a file that is no object")
+    name, size, digest = _text(row, "name"), row.get("size_bytes"), _text(row, "sha256")
+    if type(size) is not int or size < 0 or not _SHA256.fullmatch(digest):
+        raise ValueError(f"gives {name[:60]!r} a size or hash that is none")
+    return FileRecord(
+        _inside(name), size, digest, _figures(row, "error", name), _figures(row, "cosine", name)
+    )
+
+
+def _inside(name: str) -> str:
+    """`name`, if it stays inside its folder.
+
+    Raises:
+        ValueError: it could lead out of it, or no file can be called so.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"names a file {name[:100]!r}, which is no text")
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"names a file {name[:100]!r}, which leads out of the folder")
+    return name
+
+
+def _records(document: Mapping[str, Any], key: str) -> tuple[FileRecord, ...]:
+    value = document.get(key)
+    if not isinstance(value, list):
+        raise ValueError(f"has no list {key!r}")
+    return tuple(map(parse_record, value))
+
+
+def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
+    """A number for each kind of tensor."""
+    found = row.get(key, {})
+    if not isinstance(found, dict) or not all(
+        type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
+        for each in found.values()
+    ):
+        raise ValueError(f"gives {name[:60]!r} an {key} that no conversion has")
+    return {str(kind): float(each) for kind, each in found.items()}
+
+
+def _object(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"has no object {key!r}")
+    return value
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    value = document.get(key)
+    if not isinstance(value, str):
+        raise ValueError(f"has no text {key!r}")
+    return value
+
+
+def _optional_text(document: Mapping[str, Any], key: str) -> str:
+    return "" if document.get(key) is None else _text(document, key)
+
+
+def _integer(text: str) -> int:
+    if len(text) > 25:
+        raise ValueError("a number has more than 25 digits")
+    return int(text)

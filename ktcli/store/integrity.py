@@ -1,0 +1,52 @@
+"""Whether the files of a model are what its manifest says: their sizes, and their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ktcli.manifest import FileRecord
+
+_BLOCK = 1 << 22
+
+
+def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
+    """SHA-256 of a file, hexadecimal; `advance` is told the bytes read."""
+    state = hashlib.sha256()
+    with path.open("rb", buffering=0) as stream:
+        while block := stream.read(_BLOCK):
+            state.update(block)
+            advance(len(block))
+    return state.hexdigest()
+
+
+def check(
+    folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
+) -> Iterator[tuple[FileRecord, str]]:
+    """Compare files with their manifest; each with "" or with what is wrong."""
+    for file in files:
+        path = folder / file.name
+        try:
+            status = path.stat()
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                advance(file.size_bytes)
+                yield file, "is not a plain file"
+            elif size != file.size_bytes:
+                advance(file.size_bytes)
+                yield file, f"has {size} bytes, not {file.size_bytes}"
+            else:
+                yield (
+                    file,
+                    ""
+                    if digest(path, advance) == file.sha256
+                    else "has other bytes than its hash says",
+                )
+        except FileNotFoundError:
+            advance(file.size_bytes)
+            yield file, "is missing"
+        except OSError as error:
+            advance(file.size_bytes)
+            yield file, f"cannot be read: {error.strerror or error}"
