@@ -21,17 +21,10 @@ from ktcli.weights.columns import Factors, suffers
 from ktcli.weights.read_ahead import ReadAhead, Slots
 from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
-<<<<<<< HEAD
 from ktcli.weights.storage import Matrix, Raw, Reader
 from ktcli.weights.strips import Strip, cut
 from ktcli.weights.vectors import vector_of
 
-=======
-from ktcli.weights.storage import PIECE_ELEMENTS, Matrix, Raw, Read, Reader, Source, Span
-
-ROUND_ELEMENTS = 1 << 16  # numpy makes several arrays of it: they should stay in the cache
-SAMPLE = 1024  # rows of a head, which are read twice
->>>>>>> main
 LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack
 
 Raws = Sequence[Sequence[Raw]]  # what each span of a strip wants
