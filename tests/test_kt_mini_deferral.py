@@ -109,6 +109,7 @@ def test_deferred_is_not_dropped(load: Load, pack: Path, request: pytest.Fixture
     assert interval(late - plain - 0.7 * (dropped - plain)).high < 0
 
 
+@pytest.mark.thorough
 def test_deferral_keeps_answers_right(load: Load) -> None:
     """Exact match on 2,000 generated tasks falls by at most half a point."""
     session = load().session()

@@ -65,7 +65,11 @@ app = typer.Typer(
 LayersOpt = Annotated[
     int | None,
     typer.Option(
-        "--layers", "-l", min=1, help="Decoder layers. Default: as many as fit in memory."
+        "--layers",
+        "-l",
+        metavar="N",
+        min=1,
+        help="Decoder layers. Default: as many as fit in memory.",
     ),
 ]
 ProfileOpt = Annotated[
@@ -77,6 +81,7 @@ PolicyOpt = Annotated[
     Policy,
     typer.Option(
         "--policy",
+        metavar="|".join(policy.value for policy in Policy),
         help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
     ),
 ]
@@ -94,13 +99,20 @@ TraceOpt = Annotated[
 ContextOpt = Annotated[
     int,
     typer.Option(
-        "--context", "-c", min=0, max=1 << 20, help="Tokens in the cache before each run."
+        "--context",
+        "-c",
+        metavar="N",
+        min=0,
+        max=1 << 20,
+        help="Tokens in the cache before each run.",
     ),
 ]
 
 
 def _tokens(default: str) -> Any:
-    return typer.Option("--tokens", "-n", min=1, max=1 << 20, help=f"Tokens of one run. {default}")
+    return typer.Option(
+        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens of one run. {default}"
+    )
 
 
 @app.command()

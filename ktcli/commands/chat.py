@@ -58,24 +58,34 @@ MaxTokens = Annotated[
     typer.Option(
         "--max-tokens",
         "-n",
+        metavar="N",
         min=1,
         help="Longest answer, in tokens. Default: the model's own, else what the context holds.",
     ),
 ]
-System = Annotated[str | None, typer.Option("--system", "-s", help="System text. Default: none.")]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", metavar="TEXT", help="System text. Default: none.")
+]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
 ]
 Number = float | None
-Temperature = Annotated[Number, typer.Option("--temperature", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the best K tokens.")]
-TopP = Annotated[Number, typer.Option("--top-p", help="Keep the best tokens up to probability P.")]
-MinP = Annotated[Number, typer.Option("--min-p", help="Drop what is P times less likely.")]
+Temperature = Annotated[Number, typer.Option("--temperature", metavar="X", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
+TopP = Annotated[
+    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
+]
+MinP = Annotated[
+    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
+]
 Penalty = Annotated[
-    Number, typer.Option("--repetition-penalty", help="Above 1: repeat less. 1 is off.")
+    Number,
+    typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", help="Equal seeds give equal texts. Default: random.")
+    int | None,
+    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
 ]
 Think = Annotated[
     bool | None,

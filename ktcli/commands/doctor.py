@@ -95,10 +95,10 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         threads = config.forced_threads()
     except KtError as error:
         problems.append(Problem(Level.ERROR, str(error), "unset KT_THREADS"))
-    home, home_error = os.environ.get("KT_HOME", ""), ""
+    home, home_error, home_warning = os.environ.get("KT_HOME", ""), "", ""
     try:
         home = str(config.home())
-        home_error = _unwritable(config.home())
+        home_error, home_warning = _unwritable(config.home())
     except KtError as error:
         home_error = str(error)
     return Setting(
@@ -110,21 +110,22 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         nvidia_driver=Path("/proc/driver/nvidia").is_dir(),
         home=home,
         home_error=home_error,
+        home_warning=home_warning,
     )
 
 
-def _unwritable(folder: Path) -> str:
-    """Why nothing can be written to a folder or, if it does not exist, to where it would be made."""
+def _unwritable(folder: Path) -> tuple[str, str]:
+    """Why a folder can be neither read nor made, and why nothing can be written to one that is there."""
     here = folder
     while not here.exists() and here != here.parent:
         here = here.parent
     if not here.is_dir():
-        return f"{folder} cannot be a folder, because {here} is a file"
-    return (
-        ""
-        if os.access(here, os.W_OK | os.X_OK)
-        else f"the library folder {folder} cannot be written"
-    )
+        return f"{folder} cannot be a folder, because {here} is a file", ""
+    if os.access(here, os.W_OK | os.X_OK):
+        return "", ""
+    if here != folder:
+        return f"the library folder {folder} cannot be made", ""
+    return "", f"the library folder {folder} cannot be written: nothing can be added to it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ from ktcli.weights.formats import format_named
 
 WorkOpt = Annotated[
     list[Work],
-    typer.Option("--work", help="What to measure; may be repeated. Default: all."),
+    typer.Option(
+        "--work",
+        metavar="|".join(work.value for work in Work),
+        help="What to measure; may be repeated. Default: all.",
+    ),
 ]
 ShapeOpt = Annotated[
     list[str],
@@ -51,11 +55,17 @@ FormatOpt = Annotated[
 PerExpertOpt = Annotated[
     list[int],
     typer.Option(
-        "--tokens", "-n", min=1, max=4096, help="Tokens per expert of a prefill; may be repeated."
+        "--tokens",
+        "-n",
+        metavar="N",
+        min=1,
+        max=4096,
+        help="Tokens per expert of a prefill; may be repeated.",
     ),
 ]
 IsaOpt = Annotated[
-    str | None, typer.Option("--isa", help="Row of kernels, as KT_ISA. Default: the best.")
+    str | None,
+    typer.Option("--isa", metavar="ROW", help="Row of kernels, as KT_ISA. Default: the best."),
 ]
 _CEILINGS = {
     Ceiling.READ: ("read_gb_s", "read bandwidth"),

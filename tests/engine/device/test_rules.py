@@ -250,6 +250,7 @@ def test_a_failed_step_is_one_sentence_and_the_next_one_works(
         session.truncate(20)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("threshold", "handoff"), [(None, Handoff.CALLS), (None, Handoff.FLAGS), (0, Handoff.CALLS)]
 )
