@@ -152,6 +152,12 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
+    def only(self, known: Mapping[str, bool | str]) -> None:
+        """Refuse what this version does not compute: fields that, where they are given, have one known value each."""
+        for name, usual in known.items():
+            given = self.flag(name, usual) if isinstance(usual, bool) else self.text(name, usual)
+            self.require(name, given, usual)
+
     def require_absent(self, name: str) -> None:
         """Refuse a field that changes what a model computes, which this version does not."""
         if self.has(name):
