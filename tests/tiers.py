@@ -40,6 +40,7 @@ CHECK = (
     "models/test_cut.py",
     "native/*",
     "ops/test_state.py",
+    "ops/test_table.py",
     "planner/*",
     "store/test_catalog.py",
     "store/test_library.py",

@@ -36,7 +36,9 @@ from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.models import Model, Spec, build
 from ktcli.native import Pool, Program
-from ktcli.ops.native import NativeBackend
+from ktcli.ops.native import Places, assemble
+from ktcli.ops.passes import defer_experts, reuse_buffers
+from ktcli.ops.recording import record
 from ktcli.planner.memory import (
     PREFILL_CHUNK,
     default_context,
@@ -207,10 +209,9 @@ class Engine:
         )
         deferring = self.spec.moe_layers - 1 if options.defer else 0
         offsets = self.layout.offsets, self._states.offsets
-        backend = NativeBackend(self._tensors.by_name, *offsets, deferring=deferring)
-        logits = self.model.forward(backend)
-        views = backend.record(program, logits, *backend.summary(logits))
-        return program, Outputs(*views), backend.routings
+        recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
+        made = assemble(recording, program, Places(self._tensors.by_name, *offsets))
+        return program, Outputs(*made.results), made.routings
 
 
 def make_pool(options: Options) -> Pool:

@@ -11,9 +11,10 @@ from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
-from ktcli.ops.backend import Backend, Reads, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch, largest
+from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 Attention = (
@@ -175,7 +176,9 @@ class Decoder:
         if self.mixer:
             x = b.spread(x, self.mixer.streams)
         for layer in self.layers:
+            b.begin_layer(layer.layer)
             x = layer.forward(b, x)
+        b.begin_layer(None)
         x = b.select(x)
         if self.mixer:
             x, _ = self.mixer.enter(b, x)

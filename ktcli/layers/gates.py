@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ktcli.ops.backend import Gate
+from ktcli.ops.table.rowwise import GateKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OwnGates:
     """
 
     source: str
-    kind: Gate = Gate.SIGMOID
+    kind: GateKind = GateKind.SIGMOID
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:

@@ -12,10 +12,12 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.ops.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
+from ktcli.ops.table.attention import GqaShape
+from ktcli.ops.table.rowwise import GateKind, Rope
 from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 
@@ -204,7 +206,7 @@ class GroupedQueryAttention:
         # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
         if self._is_gated:
-            kind = self.own_gates.kind if self.own_gates else Gate.SIGMOID
+            kind = self.own_gates.kind if self.own_gates else GateKind.SIGMOID
             mixed = b.gate(mixed, others[-1], kind)
         return b.linear(mixed, self.o, bias=o_bias)
 

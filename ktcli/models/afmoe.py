@@ -26,7 +26,7 @@ from ktcli.models.parts import (
     read_sparse,
     read_windows,
 )
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {

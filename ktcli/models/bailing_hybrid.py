@@ -34,7 +34,7 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.models.step3p7 import limited, read_limits
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {

@@ -28,7 +28,7 @@ from ktcli.models.parts import (
     read_typed_dense,
     text_part,
 )
-from ktcli.ops.backend import Routing
+from ktcli.ops.table.experts import Routing
 
 _V3 = {
     **V3_EXPERTS,

@@ -25,7 +25,7 @@ from ktcli.models.parts import (
     read_sparse,
     read_typed_dense,
 )
-from ktcli.ops.backend import ChooseShape
+from ktcli.ops.table.attention import ChooseShape
 
 _FULL, _SHARED = "full", "shared"
 

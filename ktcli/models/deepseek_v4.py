@@ -35,8 +35,10 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
-from ktcli.ops.windows import MqaShape, PoolShape
+from ktcli.ops.table.attention import ChooseShape, MqaShape
+from ktcli.ops.table.experts import Routing, Score
+from ktcli.ops.table.recurrent import PoolShape
+from ktcli.ops.table.rowwise import Rope
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v4": {

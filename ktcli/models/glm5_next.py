@@ -37,8 +37,8 @@ from ktcli.models.parts import (
     text_part,
 )
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
-from ktcli.ops.windows import PoolShape
+from ktcli.ops.table.attention import ChooseShape, MlaShape
+from ktcli.ops.table.recurrent import DeltaShape, PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
 _USUAL = {

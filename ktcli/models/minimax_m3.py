@@ -26,7 +26,8 @@ from ktcli.models.parts import (
     read_types,
 )
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, Score
+from ktcli.ops.table.attention import ChooseShape
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "minimax_m3_vl": {

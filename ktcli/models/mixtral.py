@@ -22,7 +22,7 @@ from ktcli.models.parts import (
     read_softmax_routing,
     read_windows,
 )
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_key_value_heads": 8, "rope_theta": 1e6},

@@ -48,7 +48,9 @@ from ktcli.models.config import (
     rotated_columns,
 )
 from ktcli.models.model import DecoderModel
-from ktcli.ops.backend import GqaShape, GroupScore, MixShape, MlaShape, Routing, Score
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.table.streams import MixShape
 
 
 @dataclass(frozen=True, slots=True)

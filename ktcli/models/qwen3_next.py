@@ -31,7 +31,7 @@ from ktcli.models.parts import (
     read_types,
     text_part,
 )
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 _USUAL = {

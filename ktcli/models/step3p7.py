@@ -33,7 +33,7 @@ from ktcli.models.parts import (
     text_part,
 )
 from ktcli.native import SILU, Glu
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 _USUAL = {
     "head_dim": 128,
