@@ -28,6 +28,8 @@ from ktcli.planner.memory import (
     LEAST_CONTEXT,
     PREFILL_CHUNK,
     PROCESS_BYTES,
+    Use,
+    beside_bytes,
     default_context,
     fitting_context,
     need_bytes,
@@ -41,8 +43,6 @@ from ktcli.planner.spec import (
     STATES_REASON,
     Step,
     Work,
-    kv_bytes,
-    kv_bytes_per_token,
     parts,
     sequence_bytes,
     step_work,
@@ -68,9 +68,11 @@ def place(model: Model, host: Host, request: Request) -> Plan:
 
 
 def _check(spec: Spec, request: Request) -> None:
-    if request.context is not None and request.context > spec.context:
+    if request.context is not None and not 1 <= request.context <= spec.context:
         raise UsageError(
-            f"the model was made for {spec.context} positions, --context asks for {request.context}"
+            f"a context of {request.context} tokens is not possible:"
+            f" this model was made for 1..{spec.context} positions",
+            hint=f"use --context {spec.context} or less",
         )
     deferral.require(request.defer, spec.top_k)
 
@@ -134,41 +136,88 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
     return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
 
 
-def _plain_context(model: Model, host: Host, request: Request) -> int:
-    room = _room_bytes(model, request.recipe, host)
-    return request.context or default_context(model, request.recipe, room)
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """A model with every layer on the CPU of a host."""
+
+    model: Model
+    host: Host
+    recipe: Recipe
+    use: Use
+
+    @classmethod
+    def of(cls, model: Model, host: Host, request: Request) -> _Alone:
+        return cls(model, host, request.recipe, request.use)
+
+    @property
+    def extra_bytes(self) -> int:
+        """What cutting between teams adds."""
+        return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
+
+    @property
+    def room_bytes(self) -> int:
+        """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
+        host = self.host
+        room = host.room_bytes - self.extra_bytes
+        fullest = node_room_bytes(
+            self.model, self.recipe, host.teams, host.nodes, host.margin_bytes, self.use
+        )
+        return room if fullest is None else min(room, fullest)
+
+    def context(self, asked: int | None) -> int:
+        """Positions to reserve."""
+        return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
+
+    def need_bytes(self, context: int) -> int:
+        """Memory of everything, without what cutting adds."""
+        return need_bytes(self.model, self.recipe, context, self.use)
+
+    def fits(self, context: int) -> bool:
+        return self.need_bytes(context) <= self.room_bytes
+
+    def total_bytes(self, context: int) -> int:
+        """Memory of everything, with what cutting adds and what is left free."""
+        return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
+
+    def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
+        """What each node must hold; (): no memory is bound to one."""
+        host = self.host
+        if not host.nodes:
+            return ()
+        others = beside_bytes(self.model, context, self.use) + host.margin_bytes
+        return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
 
 def _fits_plain(model: Model, host: Host, request: Request) -> bool:
     """Whether the CPU alone could do it."""
-    need = need_bytes(model, request.recipe, _plain_context(model, host, request))
-    return need <= _room_bytes(model, request.recipe, host)
+    alone = _Alone.of(model, host, request)
+    return alone.fits(alone.context(request.context))
 
 
 def _plain_decode(model: Model, host: Host, request: Request) -> float:
     """Tokens per second of the CPU alone."""
-    early = min(EARLY_TOKENS, _plain_context(model, host, request) - 1)
-    works = step_work(model, request.recipe, Step(1, early))
+    context = _Alone.of(model, host, request).context(request.context)
+    works = step_work(model, request.recipe, Step(1, min(EARLY_TOKENS, context - 1)))
     return 1 / step_seconds(works, model.spec, host.rates, 1)
 
 
 def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
     """Every layer on the CPU."""
-    recipe = request.recipe
-    context = _plain_context(model, host, request)
-    need = _total_bytes(model, recipe, host, context) + host.margin_bytes
-    fits = _fits_plain(model, host, request)
+    recipe, alone = request.recipe, _Alone.of(model, host, request)
+    context = alone.context(request.context)
     return Plan(
         host=host,
         recipe=recipe,
         context=context,
-        lines=tuple(_lines(model, host, recipe, context)),
-        need_bytes=need,
+        lines=tuple(_lines(alone, context)),
+        need_bytes=alone.total_bytes(context),
         speed=predict(model, recipe, context, host.rates),
-        advice=() if fits else tuple(_advice(model, host, recipe, context)),
-        nodes=_node_needs(model, recipe, host, context),
+        advice=() if alone.fits(context) else tuple(_advice(alone, context)),
+        nodes=alone.node_needs(context),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams))),
         notes=(*notes, *host.notes),
+        use=request.use,
+        defer=request.defer or 0,
     )
 
 
@@ -201,49 +250,26 @@ def _forced(request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
         yield f"--prefill-threshold {said}", "prefill", own
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-def _total_bytes(model: Model, recipe: Recipe, host: Host, context: int) -> int:
-    """Memory of everything, with what cutting adds."""
-    extra = sum(extra_bytes(model, recipe, host.teams).values())
-    return need_bytes(model, recipe, context) + extra
-
-
-def _node_needs(model: Model, recipe: Recipe, host: Host, context: int) -> tuple[NodeNeed, ...]:
-    if not host.nodes:
-        return ()
-    others = kv_bytes(model.spec, context) + scratch_bytes(model) + PROCESS_BYTES
-    return node_needs(model, recipe, host.teams, host.nodes, others + host.margin_bytes)
-
-
-def _room_bytes(model: Model, recipe: Recipe, host: Host) -> int:
-    """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
-    extra = sum(extra_bytes(model, recipe, host.teams).values())
-    room = host.room_bytes - extra
-    fullest = node_room_bytes(model, recipe, host.teams, host.nodes, host.margin_bytes)
-    return room if fullest is None else min(room, fullest)
-
-
 # --- advice ---------------------------------------------------------------------------------------
 
 
-def _advice(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[str]:
+def _advice(alone: _Alone, context: int) -> Iterator[str]:
     """What would make the plan fit, the smallest sacrifice first."""
-    shorter = fitting_context(model, recipe, _room_bytes(model, recipe, host))
+    host = alone.host
+    shorter = fitting_context(alone.model, alone.recipe, alone.room_bytes, alone.use)
     if shorter >= LEAST_CONTEXT:
         yield f"--context {shorter} fits"
-    if host.nodes and need_bytes(model, recipe, context) <= host.room_bytes:
+    if host.nodes and alone.need_bytes(context) <= host.room_bytes:
         yield "--numa off fits, but reads most weights from far memory"
-    for smaller in _smaller(recipe):
-        if need_bytes(model, smaller, context) <= _room_bytes(model, smaller, host):
+    for smaller in _smaller(alone.recipe):
+        if replace(alone, recipe=smaller).fits(context):
             yield f"--experts {smaller.experts_name} --dense {smaller.dense.name} fits"
             break
-    missing = _total_bytes(model, recipe, host, context) - host.room_bytes
+    missing = alone.total_bytes(context) - host.available_bytes
     if missing > 0:
         yield f"{gib(missing)} more memory would do"
         return
-    for need in _node_needs(model, recipe, host, context):
+    for need in alone.node_needs(context):
         if not need.fits:
             yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
 
@@ -332,8 +358,9 @@ class _Timing:
         )
 
 
-def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[Line]:
+def _lines(alone: _Alone, context: int) -> Iterator[Line]:
     """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
+    model, host, recipe, use = alone.model, alone.host, alone.recipe, alone.use
     spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
     extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
     spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
@@ -342,13 +369,15 @@ def _lines(model: Model, host: Host, recipe: Recipe, context: int) -> Iterator[L
         where = split if part.part in extra else spread
         size = part.size_bytes + extra.get(part.part, 0)
         yield line(part.part, part.format, where, size, _reason(part.part, spec))
-    positions = f"{context} positions, {gib(kv_bytes_per_token(spec))} each"
+    positions = f"{context} positions, {gib(use.position_bytes(spec))} each"
     states = sequence_bytes(spec)
-    yield line(ModelPart.CACHE, "bf16", spread, kv_bytes(spec, context) - states, positions)
+    cache, fmt = use.session_bytes(spec, context) - states, "f32" if use.f32_cache else "bf16"
+    yield line(ModelPart.CACHE, fmt, spread, cache, positions)
     if states:
         yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
     buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-    yield Line.reserved("scratch", "f32", spread, scratch_bytes(model), buffers)
+    scratch = scratch_bytes(model) + use.logits_bytes(spec, context)
+    yield Line.reserved("scratch", "f32", spread, scratch, buffers)
     others = f"the program; {gib(host.margin_bytes)} for others"
     yield Line.reserved("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -31,7 +31,9 @@ from ktcli.hardware import measured
 from ktcli.hardware.amx import ROW
 from ktcli.hardware.machine import Cpu
 from ktcli.hardware.memory import read_memory
-from ktcli.hardware.team import pinned_to
+from ktcli.hardware.team import NodeTeam, make_team, pinned_to
+from ktcli.measure import rates
+from ktcli.planner.host import Host
 
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
@@ -189,6 +191,28 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
     return found
 
 
+def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
+    """Start the threads of these teams, with what tiles are worth to them.
+
+    Raises:
+        UsageError: KT_TILE_MIN makes no sense.
+        NativeError: the native library is missing or refuses the row.
+    """
+    size = sum(team.threads for team in teams)
+    return make_team(teams, isa=isa, tile_min=tile_min(cpu, size, isa))
+
+
+def planned_team(cpu: Cpu, host: Host) -> Pool:
+    """Start the teams that a plan was made with.
+
+    Args:
+        cpu: of this machine; host: of the plan.
+    Raises:
+        UsageError, NativeError: as `start_team`.
+    """
+    return start_team(cpu, host.teams or (NodeTeam(host.threads),), host.isa)
+
+
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
     """Keep a measurement for the next load.
 
@@ -196,7 +220,7 @@ def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
         KtError: the library folder cannot be written.
     """
     values = found._asdict() | {"date": date.today().isoformat()}
-    measured.keep(cpu, threads, isa, {_KEY: values})
+    rates.keep(cpu, threads, isa, {_KEY: values})
 
 
 def _kept(cpu: Cpu, threads: int, isa: str) -> tuple[TileMin, str] | None:
