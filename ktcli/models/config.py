@@ -152,6 +152,15 @@ class Fields:
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
 
+    def only(self, known: Mapping[str, object]) -> None:
+        """Refuse what this version does not compute: flags and texts that, where they are given, have one known value
+        each."""
+        for name, usual in known.items():
+            if isinstance(usual, bool):
+                self.require(name, self.flag(name, usual), usual)
+            else:
+                self.require(name, self.text(name, str(usual)), usual)
+
     def require_absent(self, name: str) -> None:
         """Refuse a field that changes what a model computes, which this version does not."""
         if self.has(name):

@@ -107,6 +107,5 @@ def _v2_routing(f: Fields) -> Routing:
 
 
 def _v3_routing(f: Fields) -> Routing:
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     return read_corrected_routing(f)

@@ -46,9 +46,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     f.whole("q_lora_rank")  # the indexer reads the query latent
     attention = read_mla(f)
     indexer = _read_indexer(f, attention)

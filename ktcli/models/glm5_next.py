@@ -66,9 +66,7 @@ _LOWEST = -5.0  # published
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)
     linear, is_linear, is_shared = _delta(f), _linear_layers(f), _shared_layers(f)
     glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)

@@ -50,7 +50,7 @@ _NAMES = SparseNames(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
     for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):
         f.require(name, f.values.get(name) or False, False)

@@ -53,7 +53,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _require_known(f: Fields) -> None:
     """Refuse what MiniMax's config could say and transformers does not compute."""
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    f.require("use_qk_norm", f.flag("use_qk_norm", True), True)
-    f.require("qk_norm_type", f.text("qk_norm_type", "per_layer"), "per_layer")
-    f.require("use_routing_bias", f.flag("use_routing_bias", True), True)
+    f.only(
+        {
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "use_routing_bias": True,
+        }
+    )

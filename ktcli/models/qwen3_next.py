@@ -59,7 +59,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
     full = replace(read_gqa(f, norms=QkNorms(plus=1.0)), gates=QueryGates())
