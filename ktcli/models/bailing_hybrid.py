@@ -25,7 +25,7 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {

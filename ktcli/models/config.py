@@ -12,7 +12,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.rope import Llama3, Yarn, rotary
-from ktcli.ops.backend import Rope
+from ktcli.ops.table.rowwise import Rope
 
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18

@@ -24,7 +24,7 @@ from ktcli.models.feedforward import (
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
-from ktcli.ops.backend import Routing
+from ktcli.ops.table.experts import Routing
 
 _V3 = {
     **V3_EXPERTS,

@@ -19,7 +19,7 @@ from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_de
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
-from ktcli.ops.backend import ChooseShape
+from ktcli.ops.table.attention import ChooseShape
 
 _FULL, _SHARED = "full", "shared"
 

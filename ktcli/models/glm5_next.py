@@ -25,8 +25,8 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
-from ktcli.ops.windows import PoolShape
+from ktcli.ops.table.attention import ChooseShape, MlaShape
+from ktcli.ops.table.recurrent import DeltaShape, PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
 _USUAL = {

@@ -22,7 +22,8 @@ from ktcli.models.feedforward import read_dense, read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
-from ktcli.ops.backend import Gate, Score
+from ktcli.ops.table.experts import Score
+from ktcli.ops.table.rowwise import GateKind
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads_per_layer"
@@ -81,7 +82,7 @@ def _heads(f: Fields) -> list[int]:
 
 def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
     own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
-    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", Gate.SOFTPLUS))
+    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", GateKind.SOFTPLUS))
 
 
 def _sparse(f: Fields) -> SparseMlp:

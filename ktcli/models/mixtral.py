@@ -19,7 +19,7 @@ from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_key_value_heads": 8, "rope_theta": 1e6},

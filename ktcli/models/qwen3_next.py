@@ -23,7 +23,7 @@ from ktcli.models.feedforward import read_dense, read_softmax_routing, read_spar
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, text_part
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 _USUAL = {

@@ -30,7 +30,7 @@ from ktcli.models.config import (
     read_eps,
 )
 from ktcli.models.model import DecoderModel
-from ktcli.ops.backend import MixShape
+from ktcli.ops.table.streams import MixShape
 
 
 @dataclass(frozen=True, slots=True)

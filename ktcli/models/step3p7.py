@@ -34,7 +34,7 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types, read_windows
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.native import SILU, Glu
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 _USUAL = {
     "head_dim": 128,
