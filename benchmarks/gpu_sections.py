@@ -45,7 +45,7 @@ from ktcli.ops.tensors import Role
 from ktcli.planner.deferral import Times, layer_seconds
 from ktcli.planner.host import host_of
 from ktcli.planner.plan import DevicePlan, Request
-from ktcli.planner.spec import Step
+from ktcli.planner.spec import StepShape
 from ktcli.weights.recipe import Recipe
 
 Row = dict[str, Any]
@@ -228,8 +228,8 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
     }
 
 
-def _last_step(job: Job) -> Step:
-    return Step(1, job.context + job.n_tokens - 1)
+def _last_step(job: Job) -> StepShape:
+    return StepShape(1, job.context + job.n_tokens - 1)
 
 
 def _gain(engine: DeviceEngine, rows: list[Row]) -> Iterator[Row]:

@@ -28,7 +28,7 @@ from ktcli.planner import experts
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.prefill import NEVER
-from ktcli.planner.spec import Step, Unit, step_work
+from ktcli.planner.spec import StepShape, Unit, step_work
 from ktcli.planner.stack import stack_of
 
 _ROUNDS = 5
@@ -177,7 +177,7 @@ class DeviceCeilings:
         )
         return Forecast.of(engine.model, engine.recipe, known)
 
-    def split(self, engine: Engine, step: Step) -> Split:
+    def split(self, engine: Engine, step: StepShape) -> Split:
         """A step's bytes and operations; a streamed one is all the device's."""
         streamed = self.placement.long_prompts.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -29,7 +29,7 @@ from ktcli.measure.synthetic import ApartSource
 from ktcli.measure.trace import CPU, DEVICE, LAUNCHES, Trace, trace
 from ktcli.models import Model, build
 from ktcli.native import Pool
-from ktcli.planner.spec import Step, step_work
+from ktcli.planner.spec import StepShape, step_work
 from ktcli.weights.recipe import Recipe
 
 HERE = torch.device("cpu")
@@ -122,7 +122,7 @@ def test_what_cpu_and_device_do_is_the_whole() -> None:
     device = DeviceCeilings(
         replace(Ceilings.of(POOL), seconds=0.001), measure_rates(HERE), made.placement
     )
-    for step in (Step(1, 20), Step(64, 0)):
+    for step in (StepShape(1, 20), StepShape(64, 0)):
         works, found = step_work(made.model, made.recipe, step), device.split(made, step)
         read = sum(work.read_bytes for work in works)
         ops = sum(work.ops for work in works)

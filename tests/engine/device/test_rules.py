@@ -29,8 +29,7 @@ from ktcli.engine.device.stream import HostStream
 from ktcli.errors import KtError
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.policy import Policy
-from ktcli.ops.torch import backend as torch_backend
-from ktcli.ops.torch import packed
+from ktcli.ops.torch import functions, packed
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
@@ -88,7 +87,7 @@ def moved(w: Packed | Plain) -> Packed | Plain:
 @contextmanager
 def fresh_tables() -> Iterator[None]:
     """What is kept per device must not be kept from a device that is none."""
-    kept = torch_backend.rope_table, packed._codebook
+    kept = functions.frequencies, packed._codebook
     for each in kept:
         each.cache_clear()
     yield
