@@ -96,7 +96,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("variant", "experts", "dense", "most"), CASES, ids=["-".join(case[:3]) for case in CASES]
+    ("variant", "experts", "dense", "most"),
+    [CASES[0], pytest.param(*CASES[1], marks=pytest.mark.thorough)],
+    ids=["-".join(case[:3]) for case in CASES],
 )
 def test_the_fast_path_costs_little(
     cost: Cost, variant: str, experts: str, dense: str, most: float

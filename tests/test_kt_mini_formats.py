@@ -80,6 +80,7 @@ def test_int8_costs_nothing(tmp_path: Path) -> None:
     assert lost["int8/int8"].mean() <= 0.001
 
 
+@pytest.mark.thorough
 def test_4_bits_that_are_used_better(tmp_path: Path) -> None:
     """On uneven weights the default costs at most half of what one scale per row does, nl4-g32 a sixth, and
     the rotation less than either at no more bytes."""

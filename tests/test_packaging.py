@@ -78,6 +78,7 @@ def test_sdist_holds_sources_only(sdist: Path):
     assert not [name for name in names if name.endswith((".so", "_native.py", ".pyc"))]
 
 
+@pytest.mark.thorough
 def test_wheel_holds_the_product_only(wheel: Path):
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -89,6 +90,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
     assert str(ROOT).encode() not in library
 
 
+@pytest.mark.thorough
 def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     target = tmp_path / "site"
     run(*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)

@@ -292,6 +292,7 @@ def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) 
     assert tokens * spec.top_k * spec.moe_layers == counted
 
 
+@pytest.mark.usefixtures("briefly")
 def test_doctor_measures_a_gpu_and_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

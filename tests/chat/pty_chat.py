@@ -14,11 +14,14 @@ from ktcli.chat.prompt import Prompt
 from ktcli.chat.screen import Screen
 from ktcli.output import out
 
-SLOW_S = 0.05  # per token, so that there is time to press Ctrl-C
+SLOW_S = 0.05  # per token of a long answer, so that there is time to press Ctrl-C
+slow = False
 
 
 def script(question: str) -> str:
-    if question == "long":
+    global slow
+    slow = question == "long"
+    if slow:
         return "word " * 400
     if question == "evil":
         return "\x1b]0;owned\x07<think>\x1b[31mhm</think>[bold]ok[/bold]"
@@ -27,7 +30,7 @@ def script(question: str) -> str:
 
 class SlowSession(FakeSession):
     def feed(self, ids, *, progress=None, temperature=0.0, defer=0):
-        time.sleep(SLOW_S if len(ids) == 1 else 0)
+        time.sleep(SLOW_S if slow and len(ids) == 1 else 0)
         return super().feed(ids, progress=progress, temperature=temperature)
 
 

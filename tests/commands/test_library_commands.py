@@ -296,16 +296,13 @@ def test_doctor_on_a_library_that_cannot_be_written(
     )
 
 
+@pytest.mark.usefixtures("briefly")
 def test_doctor_measures_and_remembers(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ktcli.measure import rates as measured
-
-    monkeypatch.setattr(measured, "SMALLEST_BUFFER_BYTES", 1 << 20)
-    monkeypatch.setattr(measured, "BUFFER_BYTES", 1 << 20)
     code = main(["doctor", "--measure", "--json"])
     rates = json.loads(capsys.readouterr().out)["machine"]["measured"]
-    assert rates["read_bps"] > 1e8
+    assert all(rates[name] > 0 for name in ("read_bps", "int8_ops", "bf16_ops"))
     assert document(["doctor"], capsys, code)["machine"]["measured"] == rates
     # Another row has not been measured.
     monkeypatch.setenv("KT_ISA", "portable")

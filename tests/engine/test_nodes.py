@@ -76,10 +76,12 @@ def agree(pack: Path, bound: float) -> None:
         assert (off <= bound).mean() >= 0.9, f"{count} nodes: {np.sort(off)[-8:]}"
 
 
+@pytest.mark.each_once
 def test_nodes_agree(pack: Path) -> None:
     agree(pack, 2e-2 if pack.name == "bf16" else 1e-4)  # bf16: hidden values are rounded to it
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("experts", ["int4-g128", "int4-row-had"])
 def test_nodes_agree_on_units_wider_than_a_step(
     checkpoint: Path, tmp_path: Path, experts: str
@@ -232,7 +234,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["chat", pytest.param("kernel", marks=pytest.mark.thorough)])
 def test_a_container_that_forbids_binding_is_warned_of_once(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "KT_HOME": str(tmp_path)}
     command = [sys.executable, "-c", FORBIDDEN, *COMMANDS[name], "--numa", "2"]
@@ -258,6 +260,7 @@ while True:
 """
 
 
+@pytest.mark.each_once("checkpoint")
 def test_a_killed_load_leaves_nothing(pack: Path, tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()

@@ -7,6 +7,7 @@ router is undecided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from convert import convert_checkpoint
 from cores import TWO
 from loading import load_engine
-from reference import CASES, ONE_OF_EACH, Case, Judged, judge, write_checkpoint
+from reference import CASES, ONE_OF_EACH, Case, Judged, judge
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
@@ -61,17 +62,19 @@ def converted(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     made: dict[str, Converted],
+    checkpoint_of: Callable[[Case], Path],
 ) -> Converted:
     case: Case = request.param
     if case.name not in made:
-        folder = tmp_path_factory.mktemp(case.name)
-        checkpoint = write_checkpoint(case, folder / "checkpoint")
-        pack = convert_checkpoint(checkpoint, folder / "pack", experts="bf16", dense="bf16")
+        checkpoint = checkpoint_of(case)
+        out = tmp_path_factory.mktemp(case.name) / "pack"
+        pack = convert_checkpoint(checkpoint, out, experts="bf16", dense="bf16")
         ids = np.random.default_rng(1).integers(0, 99, N_TOKENS).tolist()
         made[case.name] = Converted(case, pack, ids, judge(case, checkpoint, ids))
     return made[case.name]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("converted", CASES, indirect=True, ids=lambda case: case.name)
 @pytest.mark.parametrize(
     "sizes", [[7, 70, 40], [N_TOKENS - STEPS, 1]], ids=["chunks", "token-by-token"]
@@ -93,11 +96,10 @@ def test_exact_in_one_piece_routes_alike(converted: Converted) -> None:
         np.testing.assert_array_equal(np.sort(chosen, axis=1), expected)
 
 
-# The portable row computes what the exact engine above does, and costs ten times the best: one case for
-# each kind of part runs it, and those between.
-FAST = [(case, isa) for case in CASES for isa in (ROWS if case.thorough else ROWS[:1])]
+FAST = [(case, isa) for case in CASES for isa in ROWS]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("converted", "isa"), FAST, indirect=["converted"], ids=[f"{c.name}-{isa}" for c, isa in FAST]
 )

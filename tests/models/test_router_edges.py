@@ -71,6 +71,7 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
     return (*out[:2], chosen)
 
 
+@pytest.mark.each_once("change")
 @pytest.mark.parametrize(
     ("name", "change", "chosen", "tell"),
     [
