@@ -34,6 +34,7 @@ from ktcli.hardware.memory import read_memory
 from ktcli.hardware.team import NodeTeam, make_team, pinned_to
 from ktcli.measure import rates
 from ktcli.planner.host import Host
+from ktcli.weights.formats import FORMATS
 
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
@@ -265,7 +266,7 @@ def measure(
         Pool(threads, isa=isa, cpus=pins, spin_us=_SPIN_US, tile_min=(least, least, least))
         for least in (2, _NEVER)
     ]
-    formats = _formats()
+    formats = [FORMATS[kind] for kind in TileMin._fields]
     one = max(packed_bytes(fmt, effort.n, effort.k) for fmt in formats)
     arena = Arena(max(one, effort.stack_bytes))
     return TileMin(
@@ -321,23 +322,12 @@ def _programs(
         made = Program(pool, max_tokens=COUNTS[-1], max_outputs=1, exact=False)
         x, out = made.buffer(effort.k), made.buffer(effort.n)
         for weight in weights[part::parts]:
-            made.linear(out, x, (weight,), None, 0)  # 0: KT_READ_FORMAT
+            made.append("linear", (out, x), weight=(weight,))
         made.finish()
         made.rows(x, COUNTS[-1])[:] = 1.0
         return made
 
     return [tuple(program(pool, part) for pool in pools) for part in range(parts)]
-
-
-def _formats() -> tuple[Format, Format, Format]:
-    """One format of each kind, in the order of `TileMin`."""
-    from ktcli.native import Format, Scale
-
-    return (
-        Format("int4", 4, 64, Scale.BF16, tuple(range(-8, 8))),
-        Format("int8", 8, 0, Scale.F32),
-        Format("bf16", 16),
-    )
 
 
 def _usual_effort() -> Effort:

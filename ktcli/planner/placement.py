@@ -9,8 +9,8 @@ Plans that use a GPU are made in `hybrid`; this is the CPU alone, and the choice
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,36 +19,17 @@ from ktcli.hardware.gpu import AUTO, CPU, parse_device
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import cpu_text
 from ktcli.models.model import Model, Spec
-from ktcli.ops.part import ModelPart
 from ktcli.planner import deferral
-from ktcli.planner.cost import Rates, seconds, step_seconds
-from ktcli.planner.host import Host, node_words
+from ktcli.planner.advice import advice_alone, advice_with
+from ktcli.planner.alone import Alone
+from ktcli.planner.host import Host
 from ktcli.planner.hybrid import plan_with
-from ktcli.planner.memory import (
-    LEAST_CONTEXT,
-    PREFILL_CHUNK,
-    PROCESS_BYTES,
-    Use,
-    beside_bytes,
-    default_context,
-    fitting_context,
-    need_bytes,
-    node_room_bytes,
-    scratch_bytes,
-)
-from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs, traffic_bytes
-from ktcli.planner.plan import EARLY_TOKENS, Cost, Line, Plan, Request, Speed
+from ktcli.planner.nodes import traffic_bytes
+from ktcli.planner.plan import Cost, Plan, Request
 from ktcli.planner.prefill import NEVER
 from ktcli.planner.spec import (
-    STATES_REASON,
-    Step,
-    Work,
-    parts,
-    sequence_bytes,
-    step_work,
     weight_bytes,
 )
-from ktcli.weights.formats import steps_from
 from ktcli.weights.recipe import Recipe
 
 # With `auto` such a model stays on the CPU: it answers before torch and CUDA have started.
@@ -93,12 +74,14 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
             raise
         return _on_cpu(model, host, request, (f"{error}: every layer runs on the CPU",))
     if request.device == AUTO:
-        slower = made.speed.decode < _plain_decode(model, host, request)
-        if (slower or not made.fits) and _fits_plain(model, host, request):
+        alone = Alone.of(model, host, request)
+        context = alone.context(request.context)
+        slower = made.speed.decode < alone.speed(context).decode
+        if (slower or not made.fits) and alone.fits(context):
             why = "as the CPU alone is faster" if slower else "as main memory is too small with it"
             return _on_cpu(model, host, request, _unused(host.gpus, why))
     if not made.fits:
-        made = replace(made, advice=tuple(_hybrid_advice(model, host, gpu, request, made)))
+        made = replace(made, advice=tuple(advice_with(model, host, gpu, request, made)))
     return replace(made, notes=(*others, *made.notes))
 
 
@@ -136,83 +119,18 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
     return (f"{each} stay{'s' if len(gpus) == 1 else ''} unused, {why}",)
 
 
-@dataclass(frozen=True, slots=True)
-class _Alone:
-    """A model with every layer on the CPU of a host."""
-
-    model: Model
-    host: Host
-    recipe: Recipe
-    use: Use
-
-    @classmethod
-    def of(cls, model: Model, host: Host, request: Request) -> _Alone:
-        return cls(model, host, request.recipe, request.use)
-
-    @property
-    def extra_bytes(self) -> int:
-        """What cutting between teams adds."""
-        return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
-
-    @property
-    def room_bytes(self) -> int:
-        """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
-        host = self.host
-        room = host.room_bytes - self.extra_bytes
-        fullest = node_room_bytes(
-            self.model, self.recipe, host.teams, host.nodes, host.margin_bytes, self.use
-        )
-        return room if fullest is None else min(room, fullest)
-
-    def context(self, asked: int | None) -> int:
-        """Positions to reserve."""
-        return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
-
-    def need_bytes(self, context: int) -> int:
-        """Memory of everything, without what cutting adds."""
-        return need_bytes(self.model, self.recipe, context, self.use)
-
-    def fits(self, context: int) -> bool:
-        return self.need_bytes(context) <= self.room_bytes
-
-    def total_bytes(self, context: int) -> int:
-        """Memory of everything, with what cutting adds and what is left free."""
-        return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
-
-    def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
-        """What each node must hold; (): no memory is bound to one."""
-        host = self.host
-        if not host.nodes:
-            return ()
-        others = beside_bytes(self.model, context, self.use) + host.margin_bytes
-        return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
-
-
-def _fits_plain(model: Model, host: Host, request: Request) -> bool:
-    """Whether the CPU alone could do it."""
-    alone = _Alone.of(model, host, request)
-    return alone.fits(alone.context(request.context))
-
-
-def _plain_decode(model: Model, host: Host, request: Request) -> float:
-    """Tokens per second of the CPU alone."""
-    context = _Alone.of(model, host, request).context(request.context)
-    works = step_work(model, request.recipe, Step(1, min(EARLY_TOKENS, context - 1)))
-    return 1 / step_seconds(works, model.spec, host.rates, 1)
-
-
 def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
     """Every layer on the CPU."""
-    recipe, alone = request.recipe, _Alone.of(model, host, request)
+    recipe, alone = request.recipe, Alone.of(model, host, request)
     context = alone.context(request.context)
     return Plan(
         host=host,
         recipe=recipe,
         context=context,
-        lines=tuple(_lines(alone, context)),
+        lines=tuple(alone.lines(context)),
         need_bytes=alone.total_bytes(context),
-        speed=predict(model, recipe, context, host.rates),
-        advice=() if alone.fits(context) else tuple(_advice(alone, context)),
+        speed=alone.speed(context),
+        advice=() if alone.fits(context) else tuple(advice_alone(alone, context)),
         nodes=alone.node_needs(context),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams))),
         notes=(*notes, *host.notes),
@@ -248,158 +166,3 @@ def _forced(request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
         said = "never" if threshold == NEVER else threshold
         own = replace(request, prefill_threshold=None)
         yield f"--prefill-threshold {said}", "prefill", own
-
-
-# --- advice ---------------------------------------------------------------------------------------
-
-
-def _advice(alone: _Alone, context: int) -> Iterator[str]:
-    """What would make the plan fit, the smallest sacrifice first."""
-    host = alone.host
-    shorter = fitting_context(alone.model, alone.recipe, alone.room_bytes, alone.use)
-    if shorter >= LEAST_CONTEXT:
-        yield f"--context {shorter} fits"
-    if host.nodes and alone.need_bytes(context) <= host.room_bytes:
-        yield "--numa off fits, but reads most weights from far memory"
-    for smaller in _smaller(alone.recipe):
-        if replace(alone, recipe=smaller).fits(context):
-            yield f"--experts {smaller.experts_name} --dense {smaller.dense.name} fits"
-            break
-    missing = alone.total_bytes(context) - host.available_bytes
-    if missing > 0:
-        yield f"{gib(missing)} more memory would do"
-        return
-    for need in alone.node_needs(context):
-        if not need.fits:
-            yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
-
-
-def _hybrid_advice(
-    model: Model, host: Host, gpu: Gpu, request: Request, made: Plan
-) -> Iterator[str]:
-    """What would make a plan with a GPU fit into main memory."""
-    assert host.beside is not None
-    if _fits_plain(model, host, request):
-        yield "--device cpu fits"
-    for smaller in _smaller(request.recipe):
-        try:
-            fits = plan_with(model, host.beside, gpu, replace(request, recipe=smaller)).fits
-        except NotEnoughMemory:
-            continue
-        if fits:
-            yield f"--experts {smaller.experts_name} --dense {smaller.dense.name} fits"
-            break
-    missing = made.need_bytes - made.host.available_bytes
-    if missing > 0:
-        yield f"{gib(missing)} more memory would do"
-        return
-    for need in made.nodes:
-        if not need.fits:
-            yield f"{gib(need.need_bytes - need.free_bytes)} more free on node {need.node} would do"
-
-
-def _smaller(recipe: Recipe) -> Iterator[Recipe]:
-    """Recipes that take less memory, the least change first: experts, then dense, then both."""
-    usual = Recipe()
-    steps = reversed((usual.experts, *steps_from(usual.experts)))  # bf16, int8, int4
-    experts = [
-        fmt
-        for fmt in steps
-        if fmt.bits < recipe.experts.bits or (recipe.down and fmt == usual.experts)
-    ]
-    dense = [usual.dense] if recipe.dense.bits > usual.dense.bits else []
-    yield from (Recipe(fmt, recipe.dense) for fmt in experts)
-    yield from (Recipe(fmt, small) for small in dense for fmt in [recipe.experts, *experts])
-
-
-# --- time -----------------------------------------------------------------------------------------
-
-
-def predict(model: Model, recipe: Recipe, context: int, rates: Rates) -> Speed:
-    """Tokens per second of decode and of a prefill chunk."""
-    early = min(EARLY_TOKENS, context - 1)
-    chunk = min(PREFILL_CHUNK, context)
-    decode, full, prefill = (
-        step_seconds(step_work(model, recipe, step), model.spec, rates, step.n_tokens)
-        for step in (Step(1, early), Step(1, context - 1), Step(chunk))
-    )
-    return Speed(1 / decode, 1 / full, chunk / prefill)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
-
-    decode: Mapping[ModelPart, Work]
-    prefill: Mapping[ModelPart, Work]
-    chunk: int
-    rates: Rates
-
-    @classmethod
-    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates) -> _Timing:
-        chunk = min(PREFILL_CHUNK, context)
-        decode, prefill = (
-            {work.part: work for work in step_work(model, recipe, step)}
-            for step in (Step(1, min(EARLY_TOKENS, context - 1)), Step(chunk))
-        )
-        return cls(decode, prefill, chunk, rates)
-
-    def line(self, part: ModelPart, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        one, many = self.decode.get(part), self.prefill.get(part)
-        return Line(
-            part=part.value,
-            format=fmt,
-            where=where,
-            size_bytes=size_bytes,
-            decode_bytes=one.read_bytes if one else 0,
-            decode_s=seconds(one, self.rates, 1) if one else 0.0,
-            prefill_s=seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
-            reason=reason,
-        )
-
-
-def _lines(alone: _Alone, context: int) -> Iterator[Line]:
-    """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
-    model, host, recipe, use = alone.model, alone.host, alone.recipe, alone.use
-    spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
-    extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
-    spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
-    split = f"{node_words(host.nodes)}, cut between {teams} teams"
-    for part in parts(model, recipe):
-        where = split if part.part in extra else spread
-        size = part.size_bytes + extra.get(part.part, 0)
-        yield line(part.part, part.format, where, size, _reason(part.part, spec))
-    positions = f"{context} positions, {gib(use.position_bytes(spec))} each"
-    states = sequence_bytes(spec)
-    cache, fmt = use.session_bytes(spec, context) - states, "f32" if use.f32_cache else "bf16"
-    yield line(ModelPart.CACHE, fmt, spread, cache, positions)
-    if states:
-        yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
-    buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
-    scratch = scratch_bytes(model) + use.logits_bytes(spec, context)
-    yield Line.reserved("scratch", "f32", spread, scratch, buffers)
-    others = f"the program; {gib(host.margin_bytes)} for others"
-    yield Line.reserved("process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others)
-
-
-_REASONS: Mapping[ModelPart, str] = {
-    ModelPart.EMBEDDING: "one row per token",
-    ModelPart.ATTENTION: "every token reads all of it",
-    ModelPart.LATENT: "cached latents to keys and values",
-    ModelPart.LINEAR: "every token reads all of it",
-    ModelPart.LINEAR_GATES: "what is learned and forgotten",
-    ModelPart.POOLING: "windows of positions become a row each",
-    ModelPart.INDEXER: "what chooses the positions",
-    ModelPart.HYPER: "how the residual's streams are mixed",
-    ModelPart.DENSE_MLP: "every token reads all of it",
-    ModelPart.SHARED: "every token uses them",
-    ModelPart.ROUTER: "chooses the experts",
-    ModelPart.VECTORS: "small, kept exact",
-    ModelPart.HEAD: "read once per token that is sampled",
-}
-
-
-def _reason(part: ModelPart, spec: Spec) -> str:
-    if part is ModelPart.EXPERTS:
-        return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
-    return _REASONS[part]

@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models.model import Model
+from ktcli.native import Format
 from ktcli.ops.part import ModelPart
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
+    PartWork,
     Share,
-    Step,
+    StepShape,
     Unit,
-    Work,
     cache_work,
     tensor_work,
 )
-from ktcli.weights.recipe import F32_BYTES, Recipe, stored_bytes
+from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, stored_bytes
 
 F64Array = NDArray[np.float64]
 
@@ -39,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ModelLoads:
     """The layers of one model in one recipe.
 
     Attributes:
@@ -57,7 +58,7 @@ class Stack:
     beside: Load
     expert: Load
     moe: NDArray[np.int64]
-    head: Work
+    head: PartWork
     expert_unit: Unit
     states: tuple[LayerState, ...]
     hidden: int
@@ -80,11 +81,11 @@ class Stack:
         return Room(sizes, self.experts, budget_bytes)
 
 
-def stack_of(model: Model, recipe: Recipe) -> Stack:
+def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
     """The loads of every layer."""
-    spec, one = model.spec, Step(1)
+    spec, one = model.spec, StepShape(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
-    head, unit, moe = Work(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
+    head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
     for tensor in model.tensors:
         work = tensor_work(tensor, spec, recipe, one, device_bytes)
         if tensor.layer is None:
@@ -103,7 +104,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
     for layer, state in enumerate(spec.states):
         size = 2 * F32_BYTES * state.sequence_elements  # read and written
         sums["before"][:, layer] += size, state.ops_per_token
-    return Stack(
+    return ModelLoads(
         **{name: Load(*rows) for name, rows in sums.items()},
         moe=np.array(sorted(moe), np.int64),
         head=head,
@@ -150,8 +151,19 @@ def near_bytes(model: Model, recipe: Recipe) -> int:
     )
 
 
+def plain_bytes(tensor: Tensor, fmt: Format) -> int:
+    """Bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
+
+    Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept
+    exact are f32, as they are computed so.
+    """
+    if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
+        return 0
+    return F32_BYTES if tensor.role is Role.KEPT or fmt.bits == 32 else BF16_BYTES
+
+
 def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of a tensor on a GPU: as stored, but matrices kept in bf16 lie there as the f32 they are computed in,
-    unless there are several of a kind (MLA's)."""
-    stored = stored_bytes(tensor, recipe)
-    return 2 * stored if tensor.role is Role.KEPT and tensor.count == 1 else stored
+    """Bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
+    fmt = format_of(tensor, recipe)
+    each = 0 if fmt is None else plain_bytes(tensor, fmt)
+    return each * tensor.n * tensor.k if each else stored_bytes(tensor, recipe)
