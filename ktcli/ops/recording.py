@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from ktcli.native import View
 from ktcli.ops.backend import Backend, Call, Value
-from ktcli.ops.operation import WEIGHTS, FieldKind, Operation, layout_of
+from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import WEIGHTS, FieldKind, Operation
 from ktcli.ops.table.rowwise import Linear, Summary
 from ktcli.ops.tensors import Tensor
 
@@ -66,7 +67,7 @@ class Record:
         views = {name: getattr(self.operation, name) for name in names}
         moved = {name: to(view) for name, view in views.items() if view is not None}
         outs = tuple(map(to, self.outs))
-        return replace(self, operation=replace(self.operation, **moved), outs=outs)
+        return Record(replace(self.operation, **moved), outs, self.numbers, self.layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Recorder(Backend):
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        choice = layout_of(type(operation)).named(FieldKind.CHOICE)
+        choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):
             operation = replace(operation, **{choice: self._choice})
         widths = _checked(operation)
