@@ -94,7 +94,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConversionPlan:
     """What will be written: the manifest without files, the files, and the sizes of both sides."""
 
     manifest: Manifest
@@ -148,7 +148,7 @@ def convert(
 
 def _plan(
     checkpoint: Reader, recipe: Recipe, provenance: Provenance, calibration: Calibration | None
-) -> Plan:
+) -> ConversionPlan:
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
     manifest = Manifest(
@@ -162,7 +162,7 @@ def _plan(
         calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
-    return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
+    return ConversionPlan(manifest, weight_files(model.tensors, recipe), source_bytes)
 
 
 def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
@@ -211,7 +211,7 @@ def _leftovers(out: Path) -> list[Path]:
     ]
 
 
-def _complete(out: Path, plan: Plan) -> Report | None:
+def _complete(out: Path, plan: ConversionPlan) -> Report | None:
     """The report of a pack that is already there, None if there is none.
 
     Raises:
@@ -225,7 +225,7 @@ def _complete(out: Path, plan: Plan) -> Report | None:
     return _report(out, plan, pack.manifest, len(pack.manifest.files))
 
 
-def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
+def _refuse_other(out: Path, found: Manifest, plan: ConversionPlan) -> None:
     if found == plan.manifest:
         return
     theirs = found.formats
@@ -240,21 +240,21 @@ def _refuse_other(out: Path, found: Manifest, plan: Plan) -> None:
     )
 
 
-def _check_space(what: str, out: Path, plan: Plan) -> None:
+def _check_space(what: str, out: Path, plan: ConversionPlan) -> None:
     """Before anything is written."""
     need, have = _remaining_bytes(out, plan), free_bytes(out.absolute())
     if need > have:
         raise NotEnoughDisk(what, need, have, str(out))
 
 
-def _remaining_bytes(out: Path, plan: Plan) -> int:
+def _remaining_bytes(out: Path, plan: ConversionPlan) -> int:
     """What is still to be written: files an earlier run completed count as there."""
     there = sum(file.size_bytes for file in plan.files if is_regular(out / file.name))
     return plan.size_bytes - there + sum(record.size_bytes for record in plan.manifest.extras)
 
 
 def _convert(
-    checkpoint: Reader, plan: Plan, out: Path, encoder: Encoder, progress: Progress | None
+    checkpoint: Reader, plan: ConversionPlan, out: Path, encoder: Encoder, progress: Progress | None
 ) -> Report:
     records = _resume(out, plan)
     kept, begun, writing = len(records), time.perf_counter(), Stopwatch()
@@ -282,7 +282,7 @@ def _convert(
     return replace(_report(out, plan, manifest, kept), stages=stages)
 
 
-def _resume(out: Path, plan: Plan) -> list[FileRecord]:
+def _resume(out: Path, plan: ConversionPlan) -> list[FileRecord]:
     """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there are none.
 
     Raises:
@@ -330,7 +330,7 @@ def _finish(checkpoint: Reader, out: Path, manifest: Manifest) -> None:
     smallfiles.write(out / MANIFEST, manifest.encode())
 
 
-def _report(out: Path, plan: Plan, manifest: Manifest, kept: int) -> Report:
+def _report(out: Path, plan: ConversionPlan, manifest: Manifest, kept: int) -> Report:
     extras = sum(record.size_bytes for record in manifest.extras)
     return Report(
         out,

@@ -34,7 +34,7 @@ from ktcli.weights.convert import Calibration, Provenance, convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 FP8_BLOCKS = fp8((128, 128))
@@ -57,7 +57,7 @@ def joined(tensor: Tensor, arrays: list[np.ndarray]) -> np.ndarray:
 
 def values(reader: Checkpoint, name: str) -> np.ndarray:
     """All numbers of a tensor, in its shape."""
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(read) for read in span.source.storage.reads(span)]
     return reader.decode(POOL, span, raws).reshape(span.source.shape)
 
