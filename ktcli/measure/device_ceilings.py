@@ -19,8 +19,9 @@ from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import Stream, device_errors, stream_on
-from ktcli.engine.policy import SEQUENTIAL, Policy
+from ktcli.measure.baselines import policy_of
 from ktcli.measure.bench import Ceilings, Job, Kind, steps
+from ktcli.measure.policy import SEQUENTIAL, Policy
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
@@ -130,10 +131,11 @@ class DeviceCeilings:
     cpu: Ceilings
     device: DeviceRates
     placement: Placement
+    policy: Policy = Policy.KT
 
     @classmethod
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
-        return cls(Ceilings.of(engine.pool), device, engine.placement)
+        return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """CPU and device at the same time, each at its limit."""
@@ -148,7 +150,7 @@ class DeviceCeilings:
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
         """What the plan's arithmetic makes of the rates of this measurement."""
-        forecast, policy = self.forecast(engine), self.placement.policy
+        forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
             return sum(
