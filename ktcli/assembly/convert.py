@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.errors import UsageError
 from ktcli.store import catalog, library, origins
 from ktcli.store.library import Entry, Kind
@@ -56,6 +56,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
+        announce_library(listener)
         held = _held(entry, target, what)
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
