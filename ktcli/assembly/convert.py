@@ -18,7 +18,7 @@ from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Calibration, Provenance, Report
+    from ktcli.weights.conversion import Calibration, Provenance, Report
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
@@ -121,7 +121,7 @@ def newest_ns(path: Path) -> int:
 
 def _provenance(path: Path) -> Provenance:
     """Where a checkpoint was published, as far as it is known: of a GGUF file its name."""
-    from ktcli.weights.convert import Provenance
+    from ktcli.weights.conversion import Provenance
 
     if is_gguf(path):
         return Provenance("gguf", path.name)
