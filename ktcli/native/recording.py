@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import NativeError
-from ktcli.native.library import PANEL_ROWS, Weight, library, require
+from ktcli.native.library import PANEL_ROWS, DType, Weight, library, require
 from ktcli.native.operands import SILU, Glu, View
 from ktcli.native.pool import Pool
 
@@ -38,13 +38,16 @@ class Recording:
         number = self._check(self._lib.kt_program_buffer(self.handle, width, int(outputs)))
         return View(number, 0, width)
 
-    def embed(self, out: View, table: NDArray[np.uint16]) -> None:
-        """`table` [vocab, width] bf16 bits."""
+    def embed(self, out: View, table: NDArray[np.uint16] | F32Array) -> None:
+        """`table` [vocab, width], bf16 bits or f32."""
         require(
-            table.dtype == np.uint16 and table.shape[1] == out.width, "embedding table does not fit"
+            table.dtype in (np.uint16, np.float32) and table.shape[1] == out.width,
+            "embedding table does not fit",
         )
-        pointer = self._borrow("uint16_t[]", table)
-        self._record("embed", self._lib.kt_program_embed, self._view(out), pointer, table.shape[0])
+        dtype = DType.F32 if table.dtype == np.float32 else DType.BF16
+        pointer = self._borrow("float[]" if dtype is DType.F32 else "uint16_t[]", table)
+        record = self._lib.kt_program_embed
+        self._record("embed", record, self._view(out), pointer, int(dtype), table.shape[0])
 
     def norm(
         self, out: View, x: View, gain: F32Array | None, eps: float, run: int | None = None

@@ -282,8 +282,9 @@ def _smaller(recipe: Recipe) -> Iterator[Recipe]:
         if fmt.bits < recipe.experts.bits or (recipe.down and fmt == usual.experts)
     ]
     dense = [usual.dense] if recipe.dense.bits > usual.dense.bits else []
-    yield from (Recipe(fmt, recipe.dense) for fmt in experts)
-    yield from (Recipe(fmt, small) for small in dense for fmt in [recipe.experts, *experts])
+    pairs = [(fmt, recipe.dense) for fmt in experts]
+    pairs += [(fmt, small) for small in dense for fmt in [recipe.experts, *experts]]
+    yield from (Recipe(*pair, in_f32=recipe.in_f32) for pair in pairs)
 
 
 # --- time -----------------------------------------------------------------------------------------

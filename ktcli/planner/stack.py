@@ -25,7 +25,7 @@ from ktcli.planner.spec import (
     cache_work,
     tensor_work,
 )
-from ktcli.weights.recipe import F32_BYTES, Recipe, stored_bytes
+from ktcli.weights.recipe import F32_BYTES, Recipe, is_in_f32, stored_bytes
 
 F64Array = NDArray[np.float64]
 
@@ -154,4 +154,5 @@ def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
     """Bytes of a tensor on a GPU: as stored, but matrices kept in bf16 lie there as the f32 they are computed in,
     unless there are several of a kind (MLA's)."""
     stored = stored_bytes(tensor, recipe)
-    return 2 * stored if tensor.role is Role.KEPT and tensor.count == 1 else stored
+    widened = tensor.role is Role.KEPT and tensor.count == 1 and not is_in_f32(tensor, recipe)
+    return 2 * stored if widened else stored

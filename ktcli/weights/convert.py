@@ -26,7 +26,7 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import PackError, Pool
 from ktcli.ops.tensors import Tensor
-from ktcli.weights.check import check
+from ktcli.weights.check import check, kept_in_f32
 from ktcli.weights.encode import Encoder
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import format_names, parse_pack
@@ -99,6 +99,7 @@ class Plan:
     """What will be written: the manifest without files, the files, and the sizes of both sides."""
 
     manifest: Manifest
+    recipe: Recipe
     files: tuple[WeightFile, ...]
     source_bytes: int
 
@@ -140,7 +141,7 @@ def convert(
                     left = [file for file in plan.files if not is_regular(out / file.name)]
                     check_tables((t for file in left for t in file.tensors), checkpoint, pool)
                     importance = calibration.importance() if calibration else {}
-                    encoder = Encoder(checkpoint, recipe, pool, importance)
+                    encoder = Encoder(checkpoint, plan.recipe, pool, importance)
                     told = remark((t for file in left for t in file.tensors), checkpoint, pool)
                     done = _convert(checkpoint, plan, out, encoder, progress)
                     done = replace(done, remarks=(told,) if told else ())
@@ -152,6 +153,7 @@ def _plan(
 ) -> Plan:
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
+    recipe = replace(recipe, in_f32=kept_in_f32(model, checkpoint))
     manifest = Manifest(
         family=model.spec.family,
         files=(),
@@ -163,7 +165,7 @@ def _plan(
         calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
-    return Plan(manifest, weight_files(model.tensors, recipe), source_bytes)
+    return Plan(manifest, recipe, weight_files(model.tensors, recipe), source_bytes)
 
 
 def _extras(checkpoint: Reader) -> Iterator[FileRecord]:
@@ -222,7 +224,10 @@ def _complete(out: Path, plan: Plan) -> Report | None:
     if not is_pack(out):
         return None
     pack = Pack.open(out)
-    _refuse_other(out, pack.manifest.identity, plan)
+    found, wanted = pack.manifest.identity, plan.manifest.formats
+    if found.formats and wanted and not found.formats.in_f32:  # of a kt that rounded what it kept
+        found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
+    _refuse_other(out, found, plan)
     return _report(out, plan, pack.manifest, len(pack.manifest.files))
 
 

@@ -26,7 +26,7 @@ from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.weights.coded import FP8_BLOCK
 from ktcli.weights.columns import factors_of, suffers
 from ktcli.weights.oracle import round_to_bf16
-from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
+from ktcli.weights.recipe import Recipe, TensorKind, format_of, is_in_f32, kind_of
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import PIECE_ELEMENTS, Matrix, Raw, Read, Reader, Source, Span
 
@@ -222,6 +222,8 @@ class Encoder:
                 if not np.isfinite(vector).all():
                     raise _too_large(tensor)
             return vector.view(np.uint8)
+        if is_in_f32(tensor, self._recipe):
+            return np.ascontiguousarray(matrix).reshape(-1).view(np.uint8)
         rounded = self._part.take(2 * matrix.size).view(np.uint16)
         flat = matrix.reshape(-1)
         for start in range(0, matrix.size, ROUND_ELEMENTS):

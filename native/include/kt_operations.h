@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* out[t] = table[ids[t]];  table [vocab][out.width] bf16, row major */
-KT_API int kt_program_embed(kt_program *program, kt_view out, const uint16_t *table, int64_t vocab);
+/* out[t] = table[ids[t]];  table [vocab][out.width], row major; dtype: KT_BF16 or KT_F32 */
+KT_API int kt_program_embed(kt_program *program, kt_view out, const void *table, int32_t dtype, int64_t vocab);
 
 /* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32, or NULL:
  * ones. out may equal in. */

@@ -17,7 +17,8 @@ typedef struct rowwise {
     gate_by gate;
     float eps, by;
     const float *gain, *bias;
-    const uint16_t *rows;       /* the embedding table */
+    const void *rows;           /* the embedding table, of this type */
+    int32_t dtype;
 } rowwise;
 
 /* Record one operation of a single phase that reads a (and b, if it has a width) and writes out. */
@@ -45,12 +46,16 @@ static void embed_run(const void *arg, worker *w)
     const rowwise *o = arg;
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
-        const uint16_t *row = o->rows + (size_t)w->step->ids[t] * (size_t)o->out.width;
-        w->kernels->from_bf16(row, o->out.width, view_row(w, o->out, t));
+        size_t first = (size_t)w->step->ids[t] * (size_t)o->out.width;
+        float *out = view_row(w, o->out, t);
+        if (o->dtype == KT_F32)
+            memcpy(out, (const float *)o->rows + first, (size_t)o->out.width * sizeof *out);
+        else
+            w->kernels->from_bf16((const uint16_t *)o->rows + first, o->out.width, out);
     }
 }
 
-int kt_program_embed(kt_program *p, kt_view out, const uint16_t *table, int64_t vocab)
+int kt_program_embed(kt_program *p, kt_view out, const void *table, int32_t dtype, int64_t vocab)
 {
     int failed = program_open(p);
     if (!failed)
@@ -60,8 +65,10 @@ int kt_program_embed(kt_program *p, kt_view out, const uint16_t *table, int64_t 
     if (!table || vocab < 1 || vocab > MAX_COLUMNS)
         return program_fail(p, KT_ERR_SHAPE, "embed: a table of %lld rows; 1..%lld are possible",
                             (long long)(table ? vocab : 0), (long long)MAX_COLUMNS);
+    if (dtype != KT_BF16 && dtype != KT_F32)
+        return program_fail(p, KT_ERR_SHAPE, "embed: a table of dtype %d; bf16 and f32 are possible", (int)dtype);
     p->vocab = min64(p->vocab, vocab);
-    return record(p, embed_run, &(rowwise){.out = out, .rows = table}, OWN_ROWS);
+    return record(p, embed_run, &(rowwise){.out = out, .rows = table, .dtype = dtype}, OWN_ROWS);
 }
 
 /* ---- norm --------------------------------------------------------------------------------------- */

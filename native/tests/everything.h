@@ -162,7 +162,7 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     e->logits = make_view(p, EV_VOCAB, KT_ROWS_OUTPUTS);
     int32_t table = kt_program_rope_table(p, 16, e->inv_freq, 1, 0);
     OK(table, kt_program_error(p));
-    OK(kt_program_embed(p, x, e->table, EV_VOCAB), kt_program_error(p));
+    OK(kt_program_embed(p, x, e->table, KT_BF16, EV_VOCAB), kt_program_error(p));
     ev_gqa_layer(e, x, normed, table);
     ev_mla_layer(e, x, normed, table, first);
     ev_delta_layer(e, x);

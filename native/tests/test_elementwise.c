@@ -8,6 +8,7 @@ typedef struct fixture {
     kt_program *p;
     kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[3], sum, scaled, picked;
     uint16_t *rows;
+    float *wide_rows;       /* the same */
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
 
@@ -16,9 +17,10 @@ static void record(fixture *f, kt_pool *pool)
     kt_program *p = f->p = make_program(pool, MOST, 4, 0);
     kt_view wide = make_view(p, 2 * WIDE + 7, KT_ROWS_TOKENS);
     f->rows = need(VOCAB * WIDE * sizeof *f->rows);
+    f->wide_rows = need(VOCAB * WIDE * sizeof *f->wide_rows);
     uint64_t state = 1;
     for (int i = 0; i < VOCAB * WIDE; i++)
-        f->rows[i] = to_bf16(random_float(&state));
+        f->wide_rows[i] = from_bf16(f->rows[i] = to_bf16(random_float(&state)));
     fill(f->gain, HEAD, 2);
     fill(f->full_gain, WIDE, 3);
     for (int i = 0; i < ROPE / 2; i++)
@@ -32,7 +34,7 @@ static void record(fixture *f, kt_pool *pool)
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
     f->act = make_view(p, GATED, KT_ROWS_TOKENS);
-    OK(kt_program_embed(p, f->table, f->rows, VOCAB), kt_program_error(p));
+    OK(kt_program_embed(p, f->table, f->rows, KT_BF16, VOCAB), kt_program_error(p));
     OK(kt_program_norm(p, f->normed, f->table, WIDE, f->full_gain, 1e-6f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->table, HEAD, f->gain, 1e-5f), kt_program_error(p));
     OK(kt_program_norm(p, f->heads, f->heads, HEAD, f->gain, 1e-5f), kt_program_error(p));
@@ -41,7 +43,8 @@ static void record(fixture *f, kt_pool *pool)
     OK(table, kt_program_error(p));
     for (int i = 0; i < 2; i++) {
         f->rotated[i] = make_view(p, WIDE, KT_ROWS_TOKENS);
-        OK(kt_program_embed(p, f->rotated[i], f->rows, VOCAB), kt_program_error(p));
+        const void *rows = i ? (const void *)f->wide_rows : f->rows;
+        OK(kt_program_embed(p, f->rotated[i], rows, i ? KT_F32 : KT_BF16, VOCAB), kt_program_error(p));
         OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
     }
     OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
@@ -176,6 +179,7 @@ int main(void)
             kt_program_free(f.p);
             kt_pool_free(pool);
             free(f.rows);
+            free(f.wide_rows);
         }
     }
     return report("test_elementwise");

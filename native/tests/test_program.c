@@ -36,7 +36,8 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_add(p, part(a, 8, 32), part(a, 0, 32), part(b, 0, 32)), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_select(p, a, a), KT_ERR_SHAPE, why(p), "domain 0");
     REFUSED(kt_program_norm(p, a, b, 48, (float[48]){1}, 0), KT_ERR_SHAPE, why(p), "runs of 48");
-    REFUSED(kt_program_embed(p, a, NULL, 5), KT_ERR_SHAPE, why(p), "table");
+    REFUSED(kt_program_embed(p, a, NULL, KT_BF16, 5), KT_ERR_SHAPE, why(p), "table");
+    REFUSED(kt_program_embed(p, a, &(uint16_t){0}, KT_F16, 5), KT_ERR_SHAPE, why(p), "dtype 2");
     REFUSED(kt_program_gate(p, a, b, part(b, 0, 5), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 5");
     REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");

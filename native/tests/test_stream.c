@@ -408,7 +408,7 @@ static void check_create(model *m)
     kt_program *p = make_program(m->pool, 1, 1, 0);
     CHECK(!kt_offload_create(p, &o, error, sizeof error) && strstr(error, "not finished"), "%s", error);
     uint16_t table[16] = {0};
-    OK(kt_program_embed(p, make_view(p, 16, KT_ROWS_TOKENS), table, 1), kt_program_error(p));
+    OK(kt_program_embed(p, make_view(p, 16, KT_ROWS_TOKENS), table, KT_BF16, 1), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     CHECK(!kt_offload_create(p, &o, error, sizeof error) && strstr(error, "has embeddings"), "%s", error);
     kt_program_free(p);
