@@ -73,10 +73,26 @@ $(VENV)/.kt-venv:
 	@$(PYTHON) -m venv $(VENV) </dev/null
 	@touch $@
 
+# What an installation does, from its log: the package that is fetched, the file that is compiled; on a
+# terminal in one line that changes, else a line for each of the two.
+define SHOW
+function say(what, detail) { \
+    if (tty) printf "\r\033[K  %s%s", what, detail; else if (what != last) print "  " what; \
+    last = what; fflush() } \
+/^ *Collecting / { say("getting packages", " (" $$2 ")") } \
+/^ *\[[0-9]+\/[0-9]+\] Building / { step = $$1; gsub(/[][]/, "", step); split(step, of, "/"); \
+    say("compiling " of[2] " files", ", " of[1] " begun") } \
+END { if (tty) printf "\r\033[K" }
+endef
+
 # Python files are read from the source tree, so only these are reasons to install again.
 $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt into $(VENV) (only when something changed) ..."
-	@if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; $(PIP) -e ".$$extra" </dev/null
+	@rm -f $@.failed; if [ -t 1 ]; then tty=1; fi; \
+	    if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; \
+	    { $(filter-out --quiet,$(PIP)) --verbose -e ".$$extra" </dev/null 2>&1 || touch $@.failed; } | tee $@.log | awk -v tty=$$tty '$(SHOW)'; \
+	    if [ -e $@.failed ]; then tail -n 50 $@.log; echo "kt could not be installed; all of it: $@.log"; exit 1; fi
+	@echo "kt is $(BIN)/kt"
 	@touch $@
 
 $(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)

@@ -25,8 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from convert import convert_checkpoint  # type: ignore[import-not-found]
 from mini_tasks import MINI, is_right, tasks  # type: ignore[import-not-found]
 
+from ktcli.assembly.load import load_pack
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine
+from ktcli.hardware.gpu import CPU
 from ktcli.measure.evaluate import Case, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.ops.native import NativeBackend
@@ -48,7 +51,8 @@ def skipping() -> Iterator[None]:
 
 def load(pack: Path) -> Engine:
     """With one thread: the steps are short."""
-    return Engine.load(pack, context=LENGTH + 1, all_logits=True, threads=1, defer=max(DEPTHS))
+    words = DeviceWords(device=CPU, defer=max(DEPTHS))
+    return load_pack(pack, Wanted(LENGTH + 1, threads=1, all_logits=True, device=words))
 
 
 def losses(pack: Path, tokens: int) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from gpu_sections import SECTIONS, free
 from naming import result_path
 
 from ktcli import __version__
-from ktcli.engine.cpu import Options, make_pool
+from ktcli.assembly.host import team_here
 from ktcli.engine.device.usable import why_not
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.probe import probe
@@ -47,7 +47,7 @@ def place_of(machine: Machine, *, smoke: bool) -> Place:
     if smoke:
         torch.set_num_threads(1)
         device = torch.device("cpu")
-        ceilings = replace(Ceilings.of(make_pool(Options(threads=1))), seconds=0.002)
+        ceilings = replace(Ceilings.of(team_here(1)), seconds=0.002)
         return Place(device, _STAND_IN, machine, measure_rates(device), ceilings, SMOKE)
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as nvidia-smi numbers them
     reason = why_not() or ("" if machine.gpus else "nvidia-smi names no GPU")
@@ -56,7 +56,7 @@ def place_of(machine: Machine, *, smoke: bool) -> Place:
     gpu = machine.gpus[0]
     device = torch.device("cuda", gpu.index)
     threads = max(1, len(machine.cpu.cores) - 1)  # the GPU takes one
-    ceilings = Ceilings.of(make_pool(Options(threads=threads)))
+    ceilings = Ceilings.of(team_here(threads))
     return Place(device, gpu, machine, measure_rates(device), ceilings, FULL)
 
 

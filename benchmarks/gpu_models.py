@@ -11,23 +11,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ktcli.engine.cpu import Engine, Options, make_pool
-from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.assembly.plan import EXACT_ROW
+from ktcli.engine import CpuEngine, Engine
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.steps import LongPrompts
-from ktcli.engine.loader import RandomSource
+from ktcli.engine.loader import RandomSource, TensorSource
 from ktcli.engine.policy import Policy
+from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu, Machine
-from ktcli.hardware.numa import OFF
 from ktcli.measure.bench import Ceilings
 from ktcli.measure.synthetic import ApartSource
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool, Weight
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Role, Tensor
+from ktcli.planner.cost import assumed_rates
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Room, uniform
 from ktcli.planner.forecast import Forecast, Known
+from ktcli.planner.host import Host
+from ktcli.planner.memory import TALK, Use
+from ktcli.planner.placement import place as planned
+from ktcli.planner.plan import Request
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
@@ -185,8 +192,19 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
 
 def cpu_engine(place: Place, name: str, context: int) -> Engine:
     """The same shapes on the CPU alone."""
-    options, source = Options(context=context), ApartSource(place.pool, 1)
-    return Engine(model_of(place, name), Recipe(), source, place.pool, options)
+    source = ApartSource(place.pool, 1)
+    return engine_on(place.pool, source, model_of(place, name), context)
+
+
+def engine_on(
+    pool: Pool, source: TensorSource, model: Model, context: int, use: Use = TALK
+) -> CpuEngine:
+    """An engine on the CPU, planned for a machine of that pool with memory enough."""
+    host = Host(
+        "made up", pool.threads, pool.isa, 1 << 50, 1 << 50, assumed_rates(pool.isa, 1, 1e10)
+    )
+    plan = planned(model, host, Request(Recipe(), context, CPU, use=use))
+    return CpuEngine(model, source, pool, plan)
 
 
 class SameSource(RandomSource):
@@ -223,16 +241,16 @@ class SameSource(RandomSource):
 def twins(place: Place, name: str, share: float, *, exact: bool) -> tuple[Engine, DeviceEngine]:
     """Two engines of one small model with the same weights: on the CPU alone, and with the device."""
     model, recipe = build(tiny(name)), Recipe()
-    options = Options(context=256, threads=1, numa=OFF, exact=exact, all_logits=True)
-    pool = make_pool(options)
+    row = EXACT_ROW if exact else None
+    pool = Pool(1, isa=row)
     source = SameSource(pool, recipe)
-    alone = Engine(model, recipe, source, pool, options)
+    alone = engine_on(pool, source, model, 256, Use(exact=exact, all_logits=True))
     placed = Placement(share_mask(model, share), 256)
     both = DeviceEngine(
         model,
         recipe,
         source,
-        make_pool(options),
+        Pool(1, isa=row),
         placed,
         place.device,
         max_outputs=256,

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,18 +25,20 @@ from gpu_models import (
 )
 
 from ktcli.commands.view.device_figures import hit_rate, trace_figures
+from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
 from ktcli.engine.device.stream import Stream, stream_on
-from ktcli.engine.device.timing import layer_times
 from ktcli.engine.loader import load
 from ktcli.engine.policy import Policy
-from ktcli.engine.trace import DEVICE, Trace
 from ktcli.hardware.gpu import CUDA
-from ktcli.measure.bench import Job, Kind, Measured, Yardstick, run, traced
+from ktcli.measure.bench import Job, Kind, Yardstick, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings
 from ktcli.measure.device_synthetic import Setting, planned_engine
+from ktcli.measure.device_trace import trace
+from ktcli.measure.layer_times import layer_times
 from ktcli.measure.synthetic import ApartSource, fitting_plan
+from ktcli.measure.trace import DEVICE, Trace
 from ktcli.models import build
 from ktcli.ops.tensors import Role
 from ktcli.planner.deferral import Times, layer_seconds
@@ -77,7 +80,7 @@ def logits(place: Place) -> Iterator[Row]:
                 }
 
 
-def _decoded(engine: Measured, ids: list[int]) -> np.ndarray:
+def _decoded(engine: Engine, ids: list[int]) -> np.ndarray:
     session = engine.session()
     return np.stack([session.feed([token]).values.copy() for token in ids])
 
@@ -192,7 +195,7 @@ def decode(place: Place, name: str) -> Iterator[Row]:
         if share == 0:
             yield from _gain(engine, rows)
         if share == 1:
-            yield _kernels(engine, traced(engine, _AFTER))
+            yield _kernels(engine, traced(engine, _AFTER, partial(trace, engine)))
         del engine, yardstick
         free(place)
 
@@ -220,7 +223,7 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
         "operations_s": dict(found.profile.operations),
         "cpu_busy_percent": 100 * found.profile.seconds / seconds,
         "noisy": found.measured.noisy,
-        **trace_figures(traced(engine, _AFTER)),
+        **trace_figures(traced(engine, _AFTER, partial(trace, engine))),
     }
 
 
@@ -281,7 +284,7 @@ def prefill(place: Place) -> Iterator[Row]:
     yield from _prompts(place, alone, place.ceilings, "CPU alone")
 
 
-def _prompts(place: Place, engine: Measured, yardstick: Yardstick, way: str) -> Iterator[Row]:
+def _prompts(place: Place, engine: Engine, yardstick: Yardstick, way: str) -> Iterator[Row]:
     for n in place.scale.prompts:
         pairs = place.scale.pairs if n <= 2048 else 1
         found = run(engine, Job(Kind.PREFILL, n), yardstick, pairs=pairs)
@@ -351,7 +354,7 @@ def plans(place: Place) -> Iterator[Row]:
             asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
-            engine = planned_engine(model, plan, Setting(place.device))
+            engine = planned_engine(model, plan, place.pool, Setting(place.device))
             row = _decode_row(place, engine, yardstick_of(place, engine))
             yield {
                 **row,

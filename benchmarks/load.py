@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.cpu import Options, make_pool
+from ktcli.assembly.host import team_here
 from ktcli.engine.loader import PackSource, load
 from ktcli.measure.clock import PAIRS, alternate
 from ktcli.models import Model, build, cut
@@ -149,7 +149,7 @@ def rows() -> list[dict[str, Any]]:
     config = cut(profile.config, LAYERS)
     with tempfile.TemporaryDirectory() as folder:
         pack = write_pack(Path(folder), config, Recipe())
-        pool = make_pool(Options())
+        pool = team_here()
         return [measure(build(config), pack, pool, Copy(pool.threads))]
 
 

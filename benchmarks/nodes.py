@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ktcli.engine.cpu import Engine
+from ktcli.assembly.load import load_random
+from ktcli.assembly.request import Wanted
+from ktcli.engine import Engine
 from ktcli.hardware.numa import AUTO, OFF, Numa, parse_numa
 from ktcli.hardware.probe import probe
 from ktcli.measure.bench import Job, Kind, once
 from ktcli.measure.clock import PAIRS, Measurement, alternate
-from ktcli.measure.synthetic import Request, random_engine
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
@@ -31,13 +32,12 @@ MODEL, LAYERS = "qwen3-30b-a3b", 4
 JOBS = (Job(Kind.DECODE, 64), Job(Kind.PREFILL, 512))
 
 
-def engine_with(numa: Numa, layers: int, free_bytes: int) -> Engine:
+def engine_with(numa: Numa, layers: int) -> Engine:
     """An engine of so many layers."""
     profile = catalog.find(MODEL)
     assert profile is not None
     context = max(job.context + job.n_tokens for job in JOBS)
-    request = Request(Recipe(), layers, context, free_bytes, numa=numa)
-    return random_engine(profile.config, request)
+    return load_random(profile.config, Recipe(), Wanted(context, numa=numa), layers)
 
 
 def runner(engine: Engine, job: Job) -> Callable[[], None]:
@@ -86,8 +86,7 @@ def main() -> None:
     asked = parser.parse_args()
     machine = probe()
     numa = asked.numa or (AUTO if len(machine.worker_nodes) > 1 else Numa(2))
-    half = machine.memory.free_bytes // 2
-    one, teams = engine_with(OFF, asked.layers, half), engine_with(numa, asked.layers, half)
+    one, teams = engine_with(OFF, asked.layers), engine_with(numa, asked.layers)
     rows = []
     for job in JOBS:
         found = alternate(timed(runner(teams, job)), timed(runner(one, job)), pairs=PAIRS)

@@ -1,45 +1,114 @@
 # bash completion for kt; made by: kt completion bash
 _kt() {
-    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} options='' words='' verb=''
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} verb=${COMP_WORDS[1]}
+    local options='' words='' names='' files=''
     COMPREPLY=()
-    case $before in
-        --against|--calibrate|--context|--defer|--dense|--device|--experts|--format|--formats|--gpu-experts|--isa|--kv|--layers|--machine|--max-tokens|--min-p|--numa|--out|--plot|--policy|--prefill-threshold|--repetition-penalty|--runs|--seed|--shape|--stop|--stride|--system|--temperature|--text|--threads|--tokens|--top-k|--top-p|--trace|--work) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    esac
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench eval --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench eval completion --help --version" -- "$word"))
         return
     fi
-    verb=${COMP_WORDS[1]}
     case $verb in
         bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
-    case $verb in
-        'chat') options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help'; words='models' ;;
-        'doctor') options='--measure --json --help'; words='' ;;
-        'plan') options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help'; words='models' ;;
-        'pull') options='--json --quiet --help'; words='models' ;;
-        'convert') options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help'; words='here' ;;
-        'list') options='--all --json --quiet --help'; words='' ;;
-        'show') options='--experts --json --help'; words='models' ;;
-        'verify') options='--json --quiet --help'; words='here' ;;
-        'rm') options='--partial --yes --json --quiet --help'; words='here' ;;
-        'bench') options='--help'; words='decode prefill kernel' ;;
-        'bench decode') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help'; words='models' ;;
-        'bench prefill') options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help'; words='models' ;;
-        'bench kernel') options='--work --shape --format --tokens --threads --numa --isa --runs --json --help'; words='' ;;
-        'eval') options='--against --formats --defer --kv --text --tokens --context --stride --plot --threads --numa --json --quiet --help'; words='models' ;;
+    case "$verb" in
+        'chat')
+            case $before in
+                --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--context|--threads|--defer)  ;;
+                --numa) words='auto off' ;;
+                --device) words='auto cpu cuda' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
+        'doctor') options='--measure --json --help' ;;
+        'plan')
+            case $before in
+                --context|--threads|--defer)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                --device) words='auto cpu cuda' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                --machine) words='cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' files='any' ;;
+                *) options='--context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --machine --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'pull') options='--json --quiet --help' names='all' files='.gguf' ;;
+        'convert')
+            case $before in
+                --out) files='folders' ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --calibrate) files='any' ;;
+                --threads)  ;;
+                *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
+            esac ;;
+        'list') options='--all --json --quiet --help' ;;
+        'show') options='--experts --json --help' names='all' files='.gguf' ;;
+        'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
+        'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'bench') options='--help' words='decode prefill kernel' ;;
+        'bench decode')
+            case $before in
+                --layers|--tokens|--context|--threads|--defer|--runs)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                --device) words='auto cpu cuda' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                --policy) words='kt all-cpu gpu-stream fiddler' ;;
+                --trace) files='any' ;;
+                *) options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench prefill')
+            case $before in
+                --layers|--tokens|--context|--threads|--defer|--runs)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                --device) words='auto cpu cuda' ;;
+                --gpu-experts) words='uniform front hot' files='any' ;;
+                --prefill-threshold) words='never' ;;
+                --policy) words='kt all-cpu gpu-stream fiddler' ;;
+                *) options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench kernel')
+            case $before in
+                --work) words='decode prefill linear' ;;
+                --shape) words='A B C' ;;
+                --format) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --tokens|--threads|--isa|--runs)  ;;
+                --numa) words='auto off' ;;
+                *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
+            esac ;;
+        'eval')
+            case $before in
+                --against) names='all' files='.gguf' ;;
+                --formats) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --defer|--tokens|--context|--stride|--threads)  ;;
+                --kv) words='bf16 f32' ;;
+                --text|--plot) files='any' ;;
+                --numa) words='auto off' ;;
+                *) options='--against --formats --defer --kv --text --tokens --context --stride --plot --allow-special --threads --numa --json --quiet --help' names='all' files='.gguf' ;;
+            esac ;;
+        'completion') options='--help' words='bash zsh fish' ;;
     esac
-    if [[ $word == -* ]]; then
+    if [[ $word == -* && -n $options ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))
-    elif [[ $word == */* || -z $words ]]; then
-        COMPREPLY=($(compgen -f -- "$word"))
-    else
-        case $words in
-            models) words=$(kt names 2>/dev/null) ;;
-            here) words=$(kt names --here 2>/dev/null) ;;
-        esac
-        COMPREPLY=($(compgen -W "$words" -- "$word"))
+        return
     fi
+    case $names in
+        all) words+=" $(kt names 2>/dev/null)" ;;
+        here) words+=" $(kt names --here 2>/dev/null)" ;;
+        mine) words+=" $(kt names --mine 2>/dev/null)" ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    case $files in
+        any) COMPREPLY+=($(compgen -f -- "$word")) ;;
+        .gguf) COMPREPLY+=($(compgen -d -- "$word") $(compgen -f -X '!*.gguf' -- "$word")) ;;
+        folders) COMPREPLY+=($(compgen -d -- "$word")) ;;
+    esac
 }
 # A colon is part of hf:org/repo.
 COMP_WORDBREAKS=${COMP_WORDBREAKS//:}

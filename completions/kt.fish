@@ -1,148 +1,154 @@
 # fish completion for kt; made by: kt completion fish
 complete -c kt -f
 complete -c kt -n __fish_use_subcommand -a chat -d 'Talk to a model'
-complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l greedy -d 'Take the most likely token always'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; may be repeated' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d '0 is greedy' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l max-tokens -d 'Longest answer, in tokens' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l system -d 'System text' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l stop -d 'Text that ends an answer; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l temperature -d '0 is greedy' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-k -d 'Keep the best K tokens' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l top-p -d 'Keep the best tokens up to probability P' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l min-p -d 'Drop what is P times less likely' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'Above 1: repeat less. 1 is off' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
-complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a doctor -d 'Show what this machine is and can do'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l measure -d 'Measure bandwidth and arithmetic too, and remember the result'
 complete -c kt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from doctor' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a plan -d 'Show where a model would go and how fast it would be'
-complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
-complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for the machine this file describes, not for this one' -r -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l context -d 'Positions to reserve' -x
+complete -c kt -n '__fish_seen_subcommand_from plan' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt or that this file describes, not for this one' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from plan' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a pull -d 'Download a model into the library'
-complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from pull' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from pull' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from pull' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a convert -d 'Convert a checkpoint into the files that kt runs'
-complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -r -F
-complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l out -d 'Folder to write' -x -a '(__fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l mixed -d 'Keep the experts’ down projections one step more precise'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l calibrate -d 'Run the model on this text first; scales of 4-bit formats then lose least where its inputs are large' -r -F
-complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -r -F
+complete -c kt -n '__fish_seen_subcommand_from convert' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from convert' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from convert' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a list -d 'List the models in the library'
 complete -c kt -n '__fish_seen_subcommand_from list' -l all -d 'Also those that kt knows and that are not here'
 complete -c kt -n '__fish_seen_subcommand_from list' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from list' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
-complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Draw how often each expert was chosen in chats'
 complete -c kt -n '__fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a verify -d 'Check a model’s files against their hashes'
-complete -c kt -n '__fish_seen_subcommand_from verify' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from verify' -a '(kt names --here 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from verify' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from verify' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a rm -d 'Remove a model and free its space'
-complete -c kt -n '__fish_seen_subcommand_from rm' -a '(kt names --here 2>/dev/null; __fish_complete_directories)'
+complete -c kt -n '__fish_seen_subcommand_from rm' -a '(kt names --mine 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l partial -d 'Also everything whose pull or conversion was interrupted'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a bench -d 'Measure speed, without a download if need be'
-complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Tokens per second of an answer'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -a '(kt names 2>/dev/null; __fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Decoder layers' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens of one run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of everything dense, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l layers -d 'Decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l tokens -d 'Tokens of one run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l context -d 'Tokens in the cache before each run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l runs -d 'Runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l profile -d 'Also show where the time went, by kind of operation'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l trace -d 'Also write what happened when in one step, for Perfetto or chrome://tracing' -r -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a prefill -d 'Tokens per second of reading a prompt'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -a '(kt names 2>/dev/null; __fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Decoder layers' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens of one run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of everything dense, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l layers -d 'Decoder layers' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l tokens -d 'Tokens of one run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l context -d 'Tokens in the cache before each run' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l experts -d 'Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan)' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l dense -d 'Number format of everything dense, e.g. int8, bf16' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l runs -d 'Runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l profile -d 'Also show where the time went, by kind of operation'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a kernel -d 'Speed of the experts of one layer, and of dense products'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, experts and experts per token; may be repeated' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert of a prefill; may be repeated' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Row of kernels, as KT_ISA' -r -F
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Runs, each between two measurements of the ceiling' -r -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l work -d 'What to measure; may be repeated' -x -a 'decode prefill linear'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l shape -d 'Hidden size, expert width, experts and experts per token; may be repeated' -x -a 'A B C'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l format -d 'Number format; may be repeated' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l tokens -d 'Tokens per expert of a prefill; may be repeated' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l isa -d 'Row of kernels, as KT_ISA' -x
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l runs -d 'Runs, each between two measurements of the ceiling' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l json -d 'Print one JSON document on stdout'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from kernel' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a eval -d 'Measure how well a model predicts a text'
-complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_directories)'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Compare with this model or conversion, token by token' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if need be, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that come a layer later, e.g' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Numbers in the cache: bf16, f32, or bf16,f32' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l against -d 'Compare with this model or conversion, token by token' -x -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l formats -d 'Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4' -x -a 'int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l defer -d 'Experts per token that come a layer later, e.g. 0,3,6' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l kv -d 'Numbers in the cache: bf16, f32, or bf16,f32' -x -a 'bf16 f32'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l text -d 'Plain text to read' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l tokens -d 'Tokens of it, at most' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l context -d 'Tokens of a window; each is read afresh' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l stride -d 'Tokens from one window to the next' -x
 complete -c kt -n '__fish_seen_subcommand_from eval' -l plot -d 'Also draw the result: .png or .svg' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -r -F
-complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -r -F
+complete -c kt -n '__fish_seen_subcommand_from eval' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l threads -d 'CPU threads' -x
+complete -c kt -n '__fish_seen_subcommand_from eval' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from eval' -l quiet -d 'Print only results and errors'
-complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit.'
+complete -c kt -n '__fish_seen_subcommand_from eval' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a completion -d 'Print the completion script of a shell'
+complete -c kt -n '__fish_seen_subcommand_from completion' -a 'bash zsh fish'
+complete -c kt -n '__fish_seen_subcommand_from completion' -l help -d 'Show this message and exit'

@@ -1,5 +1,5 @@
 """`python -m ktcli` is `kt`."""
 
-from ktcli.main import run
+from ktcli.start import run
 
 run()

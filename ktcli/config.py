@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 
 from ktcli.errors import KtError, UsageError
 
@@ -23,7 +24,8 @@ def home() -> Path:
     """The library folder, absolute; it need not exist yet.
 
     Raises:
-        UsageError: KT_HOME names something that is not a folder.
+        UsageError: KT_HOME names something that is not a folder, or one whose parent is not there, as when
+            a disk is not mounted.
     """
     given = os.environ.get("KT_HOME")
     if given:
@@ -37,12 +39,18 @@ def home() -> Path:
         raise UsageError(f"{variable} is {given}, but there is no such home folder") from None
     try:
         wrong = path.exists() and not path.is_dir()
+        lost = variable == "KT_HOME" and not path.parent.exists()
     except OSError as error:
         raise UsageError(f"{variable} cannot be read: {path}: {error.strerror}") from error
     if wrong:
         raise UsageError(
             f"{variable} is {path}, which is a file, not a folder",
             hint="set KT_HOME to a folder on a disk with room, for example: export KT_HOME=~/kt",
+        )
+    if lost:
+        raise UsageError(
+            f"KT_HOME is {path}, but there is no folder {path.parent}",
+            hint=f"mount the disk that it lies on, or make it: mkdir -p {quote(str(path))}",
         )
     return path
 

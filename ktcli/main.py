@@ -9,6 +9,7 @@ in one sentence, with exit code 70 (the traceback appears under KT_DEBUG=1).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -156,7 +157,8 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
         import traceback
 
         traceback.print_exception(cause or error)
-    out.error(error)
+    with contextlib.suppress(OSError):  # nobody listens: the exit code says it all the same
+        out.error(error)
     return error.exit_code
 
 
@@ -179,12 +181,15 @@ def _with_code(error: KtError, code: int) -> KtError:
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """Run the command line of this process and end it; `ktcli.start` comes before."""
     code = main(sys.argv[1:])
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:  # a pipe without a reader, or a full disk
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if not isinstance(error, BrokenPipeError):
+                code = code or _internal(error)
     if code == EXIT_INTERRUPTED and threading.active_count() > 1:
         # The interpreter would wait for a hub client's threads until their files are done.
         os._exit(code)

@@ -5,15 +5,18 @@
 
 Neither holds a time, host, thread count or path, so equal work gives equal bytes. Both are read here, and only
 here, as hostile input: a field that is missing or of a wrong type makes the manifest damaged, and a file name
-that could lead out of the folder is refused. What the formats mean is known to `weights.manifest`.
+that could lead out of the folder is refused. A pack's manifest carries
+a hash of itself, which `kt verify` looks at. What the formats mean is known to `weights.manifest`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,10 +25,16 @@ from ktcli.errors import BadCheckpoint
 
 CHECKPOINT = "kt-source.json"
 PACK = "kt.json"
+LOCK = "kt.lock"  # in the folder of a pack: held by the conversion that makes it
 VERSION = 1
 MAX_BYTES = 10_000_000  # a hundred times the manifest of the largest model
 MOST_FIGURE = 1e9  # of an error report; NaN is none of its numbers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SEAL = "sha256"  # of the manifest's bytes, with zeros in place of this
+_OPEN = "0" * 64
+_PACK_FIELDS = frozenset(
+    ("kt_pack", "family", "source", "recipe", "formats", "calibration", "extras", "files", _SEAL)
+)
 _MARKS = {
     CHECKPOINT: "kt_source",
     PACK: "kt_pack",
@@ -72,6 +81,14 @@ class FormatNames:
         return names | ({"f32": list(self.in_f32)} if self.in_f32 else {})
 
 
+class Seal(Enum):
+    """Whether a manifest is what was written, by the hash it carries of its own bytes."""
+
+    INTACT = "intact"
+    BROKEN = "broken"
+    NONE = "none"  # written before manifests carried one
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a folder should hold.
@@ -84,6 +101,7 @@ class Manifest:
         formats: of a pack; None: these are the files of a checkpoint.
         family, digest: of a pack: the model family, and the digest of the checkpoint's headers.
         calibration: what text the pack was calibrated with, its tokens and SHA-256; empty: with none.
+        seal: of a pack that was read: whether the manifest itself is what was written.
     """
 
     files: tuple[FileRecord, ...]
@@ -95,6 +113,7 @@ class Manifest:
     family: str = ""
     digest: str = ""
     calibration: str = ""
+    seal: Seal | None = field(default=None, compare=False)
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
@@ -138,8 +157,9 @@ class Manifest:
                 **({"calibration": self.calibration} if self.calibration else {}),
                 "extras": [encode_record(record) for record in self.extras],
                 "files": files,
+                _SEAL: _OPEN,
             }
-        return (json.dumps(document, indent=indent, ensure_ascii=True) + "\n").encode()
+        return _sealed((json.dumps(document, indent=indent, ensure_ascii=True) + "\n").encode())
 
 
 def encode_record(record: FileRecord) -> dict[str, Any]:
@@ -201,10 +221,28 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
             family=_text(document, "family"),
             digest=_text(source, "digest"),
             calibration=_optional_text(document, "calibration"),
+            seal=_seal(document, data),
         )
     if len({record.name for record in found.records}) != len(found.records):
         raise ValueError("lists a file twice")
     return found
+
+
+def _sealed(data: bytes) -> bytes:
+    """A manifest with its own hash in the place that was left open for it."""
+    before, opened, after = data.rpartition(_OPEN.encode())
+    if not opened:
+        return data
+    return before + hashlib.sha256(data).hexdigest().encode() + after
+
+
+def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
+    digest = document.get(_SEAL)
+    if digest is None:  # a damaged name of a field is a field that nobody writes
+        return Seal.NONE if document.keys() <= _PACK_FIELDS else Seal.BROKEN
+    before, found, after = data.rpartition(str(digest).encode("utf-8", "replace"))
+    whole = found and _sealed(before + _OPEN.encode() + after) == data
+    return Seal.INTACT if whole else Seal.BROKEN
 
 
 def parse_record(row: object) -> FileRecord:

@@ -103,7 +103,8 @@ def table(
 
 
 class Progress:
-    """A progress bar with rate and time left; does nothing where there is no terminal.
+    """A progress bar with rate and time left; does nothing where there is no terminal, and on one that
+    cannot draw gives its title once.
 
     Used as a context manager; `advance` may be called from other threads.
     """
@@ -111,14 +112,16 @@ class Progress:
     def __init__(
         self, title: str, total: int | None, unit: str, visible: bool, done: int = 0
     ) -> None:
-        self._title, self._total, self._unit, self._visible = title, total, unit, visible
+        self._title, self._total, self._unit = title, total, unit
+        self._draws = visible and os.environ.get("TERM") != "dumb"
+        self._tells = visible and not self._draws
         self._done = done
         self._begun = False
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if self._visible:
+        if self._draws:
             self._bar = _rich_bar(self._unit)
             self._task = self._bar.add_task(
                 safe(self._title), total=self._total, completed=self._done
@@ -134,20 +137,25 @@ class Progress:
 
     def advance(self, amount: int = 1) -> None:
         """`amount` more is done."""
+        self._begin()
         if self._bar is not None:
-            self._begun = True
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
         """Set what is done; a total of None stays what it is."""
+        self._begin()
         if self._bar is not None:
-            self._begun = True
             self._bar.update(self._task, completed=done, total=total)
+
+    def _begin(self) -> None:
+        if self._tells and not self._begun:
+            _say(sys.stderr, f"{safe(self._title)} …")
+        self._begun = True
 
 
 def _rich_bar(unit: str) -> Any:
     """A rich progress bar on stderr; `unit` "B" shows bytes, anything else counts."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -160,6 +168,14 @@ def _rich_bar(unit: str) -> Any:
     )
     from rich.table import Column
 
+    class Roomy(Console):
+        """Leaves the end of each line for the ^C that a terminal shows, which would begin another line."""
+
+        @property
+        def options(self) -> ConsoleOptions:
+            found = super().options
+            return found.update(max_width=max(1, found.max_width - len("^C")))
+
     whole = Column(no_wrap=True)
     title = TextColumn("{task.description}", markup=False, table_column=whole)
     amounts: list[Any] = (
@@ -171,7 +187,7 @@ def _rich_bar(unit: str) -> Any:
         else [MofNCompleteColumn(table_column=whole)]
     )
     columns = [title, BarColumn(None), TaskProgressColumn(), *amounts, TimeRemainingColumn(True)]
-    return Progress(*columns, console=Console(file=sys.stderr), expand=True)
+    return Progress(*columns, console=Roomy(file=sys.stderr), expand=True)
 
 
 class Output:

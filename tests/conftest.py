@@ -1,7 +1,9 @@
 """For the whole suite: property tests draw the same examples in every run, and are not timed; the row amx."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import amx as emulator
@@ -10,6 +12,9 @@ from hypothesis import settings
 
 # A job that a shell started in the background inherits SIGINT ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The suite's models are tiny: a second thread of torch or of numpy's BLAS would only wait for the first.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 pytest_plugins = ["tiers"]
 
@@ -23,6 +28,42 @@ def amx(tmp_path_factory: pytest.TempPathFactory) -> emulator.Amx:
     if reason := emulator.why_not():
         pytest.skip(reason)
     return emulator.prepare(tmp_path_factory.mktemp("amx"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
+    """A case's random checkpoint (reference.py), written once in a session: to be read only."""
+    from reference import write_checkpoint
+
+    written: dict[str, Path] = {}
+
+    def checkpoint(case: Any) -> Path:
+        if case.name not in written:
+            folder = tmp_path_factory.mktemp(case.name)
+            written[case.name] = write_checkpoint(case, folder / "checkpoint")
+        return written[case.name]
+
+    return checkpoint
+
+
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured is measured for a millisecond, over few megabytes: for tests of what is said of it,
+    whatever it is."""
+    from ktcli.measure import bench, layer, rates
+    from ktcli.native import Pool
+
+    real = Pool.ceiling
+
+    def ceiling(self: Pool, kind: Any, seconds: float, *data: Any) -> float:
+        return real(self, kind, 1e-3, *data)
+
+    monkeypatch.setattr(Pool, "ceiling", ceiling)
+    monkeypatch.setattr(layer, "_RUN_S", 1e-3)
+    monkeypatch.setattr(layer, "_MOST_LAYERS", 4)
+    monkeypatch.setattr(bench, "CEILING_BYTES", 4 << 20)
+    for name in ("BUFFER_BYTES", "SMALLEST_BUFFER_BYTES"):
+        monkeypatch.setattr(rates, name, 4 << 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

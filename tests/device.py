@@ -22,8 +22,6 @@ from ktcli.ops.torch.kernels import kernels_for
 from ktcli.weights.pack import Pack
 
 CPU = torch.device("cpu")
-# The operations of a tiny model are too small to share: threads would wait for each other most of the time.
-torch.set_num_threads(1)
 
 
 @dataclass

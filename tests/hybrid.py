@@ -12,12 +12,14 @@ import torch
 from convert import convert_checkpoint
 from cores import TWO
 from deferral import DeferredRunner
+from loading import load_engine
 from numpy.typing import NDArray
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
 from ktcli.engine.device.cache import DeviceCache
-from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
@@ -26,6 +28,7 @@ from ktcli.native import Pool, Team
 from ktcli.ops.torch.backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
+from ktcli.planner.deferral import IMMEDIATE
 from ktcli.weights.pack import Pack
 
 CONTEXT = 200
@@ -65,6 +68,11 @@ class Made:
     def shape(self) -> tuple[int, int]:
         return self.model.spec.moe_layers, self.model.spec.experts
 
+    @property
+    def most(self) -> int:
+        """Experts of a token that may be deferred, at most."""
+        return self.model.spec.top_k - IMMEDIATE
+
     def mask(self, name: str) -> Mask:
         layers, experts = self.shape
         if name == "front":
@@ -87,8 +95,8 @@ class Made:
 
     @cached_property
     def cpu_only(self) -> Engine:
-        return Engine.load(
-            self.path, context=CONTEXT, threads=TWO, exact=True, all_logits=True, defer=9
+        return load_engine(
+            self.path, context=CONTEXT, threads=TWO, exact=True, all_logits=True, defer=self.most
         )
 
     @cached_property

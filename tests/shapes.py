@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 from ktcli.models import Model, build
 from ktcli.planner.cost import Rates
 from ktcli.planner.host import Host
-from ktcli.resources import data_path
+from ktcli.store import catalog
 
 GB = 10**9
 GIB = 1 << 30
@@ -16,8 +15,7 @@ GIB = 1 << 30
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
     """The config of a catalogue model, with some fields changed."""
-    text = data_path("profiles", "models", f"{name}.toml").read_text(encoding="utf-8")
-    return {**tomllib.loads(text)["config"], **changes}
+    return {**catalog.get(name).config, **changes}
 
 
 def shape(name: str, **changes: Any) -> Model:

@@ -33,6 +33,22 @@ def test_a_library_folder_that_is_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         config.make_folder(config.home())
 
 
+def test_a_library_on_a_disk_that_is_not_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second library is not begun in the place of the first."""
+    path = tmp_path / "disk" / "kt"
+    monkeypatch.setenv("KT_HOME", str(path))
+    with pytest.raises(UsageError, match=f"there is no folder {path.parent}") as caught:
+        config.home()
+    assert f"mkdir -p {path}" in caught.value.hint
+    path.parent.mkdir()
+    assert config.home() == path
+    monkeypatch.delenv("KT_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "nowhere" / "yet"))
+    assert config.make_folder(config.home()).is_dir()
+
+
 @pytest.mark.parametrize("variable", ["KT_HOME", "XDG_DATA_HOME"])
 def test_the_home_of_nobody(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KT_HOME", raising=False)

@@ -25,6 +25,7 @@ def run(script: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch, *more: s
     return json.loads(out.read_text())
 
 
+@pytest.mark.thorough
 def test_every_section_runs(script, tmp_path, monkeypatch):
     found = run(script, tmp_path / "found.json", monkeypatch)
     sections = found["sections"]

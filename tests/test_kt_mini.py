@@ -49,6 +49,7 @@ def test_scorer():
     assert not score("12", item)
 
 
+@pytest.mark.thorough
 def test_no_question_is_in_the_training_set(recipe):
     """Of every fourth fact all expansions of every template, exact; one in sixteen by common words. (The model is
     made: this watches over its recipe.)"""

@@ -16,6 +16,7 @@ import torch
 from convert import convert_checkpoint
 from deferral import DeferredRunner
 from device import CPU
+from loading import load_engine
 from mini_tasks import MINI, RECIPE, is_right, tasks
 from numpy.typing import NDArray
 
@@ -56,7 +57,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(pack: Path) -> Load:
     def loaded(*, exact: bool = False) -> Engine:
         # One thread: the steps are short, and what they give does not depend on it.
-        return Engine.load(
+        return load_engine(
             pack, context=LENGTH + 1, all_logits=True, threads=1, defer=DEPTH, exact=exact
         )
 
@@ -108,6 +109,7 @@ def test_deferred_is_not_dropped(load: Load, pack: Path, request: pytest.Fixture
     assert interval(late - plain - 0.7 * (dropped - plain)).high < 0
 
 
+@pytest.mark.thorough
 def test_deferral_keeps_answers_right(load: Load) -> None:
     """Exact match on 2,000 generated tasks falls by at most half a point."""
     session = load().session()

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from loading import load_engine
 from mini_tasks import MINI, RECIPE, recipe
 from numpy.typing import NDArray
 
 from ktcli.chat.passage import read_passage, read_with
-from ktcli.engine import Engine
 from ktcli.measure.evaluate import Case, score, windows
 from ktcli.measure.intervals import interval
 
@@ -42,7 +42,7 @@ def extra_loss(checkpoint: Path, folder: Path, pairs: Sequence[str]) -> dict[str
         packs.append(convert_checkpoint(other or checkpoint, out, experts=experts, dense=dense))
     reading = read_with(packs[0], read_passage(None), TOKENS)
     over = windows(reading.ids, LENGTH, LENGTH, reading.begin)
-    engines = [Engine.load(each, context=LENGTH + 1, all_logits=True) for each in packs]
+    engines = [load_engine(each, context=LENGTH + 1, all_logits=True) for each in packs]
     first, *others = score([Case(engine) for engine in engines], over, compare=False)
     assert len(first.nll) == TOKENS
     return {name: other.nll - first.nll for name, other in zip(pairs, others, strict=True)}
@@ -80,6 +80,7 @@ def test_int8_costs_nothing(tmp_path: Path) -> None:
     assert lost["int8/int8"].mean() <= 0.001
 
 
+@pytest.mark.thorough
 def test_4_bits_that_are_used_better(tmp_path: Path) -> None:
     """On uneven weights the default costs at most half of what one scale per row does, nl4-g32 a sixth, and
     the rotation less than either at no more bytes."""

@@ -78,6 +78,7 @@ def test_sdist_holds_sources_only(sdist: Path):
     assert not [name for name in names if name.endswith((".so", "_native.py", ".pyc"))]
 
 
+@pytest.mark.thorough
 def test_wheel_holds_the_product_only(wheel: Path):
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -89,6 +90,7 @@ def test_wheel_holds_the_product_only(wheel: Path):
     assert str(ROOT).encode() not in library
 
 
+@pytest.mark.thorough
 def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     target = tmp_path / "site"
     run(*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel, cwd=tmp_path)
@@ -106,3 +108,30 @@ def test_this_install_works(tmp_path: Path):
 def test_missing_data_is_named():
     with pytest.raises(FileNotFoundError, match=r"no-such-file.* install ktcli again"):
         data_path("profiles", "no-such-file")
+
+
+FAKE_PIP = """\
+#!/bin/sh
+echo "  Collecting numpy (from ktcli)"
+for i in 1 2 3; do echo "  [$i/3] Building C object x$i.o"; done
+exit $FAKE_CODE
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_make_chat_says_what_it_does_and_where_kt_is(code: int, tmp_path: Path) -> None:
+    """Of an installation, with a stand-in for pip."""
+    (tmp_path / "pip").write_text(FAKE_PIP)
+    (tmp_path / "pip").chmod(0o755)
+    (tmp_path / ".kt-venv").touch()
+    stamp = tmp_path / ".kt-chat"
+    done = subprocess.run(
+        ["make", f"VENV={tmp_path}", f"PIP={tmp_path}/pip", "LOST=", str(stamp)],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "FAKE_CODE": str(code)},
+    )  # fmt: skip
+    assert "  getting packages\n  compiling 3 files\n" in done.stdout
+    assert (done.returncode == 0) == stamp.exists() == (code == 0)
+    if code == 0:
+        assert done.stdout.endswith(f"kt is {tmp_path}/bin/kt\n")
+    else:
+        assert "[3/3] Building" in done.stdout and f"{stamp}.log" in done.stdout

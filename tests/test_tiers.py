@@ -44,10 +44,8 @@ def collected(*arguments: object) -> set[str]:
 
 def test_check_imports_no_torch():
     names = collected("--tier=check")
-    folders = {name.split("::")[0].removeprefix("tests/").partition("/")[0] for name in names}
-    assert {pattern.partition("/")[0] for pattern in CHECK} == folders, (
-        "a pattern that names nothing"
-    )
+    files = {name.split("::")[0].removeprefix("tests/") for name in names}
+    assert not [each for each in CHECK if not any(file.startswith(each) for file in files)]
 
 
 def test_tiers_share_the_suite(tmp_path: Path):

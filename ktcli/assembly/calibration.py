@@ -16,10 +16,8 @@ from ktcli.assembly.host import host_here, machine_here
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.chat.passage import Passage, read_passage, read_with
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.gpu import torch_installed
 from ktcli.hardware.numa import OFF
-from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.hardware.team import make_team
 from ktcli.models import build
 from ktcli.planner.memory import need_bytes
@@ -63,7 +61,8 @@ def _run(
         )
     recipe = Recipe.named("int8", "int8")
     need = need_bytes(build(config_of(entry.path)), recipe, 0)
-    room = host_here(machine_here(), threads, OFF, torch=False).room_bytes
+    host = host_here(machine_here(gpus=False), threads, OFF, torch=False)
+    room = host.room_bytes
     if need > room:
         raise NotEnoughMemory(
             f"{entry.name}, which --calibrate runs with all its layers in memory", need, room,
@@ -71,7 +70,7 @@ def _run(
         )  # fmt: skip
     from ktcli.measure.calibrate import calibrate
 
-    pool = make_team(read_cpu(SYSTEM_ROOT, ()), threads)
+    pool = make_team(host.teams)
     config.home().mkdir(parents=True, exist_ok=True)
     prefix = f"{CALIBRATING}{os.getpid()}-"
     with TemporaryDirectory(dir=config.home(), prefix=prefix) as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from ktcli import manifest, smallfiles
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import UsageError
-from ktcli.store import catalog, library
+from ktcli.store import catalog, library, origins
 from ktcli.store.library import Entry, Kind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
@@ -45,11 +46,9 @@ def convert_entry(
     if recipe.calibrated and calibration is None:
         raise UsageError(
             f"{recipe.experts_name} is made with a text",
-            hint=f"name one: kt convert {entry.name}@{recipe.name} --calibrate FILE",
+            hint=f"name one: kt convert {entry.label}@{recipe.name} --calibrate FILE",
         )
-    from ktcli.hardware.cpu import read_cpu
-    from ktcli.hardware.probe import SYSTEM_ROOT
-    from ktcli.hardware.team import make_team
+    from ktcli.assembly.host import team_to_convert
     from ktcli.weights import convert as weights
 
     managed = target is None
@@ -57,7 +56,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
-        held = smallfiles.lock(library.lock_path(target.name.partition("@")[0]), what)
+        held = _held(entry, target, what)
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
         try:
@@ -65,7 +64,7 @@ def convert_entry(
                 entry.path,
                 target,
                 recipe,
-                make_team(read_cpu(SYSTEM_ROOT, ()), threads),
+                team_to_convert(threads),
                 progress=lambda done, total: bar.update(done=done, total=total),
                 provenance=_provenance(entry.path),
                 calibration=calibration,
@@ -77,6 +76,16 @@ def convert_entry(
     for remark in report.remarks:
         listener.warn(remark)
     return report
+
+
+@contextlib.contextmanager
+def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
+    """The lock on what the library holds of a model; where one from outside lies is kept before its pack begins."""
+    name = target.name.partition("@")[0]
+    with smallfiles.lock(library.lock_path(name), what):
+        if name != entry.name:
+            origins.note(name, entry.path)
+        yield
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:

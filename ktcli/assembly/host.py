@@ -8,33 +8,66 @@ from typing import TYPE_CHECKING
 from ktcli import config
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.errors import DeviceError
+from ktcli.hardware.cpu import read_cpu
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.machine import Machine
-from ktcli.hardware.numa import Numa
-from ktcli.hardware.probe import probe
-from ktcli.hardware.team import forced_size, on_nodes
+from ktcli.hardware.numa import OFF, Numa, asked_numa
+from ktcli.hardware.probe import SYSTEM_ROOT, probe
+from ktcli.hardware.team import forced_size, make_team, on_nodes, teams_here
+from ktcli.measure.tiles import start_team
+from ktcli.native import Pool
 from ktcli.planner.host import Host, host_of
 
 if TYPE_CHECKING:
     import torch
 
 
-def machine_here() -> Machine:
-    """The facts of this machine as they are now."""
-    return probe()
+def machine_here(*, gpus: bool = True) -> Machine:
+    """The facts of this machine as they are now.
+
+    Args:
+        gpus: look for GPUs too, whose driver may have to wake up.
+    """
+    return probe(gpus=gpus)
 
 
-def host_here(machine: Machine, threads: int | None, numa: Numa, *, torch: bool) -> Host:
+def host_here(
+    machine: Machine, threads: int | None, numa: Numa, *, torch: bool, isa: str | None = None
+) -> Host:
     """What the planner needs of the machine this runs on, as the environment and these options want it.
 
     Args:
         threads: None: as KT_THREADS says.
         torch: PyTorch is there.
+        isa: row of kernels; None: as KT_ISA says.
     Raises:
         UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
     forced = forced_size(on_nodes(machine.nodes, machine.cpu, numa), threads)
-    return host_of(machine, threads=forced, isa=config.forced_isa(), numa=numa, torch=torch)
+    row = isa or config.forced_isa()
+    return host_of(machine, threads=forced, isa=row, numa=numa, torch=torch)
+
+
+def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | None = None) -> Pool:
+    """The teams that a command would start now, where no plan says which.
+
+    Raises:
+        UsageError: more threads than cores, or nodes that cannot be used.
+        NativeError: the native library is missing or refuses the row.
+    """
+    machine = machine_here(gpus=False)
+    asked = asked_numa(None) if numa is None else numa
+    return start_team(machine.cpu, teams_here(machine.nodes, machine.cpu, threads, asked), isa)
+
+
+def team_to_convert(threads: int | None = None) -> Pool:
+    """One team over all cores, its memory anywhere: whatever is converted passes through it once.
+
+    Raises:
+        UsageError, NativeError: as `team_here`.
+    """
+    cpu = read_cpu(SYSTEM_ROOT, ())
+    return make_team(teams_here((), cpu, threads, OFF))
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:

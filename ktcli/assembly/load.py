@@ -1,143 +1,143 @@
-"""From a converted model to a running engine: with a GPU where one can be used and the plan wants it."""
+"""From a converted model to a running engine that follows the plan: on the CPU, or with a GPU beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ktcli.assembly.host import host_here, machine_here, torch_device, usable
-from ktcli.assembly.listener import SILENT, Listener
-from ktcli.assembly.plan import informed
+from ktcli.assembly.host import host_here, machine_here, torch_device
+from ktcli.assembly.listener import SILENT, Bar, Listener
+from ktcli.assembly.plan import Planner, planner_of
 from ktcli.assembly.prepare import Ready
 from ktcli.assembly.request import Wanted
-from ktcli.hardware.gpu import AUTO, CPU
-from ktcli.hardware.numa import Numa, asked_numa
-from ktcli.models import Model, build
-from ktcli.planner.deferral import require
-from ktcli.planner.host import Host
-from ktcli.planner.placement import is_small, place
-from ktcli.planner.plan import DevicePlan, Plan, Request
+from ktcli.engine import CpuEngine, Engine
+from ktcli.engine.loader import PackSource, Progress
+from ktcli.hardware.gpu import CPU
+from ktcli.hardware.numa import asked_numa
+from ktcli.measure.synthetic import fitting_plan, random_engine
+from ktcli.measure.tiles import planned_team
+from ktcli.models import build
+from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.store import experience, library
 from ktcli.weights.pack import Pack
+from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ktcli.engine import Engine
     from ktcli.engine.device.engine import DeviceEngine
 
 QUICK_BYTES = 256 << 20  # loaded in a blink: no progress bar
+WHAT = "the model with its context"  # that a machine is too small for
 
 
-def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine | DeviceEngine:
+def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
     """Load a prepared model where it is to run.
 
     Raises:
+        UsageError: what is asked for is not of this model or machine.
+        NotEnoughMemory: the plan does not fit; nothing was loaded.
         DeviceError: a GPU was asked for and cannot be used.
+        BadPack: the files are damaged.
     """
     with library.repairable(ready.pack):
-        engine: Engine | DeviceEngine | None = load_on_gpu(ready, wanted, listener)
+        pack = Pack.open(ready.pack)
+        planner = planner_of(build(pack.config), pack.recipe, wanted, ready.pack, listener)
+        plan = planner.place()
+        engine: Engine | None = None
+        if plan.device is not None:
+            plan, engine = _with_device(ready, pack, planner, plan, listener)
         if engine is None:
             for option in wanted.device.of_gpu():
                 listener.warn(f"{option} is about a GPU, and none is used here: it changes nothing")
-            engine = _load_on_cpu(ready, wanted, listener)
+            with _bar(ready, listener) as bar:
+                engine = _on_cpu(
+                    pack, planner, plan, lambda done, of: bar.update(done=done, total=of)
+                )
     for warning in engine.warnings:
         listener.warn(warning)
     return engine
 
 
-def _load_on_cpu(ready: Ready, wanted: Wanted, listener: Listener) -> Engine:
-    from ktcli.engine import Engine
+def load_pack(
+    path: Path, wanted: Wanted | None = None, progress: Progress | None = None
+) -> CpuEngine:
+    """Load the conversion in a folder with every layer on the CPU.
 
-    if wanted.device.defer:
-        require(wanted.device.defer, build(Pack.open(ready.pack).config).spec.top_k)
+    Args:
+        progress: told how many bytes of how many are placed.
+    Raises:
+        UsageError, NotEnoughMemory, BadPack: as `load`.
+    """
+    pack = Pack.open(path)
+    planner = planner_of(build(pack.config), pack.recipe, wanted or Wanted(), path)
+    return _on_cpu(pack, planner, planner.place(), progress)
 
-    def read(progress: Callable[[int, int], None] | None) -> Engine:
-        return Engine.load(
-            ready.pack,
-            context=wanted.context,
-            threads=wanted.threads,
-            exact=wanted.exact,
-            all_logits=wanted.all_logits,
-            defer=wanted.device.defer or 0,
-            kv_f32=wanted.kv_f32,
-            numa=wanted.numa,
-            progress=progress,
-        )
 
-    if sum(status.st_size for _, status in library.walk(ready.pack)) < QUICK_BYTES:
-        return read(None)
-    with listener.progress(f"Loading {ready.name}") as bar:
-        return read(lambda done, total: bar.update(done=done, total=total))
+def load_random(
+    config: Mapping[str, Any],
+    recipe: Recipe,
+    wanted: Wanted,
+    layers: int | None = None,
+    progress: Progress | None = None,
+) -> CpuEngine:
+    """An engine of a config's shapes with random weights on the CPU: so many layers, or as many as fit.
+
+    Raises:
+        UsageError, NotEnoughMemory: as `fitting_plan`.
+    """
+    machine = machine_here(gpus=False)
+    numa = asked_numa(None) if wanted.numa is None else wanted.numa
+    host = host_here(machine, wanted.threads, numa, torch=False, isa=wanted.isa)
+    request = wanted.request(recipe, build(config).spec, CPU)
+    model, plan = fitting_plan(config, host, request, layers)
+    return random_engine(model, plan, planned_team(machine.cpu, plan.host), progress)
+
+
+def _on_cpu(pack: Pack, planner: Planner, plan: Plan, progress: Progress | None) -> CpuEngine:
+    plan.require(WHAT)
+    pool = planner.start(plan.host)
+    source = PackSource.planned(pack, pool, plan)
+    return CpuEngine(planner.model, source, pool, plan, progress)
+
+
+def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
+    """Of the load; none for what is loaded in a blink."""
+    size = sum(status.st_size for _, status in library.walk(ready.pack))
+    quick = size < QUICK_BYTES
+    return (SILENT if quick else listener).progress(f"Loading {ready.name}")
 
 
 # --- with a GPU -------------------------------------------------------------------------------------
 
 
-def load_on_gpu(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> DeviceEngine | None:
-    """The engine with a GPU; None: the CPU is to do everything.
+def _with_device(
+    ready: Ready, pack: Pack, planner: Planner, plan: Plan, listener: Listener
+) -> tuple[Plan, DeviceEngine | None]:
+    """The engine with a GPU and the plan that it follows; None: that plan has none, as the GPU is too small."""
+    from ktcli.assembly.load_device import Attempt, load_as_planned
 
-    Raises:
-        DeviceError: a GPU was asked for, and there is none or it cannot be used.
-        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
-    """
-    if wanted.device.device == CPU or wanted.exact:
-        return None
-    pack = Pack.open(ready.pack)
-    model = build(pack.config)
-    if wanted.device.device == AUTO and is_small(model, pack.recipe):
-        return None  # before torch is asked, which takes seconds
-    machine = machine_here()
-    if not usable(machine, wanted.device.device, listener):
-        return None
-    numa = wanted.numa or asked_numa(None)
-    planner = _Planner(model, host_here(machine, wanted.threads, numa, torch=True), numa)
-    request = wanted.device.apply(Request(pack.recipe, wanted.context), model.spec)
-    known = informed(request, ready.pack, model.spec, machine.gpus, listener.warn)
-    return _load(ready, pack, planner, known, listener)
-
-
-@dataclass(frozen=True, slots=True)
-class _Planner:
-    """Plans of one model on this machine."""
-
-    model: Model
-    host: Host
-    numa: Numa
-
-    def place(self, request: Request) -> Plan:
-        return place(self.model, self.host, request)
-
-
-def _load(
-    ready: Ready, pack: Pack, planner: _Planner, request: Request, listener: Listener
-) -> DeviceEngine | None:
-    from ktcli.engine.device.load import Attempt, load
-
-    plan = planner.place(request)
-    if plan.device is None:
-        return None
-    gpu = plan.device.gpu
+    planned = plan.device
+    assert planned is not None
     with listener.progress(f"Loading {ready.name}") as bar:
         attempt = Attempt(
             pack,
-            planner.model,
-            planner.place,
-            planner.numa,
+            planner,
             say=listener.warn,
             progress=lambda done, total: bar.update(done=done, total=total),
         )
-        loaded = load(attempt, request, torch_device(gpu.index))
-    if loaded.engine is None:
-        return None
+        loaded = load_as_planned(attempt, plan, torch_device(planned.gpu.index))
     device = loaded.plan.device
-    assert device is not None
-    conversion = library.conversion_name(ready.pack)
+    if loaded.engine is None or device is None:
+        return loaded.plan, None
+    gpu, conversion = device.gpu, library.conversion_name(ready.pack)
     if loaded.lowered:
         experience.note_memory(conversion, gpu.name, gpu.free_bytes, device.need.total)
     if loaded.measured is not None:
         experience.note_times(conversion, gpu.name, astuple(loaded.measured))
     listener.note(_words(device, loaded.engine))
-    return loaded.engine
+    return loaded.plan, loaded.engine
 
 
 def _words(device: DevicePlan, engine: DeviceEngine) -> str:

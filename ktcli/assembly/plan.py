@@ -1,41 +1,102 @@
-"""The plan of a model on this machine, with what earlier runs taught about both."""
+"""The plan of a model on this machine, with what earlier runs taught about both.
+
+A plan is made once, before anything is loaded, and whatever is loaded follows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ktcli.assembly.host import host_here, machine_here, usable
 from ktcli.assembly.listener import SILENT, Listener
-from ktcli.assembly.request import DeviceWords, Wanted
+from ktcli.assembly.request import Wanted
 from ktcli.hardware.gpu import AUTO, CPU, torch_installed
-from ktcli.hardware.machine import Gpu
+from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import OFF, asked_numa
+from ktcli.measure.tiles import planned_team
 from ktcli.models import Model, Spec
+from ktcli.native import Pool
 from ktcli.planner.deferral import Times
-from ktcli.planner.placement import candidate, place
+from ktcli.planner.host import Host
+from ktcli.planner.placement import candidate, is_small, place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import experience, heat, library
 from ktcli.weights.recipe import Recipe
+
+EXACT_ROW = "portable"  # of kernels: what results are compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans of one model on this machine.
+
+    Attributes:
+        machine: as it is now.
+        host: what the planner makes of it.
+        request: what is asked for.
+    """
+
+    model: Model
+    machine: Machine
+    host: Host
+    request: Request
+
+    def place(self, request: Request | None = None) -> Plan:
+        """The plan of a request; None: of the planner's own."""
+        return place(self.model, self.host, request or self.request)
+
+    def start(self, host: Host) -> Pool:
+        """The teams of a plan's host."""
+        return planned_team(self.machine.cpu, host)
+
+
+def planner_of(
+    model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
+) -> Planner:
+    """The planner of a model that is to be loaded now.
+
+    Args:
+        pack: its conversion, of which earlier runs may know something.
+    Raises:
+        UsageError: what is asked for is not of this model or machine.
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
+    """
+    where = wanted.where
+    if where == AUTO and is_small(model, recipe):
+        where = CPU  # before torch is asked, which takes seconds
+    machine = machine_here(gpus=where != CPU)
+    if where != CPU and not usable(machine, where, listener):
+        where = CPU
+    host = _host(machine, wanted, torch=where != CPU)
+    request = wanted.request(recipe, model.spec, where)
+    if where != CPU:
+        request = informed(request, pack, model.spec, machine.gpus, listener.warn)
+    return Planner(model, machine, host, request)
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
     """Where a model would go that is not converted yet.
 
     Raises:
+        UsageError: what is asked for is not of this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
-    machine, words = machine_here(), wanted.device
+    machine, where = machine_here(), wanted.where
+    if where not in (AUTO, CPU):
+        usable(machine, where, listener)
+    host = _host(machine, wanted, torch=where != CPU and torch_installed())
+    return place(model, host, wanted.request(recipe, model.spec, where))
+
+
+def _host(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
+    """The machine as this engine would use it: an exact one runs the plainest row in one team."""
     if wanted.exact:
-        words = DeviceWords(device=CPU)
-    elif words.device not in (AUTO, CPU):
-        usable(machine, words.device, listener)
-    numa = OFF if wanted.exact else wanted.numa or asked_numa(None)
-    torch = words.device != CPU and torch_installed()
-    host = host_here(machine, wanted.threads, numa, torch=torch)
-    return place(model, host, words.apply(Request(recipe, wanted.context), model.spec))
+        return host_here(machine, wanted.threads, OFF, torch=False, isa=EXACT_ROW)
+    numa = asked_numa(None) if wanted.numa is None else wanted.numa
+    return host_here(machine, wanted.threads, numa, torch=torch, isa=wanted.isa)
 
 
 def informed(

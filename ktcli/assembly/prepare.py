@@ -69,13 +69,16 @@ def prepare(
         reference = replace(reference, formats=formats)
     entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
-        entry = library.find(reference.name, Kind.CHECKPOINT)
+        entry = library.find(reference.model, Kind.CHECKPOINT)
     if entry is not None and entry.kind is Kind.PACK:
-        if formats not in ("", entry.formats):
-            raise UsageError(f"{name} is a conversion to {entry.formats}, not to {formats}")
+        if reference.formats not in ("", entry.formats):
+            raise UsageError(
+                f"{name} is a conversion to {entry.formats}, not to {reference.formats}"
+            )
         if not _is_stale(entry):
             return Ready(entry.name, entry.path)
         removal.remove(entry)
+        removal.forget(entry.name)
         entry = library.find(BUILTIN, Kind.CHECKPOINT)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model
@@ -86,14 +89,15 @@ def prepare(
     experts, dense = split_pair(reference.formats)
     recipe = recipe_for(entry, experts or None, dense or None)
     target = pack_folder(entry, recipe)
-    if not (target / PACK_MANIFEST).is_file():
-        if not reference.formats and (other := _other(entry)) is not None:
-            return other
-        if check is not None:
-            with small_files_of(entry.path) as folder:
-                check(entry.name, folder)
-        if not planned and entry.name != BUILTIN:
-            _require_room(name, wanted, listener)
+    if (target / PACK_MANIFEST).is_file():
+        return Ready(entry.name, target)
+    if not reference.formats and (other := _other(entry)) is not None:
+        return other
+    if check is not None:
+        with small_files_of(entry.path) as folder:
+            check(entry.name, folder)
+    if not planned and entry.name != BUILTIN:
+        _require_room(name, wanted, listener)
     return Ready(entry.name, _converted(entry, recipe, wanted, listener))
 
 
@@ -106,7 +110,8 @@ def converted(name: str) -> Ready | None:
     entry = library.find(name)
     if entry is None or entry.kind is Kind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
-    target = pack_folder(entry, recipe_for(entry))
+    experts, dense = split_pair(parse(name).formats)
+    target = pack_folder(entry, recipe_for(entry, experts or None, dense or None))
     return Ready(entry.name, target) if (target / PACK_MANIFEST).is_file() else _other(entry)
 
 

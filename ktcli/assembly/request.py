@@ -12,8 +12,10 @@ from ktcli.hardware.numa import Numa
 from ktcli.hardware.text import whole
 from ktcli.models.model import Spec
 from ktcli.planner.experts import WISHES, Wish, parse_mask
+from ktcli.planner.memory import Use
 from ktcli.planner.plan import Request
 from ktcli.planner.prefill import NEVER
+from ktcli.weights.recipe import Recipe
 
 MAX_BYTES = 1 << 20  # of a file of GPU experts; ten times the largest model's
 _MOST = NEVER - 1
@@ -64,6 +66,7 @@ class Wanted:
         all_logits: steps can give logits of every position.
         kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
         numa: teams and their memory; None: KT_NUMA, else one per node.
+        isa: row of kernels; None: KT_ISA, else the best.
     """
 
     context: int | None = None
@@ -73,6 +76,28 @@ class Wanted:
     kv_f32: bool = False
     numa: Numa | None = None
     device: DeviceWords = field(default_factory=lambda: DeviceWords(device=CPU))
+    isa: str | None = None
+
+    @property
+    def use(self) -> Use:
+        """What the engine is used for."""
+        return Use(self.exact, self.all_logits, self.kv_f32)
+
+    @property
+    def where(self) -> str:
+        """The device that is asked for: an exact engine runs on the CPU."""
+        return CPU if self.exact else self.device.device
+
+    def request(self, recipe: Recipe, spec: Spec, where: str) -> Request:
+        """What the planner is asked for a model of these number formats.
+
+        Args:
+            where: the device; on the CPU the other words about a GPU mean nothing, and are not looked at.
+        Raises:
+            UsageError, NotFound: as `DeviceWords.apply`.
+        """
+        request = Request(recipe, self.context, where, defer=self.device.defer, use=self.use)
+        return request if where == CPU else self.device.apply(request, spec)
 
 
 def _wish(said: str | None, spec: Spec) -> Wish:

@@ -16,7 +16,7 @@ from ktcli.store.library import Kind
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import Recipe, split_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +60,6 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
         recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
         return Subject(profile.name, profile.config, recipe)
     entry = entry or library.resolve(name)
+    asked = split_pair(reference.formats)  # of a folder: those of a conversion of it
+    experts, dense = experts or asked[0] or None, dense or asked[1] or None
     return Subject(entry.name, config_of(entry.path), Recipe.named(experts, dense))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.load import load
+from ktcli.assembly.plan import planner_of
 from ktcli.assembly.prepare import Ready, prepare
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.chat.interrupt import Interrupt
@@ -17,14 +18,11 @@ from ktcli.chat.passage import Passage, Reading, read_with
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
-from ktcli.hardware.memory import read_memory
 from ktcli.hardware.numa import asked_numa
-from ktcli.hardware.probe import SYSTEM_ROOT
 from ktcli.measure.evaluate import Case, Scores, Window, piece_tokens, score, windows
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
 from ktcli.planner.deferral import require
-from ktcli.planner.memory import need_bytes
 from ktcli.store import catalog, library
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
@@ -110,10 +108,10 @@ class Way:
         """Ways with the same share one."""
         return self.ready.pack, self.cache
 
-    def need_bytes(self, context: int) -> int:
-        """Memory of its engine and of the logits that are looked at: its own, those kept, and temporaries."""
-        logits = 3 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
-        return need_bytes(self.model, self.recipe, 2 * context) + logits
+    @property
+    def logits_bytes(self) -> int:
+        """Memory of the logits that are looked at beside the engine's own: those kept, and temporaries."""
+        return 2 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
 
 
 def ways_of(
@@ -164,7 +162,7 @@ def ways_of(
 def _require_known(name: str) -> None:
     """Refused before another model is pulled to be compared with it."""
     reference = parse(name)
-    if not reference.repository and not library.matching(reference.name or name):
+    if not reference.repository and not library.matching(reference.model):
         library.resolve(name)
 
 
@@ -181,7 +179,7 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     if reference.formats:
         raise UsageError(
             f"{name} is one conversion, --formats compares several",
-            hint=f"kt eval {reference.name} --formats {reference.formats},{said[:80]}",
+            hint=f"kt eval {reference.model} --formats {reference.formats},{said[:80]}",
         )
     profile = catalog.find(reference.name)
     made = []
@@ -194,13 +192,18 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
     return tuple(made)
 
 
-def read(ways: Sequence[Way], passage: Passage, most: int) -> Reading:
+def read(
+    ways: Sequence[Way], passage: Passage, most: int, *, allow_special: bool = False
+) -> Reading:
     """The text as ids, the same for all.
 
+    Args:
+        allow_special: the text may give control tokens.
     Raises:
         UsageError: two models cut it differently.
     """
-    readings = {way.ready.pack: read_with(way.ready.pack, passage, most) for way in ways}
+    packs = {way.ready.pack for way in ways}
+    readings = {pack: read_with(pack, passage, most, allow_special=allow_special) for pack in packs}
     first = readings[ways[0].ready.pack]
     for way in ways:
         if (
@@ -252,7 +255,7 @@ def measure(
         NotEnoughMemory: one does not fit alone; nothing was loaded.
     """
     found = [_NOTHING] * len(ways)
-    for group in _groups(ways, asked, listener):
+    for group in _groups(ways, lambda way: asked.wanted(threads, numa, way), listener):
         some = [ways[i] for i in group]
         try:
             engines = {
@@ -288,13 +291,18 @@ def _scores(
         return scores, not interrupt.asked
 
 
-def _groups(ways: Sequence[Way], asked: Asked, listener: Listener) -> list[list[int]]:
+def _groups(
+    ways: Sequence[Way], wanted: Callable[[Way], Wanted], listener: Listener
+) -> list[list[int]]:
     """Which ways are measured together."""
-    needs = {way.engine: way.need_bytes(asked.context) for way in ways}
-    have = read_memory(SYSTEM_ROOT).free_bytes
+    needs: dict[tuple[Path, str], int] = {}
     for way in ways:
-        if needs[way.engine] > have:
-            raise NotEnoughMemory(way.conversion, needs[way.engine], have)
+        plan = planner_of(way.model, way.recipe, wanted(way), way.ready.pack).place()
+        plan.require(way.conversion)
+        have, margin = plan.host.room_bytes, plan.host.margin_bytes
+        needs[way.engine] = need = plan.need_bytes - margin + way.logits_bytes
+        if need > have:
+            raise NotEnoughMemory(way.conversion, need, have)
     if sum(needs.values()) <= have:
         return [list(range(len(ways)))]
     listener.note(

@@ -11,42 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NoReturn
 
 from ktcli.chat.channels import Channels
-from ktcli.chat.conversation import Conversation
+from ktcli.chat.control import ControlTokens, Marked
+from ktcli.chat.conversation import Conversation, Turn
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
-from ktcli.engine.generate import Finish, Generation, Progress, Stats, Timeline
+from ktcli.engine import Engine
+from ktcli.engine.generate import Finish, Generation, Stats
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.session import Progress
 from ktcli.errors import ContextFull
-from ktcli.models import Spec
 
 
-class EngineLike(Protocol):
-    """What a chat needs of an engine."""
-
-    @property
-    def context(self) -> int:
-        """Positions of a session."""
-
-    @property
-    def spec(self) -> Spec:
-        """The model's shape."""
-
-    def depth_at(self, position: int) -> int:
-        """How many experts the token of an answer at `position` may defer."""
-
-    def session(self) -> Timeline:
-        """A new timeline."""
-
-    def chosen(self) -> NDArray[np.int64]:
-        """How often each expert was chosen since the engine was made, [MoE layers, E]."""
+def longer_context(engine: Engine) -> str:
+    """What could be done for a longer conversation: an option, unless the model itself ends there."""
+    most = engine.spec.context
+    if engine.context < most:
+        return f"--context gives more room, up to {most:,} tokens"
+    return f"{most:,} tokens are the most that this model was made for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +40,13 @@ class Voice:
     """What a model's text files say.
 
     Attributes:
+        control: keeps words of a conversation from becoming control tokens.
         stop_ids: end an answer.
         settings: the model's own.
     """
 
     tokenizer: Tokenizer
+    control: ControlTokens
     template: ChatTemplate
     stop_ids: frozenset[int]
     settings: Settings
@@ -71,16 +59,19 @@ class Voice:
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
-def read_voice(name: str, folder: Path) -> Voice:
+def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
     """Read them; cheap, so it comes before weights are converted or loaded.
 
+    Args:
+        allow_special: texts of a conversation may give control tokens.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
     tokenizer = load_tokenizer(folder)
     template = load_template(folder, name=name)
     stop_ids = read_stop_ids(folder, tokenizer, template)
-    return Voice(tokenizer, template, stop_ids, read_settings(folder))
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    return Voice(tokenizer, control, template, stop_ids, read_settings(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +79,7 @@ class Speaker:
     """A loaded model that can talk; `name` is for people."""
 
     name: str
-    engine: EngineLike
+    engine: Engine
     voice: Voice
 
 
@@ -128,7 +119,7 @@ class Chat:
 
     Attributes:
         conversation: the messages.
-        reply: of the last question; None before the first.
+        reply: of the last question that was not refused; None before the first.
     """
 
     def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
@@ -136,6 +127,7 @@ class Chat:
         self.conversation = Conversation()
         self.session = speaker.engine.session()
         self.reply: Reply | None = None
+        self._answering: Reply | None = None
         self._known = _Known()
         self.settings = settings or speaker.voice.settings
 
@@ -155,6 +147,19 @@ class Chat:
         return self._sampler.seed
 
     @property
+    def is_answering(self) -> bool:
+        """Whether an answer has begun and not ended."""
+        return self._answering is not None
+
+    @property
+    def so_far(self) -> Conversation:
+        """A copy of the conversation, with what there is of an answer in progress."""
+        turns = list(self.conversation.turns)
+        if self._answering is not None and self._answering.text:
+            turns.append({"role": "assistant", "content": self._answering.text})
+        return Conversation(self.conversation.system, turns)
+
+    @property
     def used(self) -> int:
         """Tokens in the context."""
         return len(self.session.ids)
@@ -172,8 +177,8 @@ class Chat:
             ContextFull: there is no room; the question is not part of the conversation.
             BadCheckpoint: the template or tokenizer is wrong.
         """
-        self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
-        return self._answer(cancelled, progress)
+        before = list(self.conversation.turns)
+        return self._ask(question, before, cancelled, progress)
 
     def retry(
         self,
@@ -181,17 +186,32 @@ class Chat:
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
     ) -> Iterator[Piece] | None:
-        """Answer the last question again; None if there was none."""
+        """Answer the last question again; None if there was none. What stops it before the first word leaves the
+        answer that there was."""
+        before = list(self.conversation.turns)
         question = self.conversation.undo()
         if question is None:
             return None
-        return self.ask(question, cancelled=cancelled, progress=progress)
+        return self._ask(question, before, cancelled, progress)
 
-    def _answer(self, cancelled: Callable[[], bool], progress: Progress | None) -> Iterator[Piece]:
-        reply = Reply()
-        self.reply = reply
+    def _ask(
+        self,
+        question: str,
+        before: list[Turn],
+        cancelled: Callable[[], bool],
+        progress: Progress | None,
+    ) -> Iterator[Piece]:
+        self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
+        return self._answer(before, cancelled, progress)
+
+    def _answer(
+        self, before: list[Turn], cancelled: Callable[[], bool], progress: Progress | None
+    ) -> Iterator[Piece]:
+        """The pieces of the answer to the last question; if there are none, the turns are those `before` it."""
+        reply = self._answering = Reply()
         try:
             text, prompt = self._prompt()
+            self.reply = reply
             generation = self._generation(prompt, cancelled, progress, reply)
             if Channels.known_to(self.speaker.voice.tokenizer):
                 yield from self._in_channels(generation, reply)
@@ -199,7 +219,8 @@ class Chat:
                 yield from self._between_marks(generation, reply, text)
             reply.finish = generation.finish
         finally:
-            self._remember(reply)
+            self._answering = None
+            self._remember(reply, before)
         self._known = self._now_known(text, prompt, reply)
 
     def _generation(
@@ -272,35 +293,53 @@ class Chat:
         if rest:
             yield rest
 
-    def _remember(self, reply: Reply) -> None:
+    def _remember(self, reply: Reply, before: list[Turn]) -> None:
         """Keep the answer, cut or whole; a question that nothing was said to is taken back."""
         if reply.text or reply.finish is not Finish.CANCELLED:
             self.conversation.say("assistant", reply.text)
         else:
-            self.conversation.turns.pop()
+            self.conversation.turns[:] = before
 
     def _prompt(self) -> tuple[str, list[int]]:
         """The conversation as text and as ids."""
-        tokenizer, known = self.speaker.voice.tokenizer, self._known
-        text = self.speaker.voice.template.render(
-            self.conversation.messages, **self._settings.variables
+        voice, context = self.speaker.voice, self.speaker.engine.context
+        rendered = voice.control.render(
+            lambda messages, more: voice.template.render(messages, **more),
+            self.conversation.messages,
+            self._settings.variables,
         )
-        ids: list[int] = []
-        if known.text and text.startswith(known.text):
-            fresh = tokenizer.encode(text[len(known.text) :])
-            # Only a special token surely begins where the known text ends.
-            if fresh and fresh[0] in tokenizer.special_ids:
-                ids = [*known.ids, *fresh]
-        ids = ids or tokenizer.encode(text)
-        context = self.speaker.engine.context
+        text = rendered.text
+        ids = self._spliced(rendered)
+        if ids is None:
+            if voice.tokenizer.exceeds(text, context):
+                self._refuse(f"more than {context:,}")
+            ids = voice.control.encode(rendered)
         if len(ids) >= context:
-            raise ContextFull(
-                f"the conversation has {len(ids):,} tokens and the context holds {context:,}, "
-                "so there is no room for an answer",
-                hint="/clear starts afresh, /undo takes a turn back; "
-                "start kt chat with a larger --context for longer conversations",
-            )
+            self._refuse(f"{len(ids):,}")
         return text, ids
+
+    def _spliced(self, rendered: Marked) -> list[int] | None:
+        """The ids known from earlier turns, and those of what follows; None: the texts are not the same so far."""
+        known, voice = self._known, self.speaker.voice
+        if not known.text or not rendered.text.startswith(known.text):
+            return None
+        rest = rendered.after(len(known.text))
+        room = self.speaker.engine.context - len(known.ids)
+        if voice.tokenizer.exceeds(rest.text, max(0, room)):
+            return None
+        fresh = voice.control.encode(rest)
+        # Only a special token surely begins where the known text ends.
+        if not fresh or fresh[0] not in voice.tokenizer.special_ids:
+            return None
+        return [*known.ids, *fresh]
+
+    def _refuse(self, tokens: str) -> NoReturn:
+        raise ContextFull(
+            f"the conversation has {tokens} tokens and the context holds "
+            f"{self.speaker.engine.context:,}, so there is no room for an answer",
+            hint="/clear starts afresh, /undo takes a turn back; "
+            + longer_context(self.speaker.engine),
+        )
 
     def _now_known(self, text: str, prompt: list[int], reply: Reply) -> _Known:
         """What the next turn can take over: the prompt, and the answer if its ids are all its text."""

@@ -7,6 +7,7 @@ field when read, and written beside its name and renamed.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,9 +20,10 @@ from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import BadCheckpoint, KtError, NotFound, UsageError
 
 VERSION = 1
-LAST = "last"  # the name under which an interactive chat keeps itself
+LAST = "last"  # of the chat that was kept last; earlier versions of kt had a file of this name, and no other
 MAX_FILE_BYTES = 16 << 20  # millions of tokens
 ROLES = ("system", "user", "assistant")
+Turn = dict[str, str]  # role and content
 
 
 @dataclass(slots=True)
@@ -34,10 +36,10 @@ class Conversation:
     """
 
     system: str = ""
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[Turn]:
         """What the template renders."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.turns]
@@ -50,6 +52,13 @@ class Conversation:
         """Forget the turns; the system text stays."""
         self.turns.clear()
 
+    def end_question(self) -> bool:
+        """Give a question at the end an empty answer, so that turns alternate; whether there was one."""
+        is_open = bool(self.turns) and self.turns[-1]["role"] == "user"
+        if is_open:
+            self.say("assistant", "")
+        return is_open
+
     def undo(self) -> str | None:
         """Drop the last question and its answer; the question, None if there was none."""
         while self.turns:
@@ -61,34 +70,48 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A conversation as a file holds it."""
+    """A conversation as a file holds it.
+
+    Attributes:
+        others: settings beside those of sampling, by name: max_tokens, stops, thinking. Empty: the file names none.
+        unfinished: whether the last answer was being made when the file was written.
+    """
 
     model: str
     conversation: Conversation
     sampling: SamplingSettings
+    others: dict[str, Any] = field(default_factory=dict)
+    unfinished: bool = False
+
+
+def chats_folder() -> Path:
+    """Where the library keeps chats."""
+    return config.home() / "chats"
 
 
 def chat_path(name: str) -> Path:
-    """The file of a name: in the library folder, unless it is a path.
+    """The file of a name: in the library folder, unless it is a path, which has a slash. It ends with .json.
 
     Raises:
         UsageError: the name cannot be one.
     """
-    if "/" in name or name.endswith(".json"):
+    if "/" in name and "\0" not in name:
         try:
-            return Path(name).expanduser()
+            path = Path(os.path.realpath(Path(name).expanduser()))
         except RuntimeError:
             raise UsageError(f"{name!r} begins with the home folder of nobody here") from None
+        return path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
+    name = name.removesuffix(".json")
     if not re.fullmatch(r"\w[\w. -]{0,99}", name):
         raise UsageError(
             f"{name!r} cannot be the name of a chat", hint="use letters, digits, dots and dashes"
         )
-    return config.home() / "chats" / f"{name}.json"
+    return chats_folder() / f"{name}.json"
 
 
 def saved_names() -> tuple[str, ...]:
     """Names of the chats in the library folder."""
-    return tuple(sorted(path.stem for path in (config.home() / "chats").glob("*.json")))
+    return tuple(sorted(path.stem for path in chats_folder().glob("*.json")))
 
 
 def save(path: Path, saved: Saved) -> None:
@@ -97,17 +120,33 @@ def save(path: Path, saved: Saved) -> None:
     Raises:
         KtError: the system refuses.
     """
+    write(path, text_of(saved))
+
+
+def text_of(saved: Saved) -> str:
+    """What the file of a chat holds."""
+    conversation = saved.conversation
     document = {
         "kt_chat": VERSION,
         "model": saved.model,
-        "system": saved.conversation.system,
-        "turns": saved.conversation.turns,
+        "system": conversation.system,
+        "turns": conversation.turns,
         "sampling": asdict(saved.sampling),
+        **({"settings": saved.others} if saved.others else {}),
+        **({"unfinished": True} if saved.unfinished else {}),
     }
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write the text of a chat, as a whole or not at all, for nobody else to read.
+
+    Raises:
+        KtError: the system refuses.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(document, ensure_ascii=False, indent=1)
-        smallfiles.write(path, text + "\n", mode=0o600)
+        smallfiles.write(path, text.encode("utf-8", "replace"), mode=0o600)
     except OSError as error:
         raise KtError(f"cannot write {path}: {error.strerror}") from error
 
@@ -132,18 +171,19 @@ def load(path: Path) -> Saved:
         settings = SamplingSettings(**_sampling(sampling if isinstance(sampling, dict) else {}))
         turns = [_turn(turn) for turn in _list(document.get("turns"))]
         conversation = Conversation(_text(document.get("system", "")), turns)
-        return Saved(_text(document.get("model", "")), conversation, settings)
+        model, others = _text(document.get("model", "")), _others(document.get("settings", {}))
+        return Saved(model, conversation, settings, others, document.get("unfinished") is True)
     except (ValueError, TypeError, OverflowError, UsageError) as error:
         raise UsageError(f"{path} is damaged: {str(error)[:100]}") from error
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError("it has no list of turns")
+        raise ValueError("a list is missing")
     return value
 
 
-def _turn(value: Any) -> dict[str, str]:
+def _turn(value: Any) -> Turn:
     if not isinstance(value, Mapping) or value.get("role") not in ROLES[1:]:
         raise ValueError("a turn is neither the user's nor the assistant's")
     return {"role": str(value["role"]), "content": _text(value.get("content"))}
@@ -153,6 +193,21 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("something that should be text is not")
     return value.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
+
+
+def _others(values: Any) -> dict[str, Any]:
+    """The known settings beside those of sampling."""
+    if not isinstance(values, Mapping):
+        raise ValueError("its settings are no object")
+    found = {key: values[key] for key in ("max_tokens", "stops", "thinking") if key in values}
+    most, thinking = found.get("max_tokens"), found.get("thinking")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError("max_tokens is no number of tokens")
+    if thinking is not None and type(thinking) is not bool:
+        raise ValueError("thinking is neither on nor off")
+    if "stops" in found:
+        found["stops"] = tuple(_text(stop) for stop in _list(found["stops"]))
+    return found
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
-from ktcli.chat.chat import Chat, Piece
-from ktcli.chat.conversation import LAST, chat_path, saved_names
+from ktcli.chat.chat import Chat, Piece, longer_context
+from ktcli.chat.conversation import LAST
 from ktcli.chat.interrupt import Interrupt
+from ktcli.chat.keeper import newest
 from ktcli.chat.screen import Screen, visible
 from ktcli.engine.generate import Finish, six_lines
 from ktcli.errors import DeviceError, KtError
@@ -29,43 +29,56 @@ class Person(Protocol):
     def note(self, text: str) -> None:
         """Something worth knowing."""
 
+    def warn(self, text: str) -> None:
+        """Something that must not be overlooked, although the chat goes on."""
+
     def error(self, error: KtError) -> None:
         """Something went wrong, and the chat goes on."""
 
 
 def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: bool = False) -> None:
-    """Chat until the person leaves; the conversation is kept as "last" after every answer.
+    """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
         stats: show the six lines after every answer.
     """
-    desk = slash.Desk(chat, lambda text: person.note(visible(text)))
-    if LAST in saved_names():
+    desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn)
+    if newest() is not None:
         person.note(f"/load {LAST} goes on with the last conversation")
-    while not desk.leaving:
-        line = prompt.ask()
-        if line is None:
+    with desk.keeper.on_signals():
+        while not desk.leaving:
+            line = prompt.ask()
+            if line is None:
+                return
+            if not line.strip():
+                continue
+            try:
+                _take(desk, line, screen, person, stats)
+            except DeviceError:
+                raise
+            except KtError as error:
+                person.error(error)
+            except KeyboardInterrupt:  # pressed again before the first was looked at
+                person.note(REMARKS[Finish.CANCELLED])
+
+
+def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, stats: bool) -> None:
+    """Run or answer one line, and keep what came of it."""
+    chat = desk.chat
+    try:
+        if not line.startswith("/"):
+            show(desk, partial(chat.ask, line), screen, person, stats=stats)
             return
-        if not line.strip():
-            continue
-        try:
-            if line.startswith("/"):
-                slash.run(desk, line.strip())
-                if desk.again:
-                    desk.again = False
-                    show(chat, chat.retry, screen, person, stats=stats)
-            else:
-                show(chat, partial(chat.ask, line), screen, person, stats=stats)
-        except DeviceError:
-            raise
-        except KtError as error:
-            person.error(error)
-        except KeyboardInterrupt:  # pressed again before the first was looked at
-            person.note(REMARKS[Finish.CANCELLED])
+        slash.run(desk, line.strip())
+        if desk.again:
+            desk.again = False
+            show(desk, chat.retry, screen, person, stats=stats)
+    finally:
+        desk.keeper.keep()
 
 
 def show(
-    chat: Chat,
+    desk: slash.Desk,
     start: Callable[..., Iterator[Piece] | None],
     screen: Screen,
     person: Person,
@@ -77,27 +90,30 @@ def show(
     Raises:
         DeviceError: the GPU failed, and is of no more use to this process; what was said is kept.
     """
+    chat, keeper = desk.chat, desk.keeper
     try:
         with Interrupt() as interrupt:
             try:
-                for piece in start(cancelled=interrupt, progress=screen.reading) or ():
+                pieces = start(cancelled=interrupt, progress=screen.reading)
+                keeper.keep()
+                for piece in pieces or ():
                     screen.piece(piece)
+                    keeper.keep_now_and_then()
             finally:
                 screen.end(gap=True)
     except DeviceError as error:
-        error.hint = (
-            f"the conversation is kept: kt chat {chat.speaker.name} --device cpu, then /load {LAST}"
-        )
+        keeper.keep()
+        if keeper.is_kept:
+            error.hint = f"the conversation is kept: kt chat {chat.speaker.name} --device cpu, then /load {LAST}"
         raise
-    finally:
-        with contextlib.suppress(KtError):  # a full disk must not end the chat; /save says so
-            slash.keep(chat, chat_path(LAST))
     if chat.reply is None:
         return
     remark = REMARKS.get(chat.reply.finish)
     if remark:
         most = chat.settings.max_tokens or 0
-        person.note(remark.format(context=chat.speaker.engine.context, max_tokens=most))
+        engine = chat.speaker.engine
+        said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
+        person.note(remark.format(**said))
     if stats:
         person.note(six_lines(chat.reply.stats))
 
@@ -105,6 +121,5 @@ def show(
 REMARKS = {
     Finish.CANCELLED: "(stopped)",
     Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
-    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh, "
-    "--context gives more)",
+    Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh; {longer})",
 }

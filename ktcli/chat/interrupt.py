@@ -1,15 +1,33 @@
 """Ctrl-C while an answer is made: asked for politely, so that the session stays whole.
 
 An exception out of nowhere could land between two halves of a step. So the first Ctrl-C only sets a
-flag, which is looked at between tokens and between chunks of the prompt; the second raises.
+flag, which is looked at between tokens and between chunks of the prompt; the second raises. Where nothing can be
+torn apart (`stoppable`: the work is done in a helper process) the first raises.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
+
+_stoppable: list[bool] = []  # not empty: in `stoppable`, in the main thread
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """A context in which Ctrl-C raises at once, within an `Interrupt` too; for the main thread."""
+    mine = threading.current_thread() is threading.main_thread()
+    if mine:
+        _stoppable.append(True)
+    try:
+        yield
+    finally:
+        if mine:
+            _stoppable.pop()
 
 
 class Interrupt:
@@ -34,6 +52,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._before or signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked or _stoppable:
+            self.asked = True
             raise KeyboardInterrupt
         self.asked = True

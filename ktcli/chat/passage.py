@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ktcli import smallfiles
+from ktcli.chat.control import ControlTokens
 from ktcli.chat.template import special_tokens
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.errors import NotFound, UsageError
@@ -64,14 +65,18 @@ def read_passage(path: Path | None) -> Passage:
     return Passage(BUILT_IN if path is None else str(path), text, cut)
 
 
-def read_with(folder: Path, passage: Passage, most: int) -> Reading:
+def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool = False) -> Reading:
     """The first `most` ids of a passage, by the tokenizer of the model in `folder`.
+
+    Args:
+        allow_special: the text may give control tokens.
 
     Raises:
         BadCheckpoint: the tokenizer is missing, damaged or hostile.
     """
     tokenizer = load_tokenizer(folder)
-    ids = tokenizer.encode(passage.text)[:most]
+    control = ControlTokens(tokenizer, allowed=allow_special)
+    ids = control.encode_text(passage.text)[:most]
     size = len(tokenizer.decode(ids, special=True).encode())
     return Reading(tuple(ids), _begin(folder, tokenizer), size / max(1, len(ids)))
 

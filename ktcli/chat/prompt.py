@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
@@ -44,13 +44,18 @@ class Prompt:
     """Asks for lines on the terminal.
 
     Args:
-        history: the file of earlier lines; it is kept in memory where the file cannot be written.
+        history: the file of earlier lines; they are kept in memory where it cannot be written.
         words: completion of slash commands.
+        warn: is told once why lines are not kept.
     """
 
-    def __init__(self, history: Path, words: Words) -> None:
+    def __init__(
+        self, history: Path, words: Words, warn: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._history = _Lines(history)
+        self._warn: Callable[[str], None] | None = warn
         self._session: PromptSession[str] = PromptSession(
-            history=_history(history),
+            history=self._history,
             completer=_Commands(words),
             complete_while_typing=False,
             multiline=True,
@@ -58,6 +63,7 @@ class Prompt:
             prompt_continuation=lambda width, line, wrapped: "  ",
             style=_STYLE,
             enable_open_in_editor=True,
+            enable_suspend=True,
         )
 
     def ask(self) -> str | None:
@@ -68,6 +74,10 @@ class Prompt:
             return ""
         except EOFError:
             return None
+        finally:
+            if self._history.refusal and self._warn:
+                self._warn(f"what is typed is not kept: {self._history.refusal}")
+                self._warn = None
 
 
 class _Commands(Completer):
@@ -86,13 +96,37 @@ class _Commands(Completer):
                 yield Completion(word, start_position=-len(last), display_meta=meaning)
 
 
-def _history(path: Path) -> History:
-    """Lines of earlier chats, readable by their owner alone."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
-        return FileHistory(path)
-    return InMemoryHistory()
+class _Lines(FileHistory):
+    """Lines of earlier chats, in a file that its owner alone can read.
+
+    Attributes:
+        refusal: why the file cannot be read or written; empty: it can. From then on lines are kept in memory.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.refusal = ""
+        with self._refused_at_most():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+
+    def load_history_strings(self) -> Iterable[str]:
+        with self._refused_at_most():
+            return super().load_history_strings()
+        return []
+
+    def store_string(self, string: str) -> None:
+        if not self.refusal:
+            with self._refused_at_most():
+                super().store_string(string)
+
+    @contextlib.contextmanager
+    def _refused_at_most(self) -> Iterator[None]:
+        """Remember what the system refuses: these calls come from within the drawing of the prompt."""
+        try:
+            yield
+        except OSError as error:
+            self.refusal = f"cannot write {self.filename!s}: {error.strerror}"
 
 
 def _keys() -> KeyBindings:

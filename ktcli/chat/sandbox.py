@@ -28,7 +28,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.tests import TESTS
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 from jinja2.visitor import NodeTransformer
 
 from ktcli.chat.meter import (
@@ -149,12 +149,34 @@ class _PlainNamespace(Namespace):
         super().__setitem__(name, value)
 
 
-def _raise_exception(message: Any) -> None:
-    raise TemplateError(str(message)[:300])
+_PlainNamespace.__name__ = "namespace"  # as Python's own errors call it
+
+
+class _BriefUndefined(Undefined):
+    """A missing value, named in few words: what stood for its name may be endless when written out."""
+
+    @property
+    def _undefined_message(self) -> str:
+        name, holder = self._undefined_name, self._undefined_obj
+        if isinstance(name, (str, int)) and (
+            holder is missing or type(holder).__module__ == "builtins"
+        ):
+            return str(super()._undefined_message)
+        return f"a {_kind(holder)} has no {_kind(name) if not isinstance(name, str) else name!r}"
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in the words of templates."""
+    for kind, word in ((Namespace, "namespace"), (LoopContext, "loop"), (Mapping, "dict")):
+        if isinstance(value, kind):
+            return word
+    return type(value).__name__.lstrip("_").lower()
 
 
 def _strftime_now(pattern: Any) -> str:
-    text = str(pattern)
+    if not isinstance(pattern, str):
+        raise SecurityError(f"it formats the date with a {_kind(pattern)}")
+    text = pattern
     # A C library takes a width in a field: %999999999d.
     if len(text) > 100 or re.search(r"%[^a-zA-Z%]*\d", text):
         raise SecurityError("it formats the date in a way that is not allowed")
@@ -180,6 +202,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[LoopControlExtension, GenerationTag],
             optimized=False,  # nothing is computed while compiling, when no meter runs
+            undefined=_BriefUndefined,
             finalize=pass_context(lambda _context, value: self.meter.text_of(value)),
             cache_size=0,
         )
@@ -187,7 +210,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals = {
             "dict": dict,
             "namespace": _PlainNamespace,
-            "raise_exception": _raise_exception,
+            "raise_exception": self._raise_exception,
             "range": _range,
             "strftime_now": _strftime_now,
         }
@@ -244,6 +267,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return run
 
+    def _raise_exception(self, message: Any) -> None:
+        raise TemplateError(self.meter.text_of(message)[:300])
+
     # Where the rewritten tree calls.
 
     def rounds(self, values: Any) -> list[Any]:
@@ -281,7 +307,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """`str.format` is not in the table, so there is nothing to wrap."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        raise SecurityError(f"it reads the attribute {attribute!r} of a {type(obj).__name__}")
+        raise SecurityError(f"it reads the attribute {attribute[:60]!r} of a {_kind(obj)}")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         for count, _ in enumerate(self.lexer.tokeniter(source, name, filename)):

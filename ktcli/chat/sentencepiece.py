@@ -11,14 +11,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.pieces import Kind, Piece, Pieces, document
-
-if TYPE_CHECKING:
-    import tokenizers
+from ktcli.weights.pieces import Kind, Piece, Pieces, added_token, document
 
 NAME = "tokenizer.model"
 MAX_BYTES = 64_000_000  # published ones reach 5 MB
@@ -28,8 +24,8 @@ _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
 Value = int | bytes
 
 
-def load(path: Path, config: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a SentencePiece file.
+def document_of(path: Path, config: Path) -> str:
+    """A SentencePiece file as the text of a `tokenizer.json`.
 
     Args:
         config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
@@ -37,20 +33,20 @@ def load(path: Path, config: Path) -> tokenizers.Tokenizer:
     Raises:
         BadCheckpoint: it is malformed, or of a kind that cannot be read.
     """
-    from tokenizers import AddedToken, Tokenizer
-
     settings = read_json(config) if config.is_file() else {}
     pieces = replace(read_pieces(path), first_only=settings.get("legacy") is False)
-    tokenizer = Tokenizer.from_str(json.dumps(document(pieces)))
+    made = document(pieces)
+    ids = {piece.text: id for id, piece in enumerate(pieces.pieces)}
+    rows = {row["content"]: row for row in made["added_tokens"]}
     given = settings.get("added_tokens_decoder")
-    rows = given.values() if isinstance(given, dict) else ()
-    tokens = [
-        AddedToken(row["content"], special=row.get("special") is True, normalized=False)
-        for row in rows
-        if isinstance(row, dict) and isinstance(row.get("content"), str) and row["content"]
-    ]
-    tokenizer.add_tokens(tokens)
-    return tokenizer
+    for row in given.values() if isinstance(given, dict) else ():
+        text = row.get("content") if isinstance(row, dict) else None
+        if isinstance(text, str) and text:
+            special = row.get("special") is True
+            id = ids.setdefault(text, len(ids))
+            rows[text] = added_token(id, text, special=special)
+    made["added_tokens"] = sorted(rows.values(), key=lambda row: int(row["id"]))
+    return json.dumps(made)
 
 
 def read_pieces(path: Path) -> Pieces:

@@ -41,6 +41,11 @@ class Settings:
             raise UsageError(f"max-tokens is {self.max_tokens}, it can be 1 or more")
 
     @property
+    def others(self) -> dict[str, Any]:
+        """Those beside `sampling`, by name."""
+        return {"max_tokens": self.max_tokens, "stops": self.stops, "thinking": self.thinking}
+
+    @property
     def variables(self) -> dict[str, Any]:
         """What the chat template is told: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
         second; gpt-oss always thinks, but not always long."""

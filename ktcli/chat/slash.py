@@ -5,17 +5,25 @@ A command gets the `Desk` (the chat, and a way to speak to the person) and the r
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from ktcli.chat.adjust import SETTABLE, changed, shown, silent_seed
 from ktcli.chat.chat import Chat
-from ktcli.chat.conversation import Saved, chat_path, load, save, saved_names
-from ktcli.chat.settings import Settings, override
+from ktcli.chat.conversation import (
+    LAST,
+    Saved,
+    chat_path,
+    chats_folder,
+    load,
+    save,
+    saved_names,
+)
+from ktcli.chat.keeper import Keeper, newest
 from ktcli.engine.generate import six_lines
-from ktcli.errors import UsageError
+from ktcli.errors import NotFound, UsageError
 
 
 @dataclass(slots=True)
@@ -24,14 +32,21 @@ class Desk:
 
     Attributes:
         say: shows a line to the person.
+        warn: shows one that must not be overlooked; None: as `say`.
         leaving: the person wants to go.
         again: the last question is to be answered once more.
+        keeper: writes the chat into its file.
     """
 
     chat: Chat
     say: Callable[[str], None]
+    warn: Callable[[str], None] | None = None
     leaving: bool = False
     again: bool = False
+    keeper: Keeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.chat, self.warn or self.say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +74,10 @@ def _system(desk: Desk, rest: str) -> None:
 
 
 def _clear(desk: Desk, rest: str) -> None:
+    kept = desk.keeper.path if desk.keeper.is_kept and desk.chat.conversation.turns else None
     desk.chat.conversation.clear()
-    desk.say("a new conversation")
+    desk.keeper.begin()
+    desk.say("a new conversation" + (f"; /load {kept.stem} goes back" if kept else ""))
 
 
 def _undo(desk: Desk, rest: str) -> None:
@@ -84,113 +101,59 @@ def _stats(desk: Desk, rest: str) -> None:
 
 def _save(desk: Desk, rest: str) -> None:
     path = _named(rest, "save")
-    keep(desk.chat, path)
-    desk.say(f"saved in {path}")
-
-
-def keep(chat: Chat, path: Path) -> None:
-    """Write the conversation into a file."""
-    save(path, Saved(chat.speaker.name, chat.conversation, chat.settings.sampling))
+    if path == chat_path(LAST):
+        raise UsageError(f"{LAST} is what the newest chat is called", hint="choose another name")
+    with contextlib.suppress(NotFound):
+        load(path)  # raises where something is that is no chat: it is not written over
+    chat = desk.chat
+    others = chat.settings.others
+    save(path, Saved(chat.speaker.name, chat.conversation, chat.settings.sampling, others))
+    outside = "" if path.parent == chats_folder() else ", outside the library"
+    desk.say(f"saved in {path}{outside}")
 
 
 def _load(desk: Desk, rest: str) -> None:
-    path = _named(rest, "load")
+    path = newest() if rest == LAST else _named(rest, "load")
+    if path is None:
+        raise NotFound("no chat has kept itself yet", hint=_saved_hint())
+    if not path.is_file() and Path(rest).is_file():
+        path = Path(rest).absolute()  # named exactly, with another ending or in this folder
     saved = load(path)
-    desk.chat.conversation = saved.conversation
-    desk.chat.settings = replace(desk.chat.settings, sampling=saved.sampling)
     turns = len(saved.conversation.turns)
+    open_question = saved.conversation.end_question()
+    desk.chat.conversation = saved.conversation
+    desk.chat.settings = replace(desk.chat.settings, sampling=saved.sampling, **saved.others)
+    desk.keeper.follow(path)
     desk.say(f"{turns} messages from {path}; the next answer reads them all")
     if saved.model != desk.chat.speaker.name:
         desk.say(f"they were said with {saved.model or 'another model'}")
+    if saved.unfinished or open_question:
+        desk.say("the last answer broke off: /retry answers that question again")
 
 
 def _named(rest: str, verb: str) -> Path:
     if not rest:
-        known = ", ".join(saved_names()[:10])
-        raise UsageError(f"/{verb} needs a name", hint=f"saved: {known}" if known else "")
+        raise UsageError(f"/{verb} needs a name", hint=_saved_hint())
     return chat_path(rest)
+
+
+def _saved_hint() -> str:
+    known = ", ".join(saved_names()[:10])
+    return f"saved: {known}" if known else ""
 
 
 def _exit(desk: Desk, rest: str) -> None:
     desk.leaving = True
 
 
-# --- /set ----------------------------------------------------------------------------------------
-
-
-def _whole(text: str) -> int:
-    return int(text)
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def _switch(text: str) -> bool:
-    return {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}[
-        text.lower()
-    ]
-
-
-_SAMPLING: dict[str, Callable[[str], Any]] = {
-    "temperature": _number,
-    "top-k": _whole,
-    "top-p": _number,
-    "min-p": _number,
-    "repetition-penalty": _number,
-    "seed": _whole,
-    "greedy": _switch,
-}
-SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
-
-
 def _set(desk: Desk, rest: str) -> None:
     name, _, value = rest.partition(" ")
-    name, value = name.replace("_", "-"), value.strip()
+    name = name.replace("_", "-")
     if name:
-        desk.chat.settings = changed(desk.chat.settings, name, value)
+        desk.chat.settings = changed(desk.chat.settings, name, value.strip())
     desk.say(shown(desk.chat.settings))
-
-
-def changed(settings: Settings, name: str, value: str) -> Settings:
-    """`settings` with one value from a line of text.
-
-    Raises:
-        UsageError: there is no such setting, or it cannot be that.
-    """
-    if name not in SETTABLE:
-        raise UsageError(f"there is no setting {name!r}", hint=f"settings: {', '.join(SETTABLE)}")
-    off = value in ("", "off", "none") and name != "greedy"
-    try:
-        if name == "stop":
-            return replace(settings, stops=() if off else (*settings.stops, value))
-        if name == "max-tokens":
-            return replace(settings, max_tokens=None if off else _whole(value))
-        if name == "thinking":
-            return replace(settings, thinking=None if value == "default" else _switch(value))
-        if name == "seed" and off:
-            return replace(settings, sampling=replace(settings.sampling, seed=None))
-        given = {name.replace("-", "_"): _SAMPLING[name](value)}
-        return replace(settings, sampling=override(settings.sampling, **given))
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{name} cannot be {value!r}", hint="/set shows what is set") from error
-
-
-def shown(settings: Settings) -> str:
-    """All settings, a line each."""
-    sampling = settings.sampling
-    rows = [(name, getattr(sampling, name.replace("-", "_"))) for name in _SAMPLING]
-    rows += [("max-tokens", settings.max_tokens), ("stop", ", ".join(map(repr, settings.stops)))]
-    rows += [("thinking", "default" if settings.thinking is None else settings.thinking)]
-    words: dict[Any, str] = {True: "on", False: "off", None: "off", "": "off"}
-    texts = [
-        (name, value if type(value) in (int, float) else words.get(value, value))
-        for name, value in rows
-    ]
-    return "\n".join(f"  {name:<20}{value}" for name, value in texts)
+    if name == "seed" and (silent := silent_seed(desk.chat.settings.sampling)):
+        desk.say(silent)
 
 
 TABLE: dict[str, Slash] = {
@@ -232,6 +195,9 @@ def words(before: str) -> Sequence[tuple[str, str]]:
         return []
     if command == "/set":
         return [(name, "") for name in SETTABLE]
-    if command in ("/load", "/save"):
+    if command == "/load":
+        last = [(LAST, "the newest")] if newest() else []
+        return [*last, *((name, "") for name in saved_names() if name != LAST)]
+    if command == "/save":
         return [(name, "") for name in saved_names()]
     return []

@@ -72,7 +72,9 @@ class ChatTemplate:
             raise self._explained(error) from error
 
     def _explained(self, error: BaseException) -> BadCheckpoint:
-        said = " ".join(str(error).split())[:200]
+        # A key that was not found, say, may be endless when written out.
+        told = all(isinstance(part, (str, int)) for part in error.args)
+        said = " ".join(str(error).split())[:200] if told else ""
         said = "".join(c if c.isprintable() else "?" for c in said)
         if isinstance(error, TemplateSyntaxError):
             return self._bad(f"has an error in line {error.lineno}: {said}")
@@ -84,7 +86,9 @@ class ChatTemplate:
             return self._bad(f"failed: {said}")
         if type(error) is TemplateError:  # its own raise_exception
             return self._bad(f"refuses this conversation: {said}")
-        return self._bad(f"failed: {said or type(error).__name__}")
+        if isinstance(error, AttributeError) or not said:
+            return self._bad("failed: it uses a value in a way that the value does not have")
+        return self._bad(f"failed: {said}")
 
     def _bad(self, what: str) -> BadCheckpoint:
         return BadCheckpoint(f"the chat template of {self.name} {what}")

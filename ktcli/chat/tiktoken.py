@@ -10,14 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
 from ktcli.weights.gguf.words import KIMI
-
-if TYPE_CHECKING:
-    import tokenizers
 
 MAX_BYTES = 8_000_000  # Kimi-K2's has 2.8 MB
 MAX_TOKEN_BYTES = 512
@@ -33,8 +30,8 @@ def find(folder: Path) -> Path | None:
     return next(iter([*named, *sorted(folder.glob("*.tiktoken"))]), None)
 
 
-def load(path: Path, config: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a rank file.
+def document(path: Path, config: Path) -> str:
+    """A rank file as the text of a `tokenizer.json`.
 
     Args:
         config: its tokenizer_config.json: the class, and the names of special tokens.
@@ -67,7 +64,7 @@ def load(path: Path, config: Path) -> tokenizers.Tokenizer:
     tokenizer.add_tokens(
         [AddedToken(text, special=special, normalized=False) for text, special in names]
     )
-    return tokenizer
+    return str(tokenizer.to_str())
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ktcli.assembly.host import host_here, torch_device, usable
-from ktcli.assembly.plan import informed
-from ktcli.assembly.request import DeviceWords
+from ktcli.assembly.bench import PlannedTrial, Trial, plan_trial
+from ktcli.assembly.host import torch_device
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.commands.kernel import kernel
 from ktcli.commands.options import (
@@ -33,15 +34,12 @@ from ktcli.commands.options import (
 from ktcli.commands.view.device_figures import Seen, device_figures
 from ktcli.commands.view.figures import ceiling_figures, machine_figures
 from ktcli.commands.view.speed import speed_row, speed_words, warn_about
-from ktcli.engine.cpu import Engine
+from ktcli.engine import Engine
 from ktcli.engine.policy import Policy
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO, CPU
-from ktcli.hardware.machine import Machine
-from ktcli.hardware.numa import Numa, asked_numa
-from ktcli.hardware.probe import probe
+from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
-    CEILING_BYTES,
     Ceilings,
     Job,
     Kind,
@@ -51,19 +49,12 @@ from ktcli.measure.bench import (
     traced,
 )
 from ktcli.measure.clock import PAIRS
-from ktcli.measure.synthetic import SPREAD_TOKENS, Request, fitting_plan, random_engine
-from ktcli.models import Model, Spec, build, cut
+from ktcli.measure.synthetic import SPREAD_TOKENS
+from ktcli.measure.trace import trace as cpu_trace
+from ktcli.models import Spec, build
 from ktcli.output import out
-from ktcli.planner.deferral import require
-from ktcli.planner.host import Host
-from ktcli.planner.memory import margin_bytes
-from ktcli.planner.placement import place
-from ktcli.planner.plan import DevicePlan, Plan
-from ktcli.planner.plan import Request as PlanRequest
+from ktcli.planner.plan import DevicePlan
 from ktcli.weights.pack import Pack
-
-if TYPE_CHECKING:
-    from ktcli.engine.device.engine import DeviceEngine
 
 app = typer.Typer(
     add_completion=False,
@@ -74,7 +65,11 @@ app = typer.Typer(
 LayersOpt = Annotated[
     int | None,
     typer.Option(
-        "--layers", "-l", min=1, help="Decoder layers. Default: as many as fit in memory."
+        "--layers",
+        "-l",
+        metavar="N",
+        min=1,
+        help="Decoder layers. Default: as many as fit in memory.",
     ),
 ]
 ProfileOpt = Annotated[
@@ -86,6 +81,7 @@ PolicyOpt = Annotated[
     Policy,
     typer.Option(
         "--policy",
+        metavar="|".join(policy.value for policy in Policy),
         help="With a GPU: how CPU and GPU share the experts, kt's way or another program's.",
     ),
 ]
@@ -103,13 +99,20 @@ TraceOpt = Annotated[
 ContextOpt = Annotated[
     int,
     typer.Option(
-        "--context", "-c", min=0, max=1 << 20, help="Tokens in the cache before each run."
+        "--context",
+        "-c",
+        metavar="N",
+        min=0,
+        max=1 << 20,
+        help="Tokens in the cache before each run.",
     ),
 ]
 
 
 def _tokens(default: str) -> Any:
-    return typer.Option("--tokens", "-n", min=1, max=1 << 20, help=f"Tokens of one run. {default}")
+    return typer.Option(
+        "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens of one run. {default}"
+    )
 
 
 @app.command()
@@ -149,9 +152,9 @@ def decode(
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    job, teams = Job(Kind.DECODE, tokens, context), asked_numa(numa)
-    wanted = Wanted(job, layers, threads, runs, teams, words, policy, trace)
-    _bench(find_subject(model, experts, dense), wanted, profile)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
+    measured = Measuring(Job(Kind.DECODE, tokens, context), runs, policy, trace)
+    _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
 @app.command()
@@ -184,28 +187,25 @@ def prefill(
       kt bench prefill kt-mini --profile
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
-    job, teams = Job(Kind.PREFILL, tokens, context), asked_numa(numa)
-    wanted = Wanted(job, layers, threads, runs, teams, words, policy)
-    _bench(find_subject(model, experts, dense), wanted, profile)
+    asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
+    measured = Measuring(Job(Kind.PREFILL, tokens, context), runs, policy)
+    _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
 app.command()(kernel)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the command line asked for.
+class Measuring:
+    """How it is measured.
 
     Attributes:
+        runs: of the job, each between two measurements of the ceiling.
         trace: where to write what happened in one decode step; None: nowhere.
     """
 
     job: Job
-    layers: int | None
-    threads: int | None
     runs: int
-    numa: Numa
-    words: DeviceWords
     policy: Policy
     trace: Path | None = None
 
@@ -222,25 +222,21 @@ class Made:
         ceilings: of the CPU, also where the yardstick knows more.
     """
 
-    engine: Engine | DeviceEngine
+    engine: Engine
     ceilings: Ceilings
     yardstick: Yardstick
 
 
-def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
-    machine = probe()
-    found = planned(subject, wanted, machine)
-    seen = None
-    if found is not None and found[1].device is not None:
-        result, made, seen = _with_device(subject, wanted, *found, found[1].device)
+def _bench(
+    subject: Subject, asked: Wanted, layers: int | None, how: Measuring, profile: bool
+) -> None:
+    asked = replace(asked, context=how.room(build(subject.config).spec))
+    planned, seen = plan_trial(Trial(subject, asked, layers), out), None
+    if planned.plan.device is not None:
+        result, made, seen = _with_device(planned, how, planned.plan.device)
     else:
-        _refuse_without(wanted)
-        engine = _engine(subject, wanted, machine)
-        ceilings = Ceilings.of(engine.pool)
-        made = Made(engine, ceilings, ceilings)
-        result = _measured(subject, wanted, made)
-        if wanted.trace is not None:
-            traced(engine, wanted.job.context).write(wanted.trace)
+        _refuse_without(asked, how)
+        result, made = _on_cpu(planned, how)
     row = speed_row(subject, made.engine, result)
     if seen is not None:
         row["device"] = device_figures(seen, result)
@@ -249,7 +245,7 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
     pool, ceilings = made.engine.pool, made.ceilings
     out.result(
         {
-            "machine": machine_figures(machine, pool),
+            "machine": machine_figures(planned.machine, pool),
             "ceilings": ceiling_figures(ceilings),
             "results": [row],
         },
@@ -258,110 +254,70 @@ def _bench(subject: Subject, wanted: Wanted, profile: bool) -> None:
     warn_about(result)
 
 
-def _measured(subject: Subject, wanted: Wanted, made: Made) -> Result:
+def _measured(subject: Subject, how: Measuring, made: Made) -> Result:
     for warning in made.engine.warnings:
         out.warn(warning)
-    with out.progress(f"{wanted.job.kind.value} {subject.name}", wanted.runs, unit="runs") as bar:
+    with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
         return run(
             made.engine,
-            wanted.job,
+            how.job,
             made.yardstick,
-            pairs=wanted.runs,
+            pairs=how.runs,
             progress=lambda done: bar.update(done=done),
         )
 
 
-def _refuse_without(wanted: Wanted) -> None:
+def _refuse_without(asked: Wanted, how: Measuring) -> None:
     """Options that only a GPU gives a meaning."""
-    policy = () if wanted.policy is Policy.KT else ("--policy",)
-    if given := (*policy, *wanted.words.of_gpu()):
+    policy = () if how.policy is Policy.KT else ("--policy",)
+    if given := (*policy, *asked.device.of_gpu()):
         raise UsageError(
             f"{given[0]} is about a GPU, and none is used here",
             hint="kt doctor shows what was found, kt plan where a model would go",
         )
 
 
-# --- with a GPU -------------------------------------------------------------------------------------
+def _title(planned: PlannedTrial) -> str:
+    """What is done before anything can be measured."""
+    trial = planned.trial
+    return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 
 
-def planned(subject: Subject, wanted: Wanted, machine: Machine) -> tuple[Model, Plan] | None:
-    """What is measured, with its plan, where a GPU might be used; None: every layer runs on the CPU.
-
-    Raises:
-        DeviceError: a GPU was asked for, and there is none or it cannot be used.
-    """
-    asked = wanted.words.device
-    if asked == CPU or not usable(machine, asked, out):
-        return None
-    host = host_here(machine, wanted.threads, wanted.numa, torch=True)
-    whole = build(subject.config).spec
-    spec = whole if wanted.layers is None else build(cut(subject.config, wanted.layers)).spec
-    request = wanted.words.apply(PlanRequest(subject.recipe, wanted.room(whole)), spec)
-    if subject.pack is not None and wanted.layers is None:
-        request = informed(request, subject.pack, whole, machine.gpus, out.warn)
-        model = build(subject.config)
-        return model, place(model, host, request)
-    return fitting_plan(subject.config, _without_ceilings(host), request, wanted.layers)
-
-
-def _without_ceilings(host: Host) -> Host:
-    """The host with the memory taken that the ceilings are measured in."""
-    beside = host.beside
-    if beside is None:
-        return host
-    left = beside.available_bytes - CEILING_BYTES
-    return replace(host, beside=replace(beside, available_bytes=left))
+def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[Result, Made]:
+    with out.progress(_title(planned)) as bar:
+        engine = planned.load(lambda done, total: bar.update(done=done, total=total))
+    ceilings = Ceilings.of(engine.pool)
+    made = Made(engine, ceilings, ceilings)
+    result = _measured(planned.trial.subject, how, made)
+    if how.trace is not None:
+        traced(engine, how.job.context, partial(cpu_trace, engine)).write(how.trace)
+    return result, made
 
 
 def _with_device(
-    subject: Subject, wanted: Wanted, model: Model, plan: Plan, used: DevicePlan
+    planned: PlannedTrial, how: Measuring, used: DevicePlan
 ) -> tuple[Result, Made, Seen]:
     from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
     from ktcli.measure.device_synthetic import Setting, planned_engine
+    from ktcli.measure.device_trace import trace as device_trace
 
-    device = torch_device(used.gpu.index)
+    device, trial = torch_device(used.gpu.index), planned.trial
     rates = measure_rates(device)  # before the weights, while there is room for it
-    whole = subject.pack is not None and wanted.layers is None
-    pack = Pack.open(subject.pack) if whole and subject.pack is not None else None
-    setting = Setting(device, wanted.policy, numa=wanted.numa, pack=pack)
-    with out.progress(f"{'loading' if pack else 'random weights of'} {subject.name}") as bar:
+    setting = Setting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
+    with out.progress(_title(planned)) as bar:
         engine = planned_engine(
-            model, plan, setting, lambda done, total: bar.update(done=done, total=total)
+            planned.model,
+            planned.plan,
+            planned.start(),
+            setting,
+            lambda done, total: bar.update(done=done, total=total),
         )
     yardstick = DeviceCeilings.of(engine, rates)
     made = Made(engine, yardstick.cpu, yardstick)
-    result = _measured(subject, wanted, made)
-    trace = traced(engine, wanted.job.context) if wanted.job.kind is Kind.DECODE else None
-    if trace is not None and wanted.trace is not None:
-        trace.write(wanted.trace)
+    result = _measured(trial.subject, how, made)
+    trace = None
+    if how.job.kind is Kind.DECODE:
+        trace = traced(engine, how.job.context, partial(device_trace, engine))
+    if trace is not None and how.trace is not None:
+        trace.write(how.trace)
     return result, made, Seen(engine, used, rates, trace)
-
-
-# --- on the CPU alone -------------------------------------------------------------------------------
-
-
-def _engine(subject: Subject, wanted: Wanted, machine: Machine) -> Engine:
-    """The converted model if there is one and all of it is wanted, else random weights."""
-    spec, defer = build(subject.config).spec, wanted.words.defer or 0
-    require(defer, spec.top_k)
-    context = wanted.room(spec)
-    if subject.pack is not None and wanted.layers is None:
-        with out.progress(f"loading {subject.name}") as bar:
-            return Engine.load(
-                subject.pack,
-                context=context,
-                threads=wanted.threads,
-                numa=wanted.numa,
-                defer=defer,
-                progress=lambda done, total: bar.update(done=done, total=total),
-            )
-    free = machine.memory.free_bytes - CEILING_BYTES - margin_bytes(machine.memory.total_bytes)
-    request = Request(
-        subject.recipe, wanted.layers, context, free, wanted.threads, wanted.numa, defer
-    )
-    with out.progress(f"random weights of {subject.name}") as bar:
-        return random_engine(
-            subject.config,
-            request,
-            progress=lambda done, total: bar.update(done=done, total=total),
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import select
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from ktcli import config
 from ktcli.commands.options import (
+    AllowSpecialOpt,
     ContextOpt,
     DeferOpt,
     DeviceOpt,
@@ -22,7 +24,7 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
-from ktcli.errors import DeviceError, NotFound, UsageError
+from ktcli.errors import ContextFull, DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.output import Mode, out
@@ -35,38 +37,55 @@ if TYPE_CHECKING:
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
 
-GREETING = "Hello!"  # what is said to the model when standard input holds nothing
+GREETING = "Hello!"  # what is said to the model when nobody says anything
+PIPE = "-"  # a prompt that is all on standard input
+PATIENCE_S = (
+    1.0  # how long standard input may say nothing before the person hears what is waited for
+)
 MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
 
 NameArg = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="Model to talk to. Default: the built-in kt-mini."),
 ]
-PromptArg = Annotated[str | None, typer.Argument(metavar="PROMPT", help="Answer this and exit.")]
+PromptArg = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", help="Answer this and exit; - is standard input."),
+]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most likely token always.")]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
         "--max-tokens",
         "-n",
+        metavar="N",
         min=1,
         help="Longest answer, in tokens. Default: the model's own, else what the context holds.",
     ),
 ]
-System = Annotated[str | None, typer.Option("--system", "-s", help="System text. Default: none.")]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", metavar="TEXT", help="System text. Default: none.")
+]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Text that ends an answer; may be repeated.")
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="Text that ends an answer; may be repeated."),
 ]
 Number = float | None
-Temperature = Annotated[Number, typer.Option("--temperature", help="0 is greedy.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the best K tokens.")]
-TopP = Annotated[Number, typer.Option("--top-p", help="Keep the best tokens up to probability P.")]
-MinP = Annotated[Number, typer.Option("--min-p", help="Drop what is P times less likely.")]
+Temperature = Annotated[Number, typer.Option("--temperature", metavar="X", help="0 is greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the best K tokens.")]
+TopP = Annotated[
+    Number, typer.Option("--top-p", metavar="P", help="Keep the best tokens up to probability P.")
+]
+MinP = Annotated[
+    Number, typer.Option("--min-p", metavar="P", help="Drop what is P times less likely.")
+]
 Penalty = Annotated[
-    Number, typer.Option("--repetition-penalty", help="Above 1: repeat less. 1 is off.")
+    Number,
+    typer.Option("--repetition-penalty", metavar="X", help="Above 1: repeat less. 1 is off."),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", help="Equal seeds give equal texts. Default: random.")
+    int | None,
+    typer.Option("--seed", metavar="N", help="Equal seeds give equal texts. Default: random."),
 ]
 Think = Annotated[
     bool | None,
@@ -91,6 +110,7 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
@@ -104,7 +124,7 @@ def chat(
 ) -> None:
     """Talk to a model.
 
-    The model is pulled and converted first if it is not yet. With a PROMPT, or text on standard input,
+    The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both,
     one answer is printed. Sampling defaults are the model's own. In a chat, /help lists the commands.
 
     Examples:
@@ -115,7 +135,7 @@ def chat(
 
       kt chat qwen3-30b-a3b
 
-      git diff | kt chat qwen3-30b-a3b --system "Review this change."
+      git diff | kt chat qwen3-30b-a3b "Review this change."
     """
     from ktcli.assembly.request import DeviceWords, Wanted
 
@@ -133,13 +153,12 @@ def chat(
             f"--greedy and --temperature {temperature:g} contradict each other",
             hint="leave one of them out",
         )
-    asked = Asked(given, max_tokens, tuple(stop or ()), system, think, stats)
+    asked = Asked(
+        given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
+    )
     recording = config.records_heat()
-    model, words = who_and_what(name, prompt)
-    if words is None and (json or not _is_terminal()):
-        if json and _is_terminal():
-            raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
-        words = _standard_input() or GREETING
+    model, prompt = who_and_what(name, prompt)
+    words = _words(prompt, json)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
     try:
@@ -162,6 +181,7 @@ class Asked:
     system: str | None
     thinking: bool | None
     stats: bool
+    allow_special: bool = False
 
     def over(self, settings: Settings) -> Settings:
         """The model's settings with what was asked for."""
@@ -189,6 +209,8 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         return library.BUILTIN if name is None else name, prompt
     if not name.strip():
         return library.BUILTIN, None
+    if name == PIPE:
+        return library.BUILTIN, PIPE
     try:
         reference = parse(name)
         if not reference.repository:  # of formats that are not there yet the conversion is made
@@ -202,13 +224,38 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         raise
 
 
+def _words(prompt: str | None, json: bool) -> str | None:
+    """What is said to the model: the prompt, and below it what is on standard input; None: ask a person.
+
+    Raises:
+        UsageError: there is nothing to say.
+    """
+    if prompt is None:
+        if not _is_terminal():
+            return _standard_input() or GREETING
+        if json:
+            raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
+        return None
+    if prompt == PIPE:
+        words, empty = _standard_input(), "standard input is empty"
+    else:
+        piped = "" if _is_typed() else _standard_input()
+        words, empty = (
+            "\n\n".join(part for part in (prompt, piped) if part.strip()),
+            "the prompt is empty",
+        )
+    if not words:
+        raise UsageError(empty, hint=f'for example: kt chat {library.BUILTIN} "Hello!"')
+    return words
+
+
 def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.assembly.load import load
     from ktcli.assembly.prepare import prepare
     from ktcli.chat.chat import Chat, Speaker, read_voice
 
     ready = prepare(model, wanted, read_voice, listener=out)
-    voice = read_voice(ready.name, ready.pack)
+    voice = read_voice(ready.name, ready.pack, allow_special=asked.allow_special)
     if asked.thinking is not None and not voice.may_think:
         flag = "--think" if asked.thinking else "--no-think"
         out.warn(
@@ -217,6 +264,9 @@ def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
     speaker = Speaker(ready.name, load(ready, wanted, out), voice)
     made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""
+    sampling = made.settings.sampling
+    if asked.sampling["seed"] is not None and sampling.is_greedy:
+        out.warn(f"--seed {sampling.seed} changes nothing: the most likely token is always taken")
     return ready, made
 
 
@@ -234,15 +284,19 @@ def _record(ready: Ready, made: Chat) -> None:
 
 
 def _answer_once(made: Chat, words: str, asked: Asked) -> None:
+    from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.engine.generate import Finish, six_lines
 
-    screen = _screen()
+    screen, longer = _screen(), longer_context(made.speaker.engine)
     with Interrupt() as interrupt:
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
                 if out.mode is not Mode.JSON:
                     screen.piece(piece)
+        except ContextFull as error:
+            error.hint = longer
+            raise
         finally:
             if out.mode is not Mode.JSON:
                 screen.end()
@@ -253,12 +307,12 @@ def _answer_once(made: Chat, words: str, asked: Asked) -> None:
     if out.mode is Mode.JSON:
         out.result(document(made, reply), "")
     if reply.finish is Finish.CONTEXT:
-        out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=_MORE)
+        hint = f"the answer ends where it does; {longer}"
+        out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)
+    if reply.finish is Finish.LENGTH:
+        out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
     if asked.stats:
         sys.stderr.write(six_lines(reply.stats) + "\n")
-
-
-_MORE = "the answer ends where it does; --context gives more room"
 
 
 def document(made: Chat, reply: Reply) -> dict[str, Any]:
@@ -289,7 +343,7 @@ def _converse(made: Chat, asked: Asked) -> None:
     from ktcli.chat.prompt import Prompt
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
-    prompt = Prompt(config.home() / "history", slash.words)
+    prompt = Prompt(config.home() / "history", slash.words, out.warn)
     talk(made, prompt, _screen(), out, stats=asked.stats)
 
 
@@ -304,22 +358,40 @@ def _screen() -> Any:
 def _is_terminal() -> bool:
     """Whether a person sits at both ends."""
     try:
-        return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+        return _is_typed() and sys.stdout.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _is_typed() -> bool:
+    """Whether a person sits at standard input."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # closed
         return False
 
 
 def _standard_input() -> str:
-    """The text on standard input; empty if it is closed.
+    """The text on standard input, to its end; empty if it is closed.
 
     Raises:
         UsageError: it is too long to be a prompt.
     """
     try:
         stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()
+        if not _speaks(stream):
+            out.warn("waiting for standard input; Ctrl-D ends it, </dev/null leaves it out")
         data = stream.read(MAX_INPUT_BYTES + 1)
     except (OSError, ValueError):
         return ""
     if len(data) > MAX_INPUT_BYTES:
         raise UsageError(f"standard input has more than {MAX_INPUT_BYTES:,} bytes")
     return str(data.decode("utf-8", "replace")).strip()
+
+
+def _speaks(stream: Any) -> bool:
+    """Whether a stream has something to read, or its end, before long; one that cannot be asked does."""
+    try:
+        return bool(select.select([stream.fileno()], [], [], PATIENCE_S)[0])
+    except (AttributeError, OSError, ValueError):
+        return True

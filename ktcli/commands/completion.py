@@ -1,11 +1,14 @@
 """`kt completion SHELL`: a completion script for a shell, made from the commands themselves.
 
-Hidden; `completions/` holds its output and packages install it from there. Commands and options are
-written into the script, so that completing costs nothing; only model names are asked of `kt names`.
+`completions/` holds its output and packages install it from there. Commands, options and the values that
+options take are written into the script, so that completing costs nothing; only model names are asked of
+`kt names`. What completes a value follows from its metavar, the word that stands for it in the help.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,25 +20,51 @@ from ktcli.output import out
 
 
 @dataclass(frozen=True, slots=True)
+class Values:
+    """What a value can be.
+
+    Attributes:
+        words: as they are.
+        names: of models: "all", "here" (on disk), "mine" (in the library); empty: none.
+        files: "any", ".gguf" (folders too), "folders"; empty: none.
+    """
+
+    words: tuple[str, ...] = ()
+    names: str = ""
+    files: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A long option; `values` is None if it takes none."""
+
+    name: str
+    help: str
+    values: Values | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verb:
     """One command line to complete: "pull", or "bench decode".
 
     Attributes:
         words: command and subcommand.
         help: its line in the help.
-        options: long options with their help; those that take a value are in `valued`.
-        choices: what the arguments can be: "models", "here" (models on disk), "files", or the subcommands.
+        argument: what its first argument can be; None: it has none.
+        several: all arguments are like the first one.
+        children: the subcommands.
     """
 
     words: str
     help: str
-    options: tuple[tuple[str, str], ...]
-    valued: frozenset[str]
-    choices: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    argument: Values | None
+    several: bool
+    children: tuple[str, ...]
 
 
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell.")],
 ) -> None:
     """Print the completion script of a shell.
 
@@ -68,84 +97,132 @@ def verbs() -> list[Verb]:
 
 def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
     children = getattr(command, "commands", {})
-    options, valued, argument = [], set(), ""
+    flags: list[Flag] = []
+    arguments = []
     for parameter in command.params:
-        flags = [flag for flag in parameter.opts if flag.startswith("--")]
         if parameter.param_type_name == "argument":
-            argument = argument or _kind(words, str(parameter.metavar or parameter.name))
+            arguments.append(parameter)
             continue
-        for flag in flags:
-            options.append((flag, _line(getattr(parameter, "help", "") or "")))
-            if not getattr(parameter, "is_flag", False):
-                valued.add(flag)
-    options.append(("--help", "Show this message and exit."))
-    choices = tuple(children) or ((argument,) if argument else ())
-    here = Verb(words, _line(summary), tuple(options), frozenset(valued), choices)
+        text = _line(getattr(parameter, "help", "") or "")
+        values = None if getattr(parameter, "is_flag", False) else values_of(parameter.metavar)
+        names = (*parameter.opts, *parameter.secondary_opts)
+        flags += [Flag(name, text, values) for name in names if name.startswith("--")]
+    flags.append(Flag("--help", "Show this message and exit"))
+    first = arguments[0] if arguments else None
+    here = Verb(
+        words,
+        _line(summary),
+        tuple(flags),
+        _argument(words, str(first.metavar or "")) if first else None,
+        first is not None and first.nargs != 1,
+        tuple(children),
+    )
     below = [v for n, c in children.items() for v in _verbs(f"{words} {n}", c.help or "", c)]
     return [here, *below]
 
 
-def _kind(words: str, metavar: str) -> str:
-    """What completes an argument: names of models, of those on disk, or files."""
-    if any(word in metavar.upper() for word in ("MODEL", "NAME")):
-        return "here" if words in ("rm", "verify", "convert") else "models"
-    return "files"
+def _argument(words: str, metavar: str) -> Values:
+    """What an argument of a command can be: of these, most take a model, some only one that is there."""
+    if metavar.rstrip(".") not in ("MODEL", "NAME"):
+        return values_of(metavar)
+    names = {"rm": "mine", "verify": "here", "convert": "here"}.get(words, "all")
+    return Values(names=names, files=".gguf")
 
 
-# Shell words that print the names for each kind of argument.
-NAMES = {"models": "kt names 2>/dev/null", "here": "kt names --here 2>/dev/null"}
+def values_of(metavar: str | None) -> Values:
+    """What a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed."""
+    found = Values()
+    for word in (metavar or "").split("|"):
+        if word in _MEANINGS:
+            more = _MEANINGS[word]()
+        else:
+            literal = word and not re.search(r"[,:=]", word) and word not in _TYPED
+            more = Values((word,) if literal else ())
+        found = Values(
+            (*found.words, *more.words), found.names or more.names, found.files or more.files
+        )
+    return found
+
+
+def _formats() -> Values:
+    from ktcli.weights.formats import FORMATS
+
+    return Values(tuple(FORMATS))
+
+
+def _machines() -> Values:
+    from ktcli.hardware.profile import shipped
+
+    return Values(tuple(sorted(shipped())))
+
+
+# Words of metavars that stand for others, and those for what only the user knows.
+_MEANINGS: dict[str, Callable[[], Values]] = {
+    "FORMAT": _formats,
+    "MACHINE": _machines,
+    "MODEL": lambda: Values(names="all", files=".gguf"),
+    "FILE": lambda: Values(files="any"),
+    "FILE.json": lambda: Values(files="any"),
+    "FILE.npy": lambda: Values(files="any"),
+    "DIR": lambda: Values(files="folders"),
+}
+_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW"}
+
+# Shell words that print the names of models of each kind.
+NAMES = {
+    "all": "kt names 2>/dev/null",
+    "here": "kt names --here 2>/dev/null",
+    "mine": "kt names --mine 2>/dev/null",
+}
 
 
 def _line(text: str) -> str:
     """The first sentence of a help text, on one line, safe between single quotes."""
     first = " ".join(text.split("\n\n")[0].split())
-    return first.partition(". ")[0].rstrip(".").replace("'", "’").replace("`", "")
+    sentence = re.split(r"(?<!e\.g)(?<!i\.e)\.(?: (?=[A-Z])|$)", first)[0]
+    return sentence.replace("'", "’").replace("`", "")
+
+
+def _families(found: list[Verb]) -> str:
+    return "|".join(verb.words for verb in found if verb.children)
 
 
 # --- bash -------------------------------------------------------------------------------------
 
 
 def _bash(found: list[Verb]) -> str:
-    cases, values = [], []
-    for verb in found:
-        flags = " ".join(flag for flag, _ in verb.options)
-        words = "" if verb.choices == ("files",) else " ".join(verb.choices)
-        cases.append(f"        '{verb.words}') options='{flags}'; words='{words}' ;;")
-        values += sorted(verb.valued)
     top = " ".join(verb.words for verb in found if " " not in verb.words)
-    families = "|".join(
-        v.words for v in found if any(o.words.startswith(f"{v.words} ") for o in found)
-    )
+    cases = "\n".join(map(_bash_case, found))
+    kinds = "\n".join(f'        {kind}) words+=" $({names})" ;;' for kind, names in NAMES.items())
     return f"""\
 # bash completion for kt; made by: kt completion bash
 _kt() {{
-    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} options='' words='' verb=''
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} verb=${{COMP_WORDS[1]}}
+    local options='' words='' names='' files=''
     COMPREPLY=()
-    case $before in
-        {"|".join(sorted(set(values)))}) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    esac
     if ((COMP_CWORD == 1)); then
         COMPREPLY=($(compgen -W "{top} --help --version" -- "$word"))
         return
     fi
-    verb=${{COMP_WORDS[1]}}
     case $verb in
-        {families}) ((COMP_CWORD > 2)) && verb="$verb ${{COMP_WORDS[2]}}" ;;
+        {_families(found)}) ((COMP_CWORD > 2)) && verb="$verb ${{COMP_WORDS[2]}}" ;;
     esac
-    case $verb in
-{chr(10).join(cases)}
+    case "$verb" in
+{cases}
     esac
-    if [[ $word == -* ]]; then
+    if [[ $word == -* && -n $options ]]; then
         COMPREPLY=($(compgen -W "$options" -- "$word"))
-    elif [[ $word == */* || -z $words ]]; then
-        COMPREPLY=($(compgen -f -- "$word"))
-    else
-        case $words in
-            models) words=$({NAMES["models"]}) ;;
-            here) words=$({NAMES["here"]}) ;;
-        esac
-        COMPREPLY=($(compgen -W "$words" -- "$word"))
+        return
     fi
+    case $names in
+{kinds}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    case $files in
+        any) COMPREPLY+=($(compgen -f -- "$word")) ;;
+        .gguf) COMPREPLY+=($(compgen -d -- "$word") $(compgen -f -X '!*.gguf' -- "$word")) ;;
+        folders) COMPREPLY+=($(compgen -d -- "$word")) ;;
+    esac
 }}
 # A colon is part of hf:org/repo.
 COMP_WORDBREAKS=${{COMP_WORDBREAKS//:}}
@@ -153,7 +230,30 @@ complete -o filenames -F _kt kt
 """
 
 
+def _bash_case(verb: Verb) -> str:
+    """What may follow a command, or the option before the cursor."""
+    flags = " ".join(flag.name for flag in verb.flags)
+    rest = f"options='{flags}' {_bash_values(verb.argument or Values(verb.children))}".rstrip()
+    alike: dict[str, list[str]] = {}
+    for flag in verb.flags:
+        if flag.values is not None:
+            alike.setdefault(_bash_values(flag.values), []).append(flag.name)
+    if not alike:
+        return f"        '{verb.words}') {rest} ;;"
+    values = [f"                {'|'.join(names)}) {does} ;;" for does, names in alike.items()]
+    head = [f"        '{verb.words}')", "            case $before in"]
+    return "\n".join([*head, *values, f"                *) {rest} ;;", "            esac ;;"])
+
+
+def _bash_values(values: Values) -> str:
+    """The assignments that offer them."""
+    found = {"words": " ".join(values.words), "names": values.names, "files": values.files}
+    return " ".join(f"{name}='{value}'" for name, value in found.items() if value)
+
+
 # --- zsh --------------------------------------------------------------------------------------
+
+_ZSH_FILES = {"any": "_files", ".gguf": '_files -g "*.gguf"', "folders": "_files -/"}
 
 
 def _zsh(found: list[Verb]) -> str:
@@ -161,31 +261,23 @@ def _zsh(found: list[Verb]) -> str:
     cases = []
     for verb in found:
         specs = [
-            f"'{flag}[{_zsh_text(text)}]{':value:_files' if flag in verb.valued else ''}'"
-            for flag, text in verb.options
+            f"'{flag.name}[{_zsh_text(flag.help)}]{_zsh_values(flag.values)}'"
+            for flag in verb.flags
         ]
-        if verb.choices and verb.choices[0] in NAMES:
-            specs.append(f"'*:model:_kt_{verb.choices[0]}'")
-        elif verb.choices == ("files",):
-            specs.append("'*:file:_files'")
-        elif verb.choices:
-            specs.append(f"'1:verb:({' '.join(verb.choices)})'")
+        if verb.argument is not None:
+            specs.append(f"'{'*' if verb.several else '1'}{_zsh_values(verb.argument)}'")
+        elif verb.children:
+            specs.append(f"'1{_zsh_values(Values(verb.children))}'")
         joined = " \\\n            ".join(specs)
         cases.append(f"        '{verb.words}') _arguments -s \\\n            {joined} ;;")
-    families = "|".join(
-        v.words for v in found if any(o.words.startswith(f"{v.words} ") for o in found)
+    names = "\n".join(
+        f'_kt_{kind}() {{\n    compadd -- ${{(f)"$({words})"}}\n    {_ZSH_FILES[".gguf"]}\n}}'
+        for kind, words in NAMES.items()
     )
     return f"""\
 #compdef kt
 # zsh completion for kt; made by: kt completion zsh
-_kt_models() {{
-    compadd -- ${{(f)"$({NAMES["models"]})"}}
-    _files -/
-}}
-_kt_here() {{
-    compadd -- ${{(f)"$({NAMES["here"]})"}}
-    _files -/
-}}
+{names}
 _kt() {{
     local -a commands
     commands=(
@@ -199,7 +291,7 @@ _kt() {{
     shift words
     ((CURRENT--))
     case $verb in
-        {families})
+        {_families(found)})
             if ((CURRENT > 2)); then
                 verb="$verb $words[2]"
                 shift words
@@ -212,6 +304,20 @@ _kt() {{
 }}
 _kt "$@"
 """
+
+
+def _zsh_values(values: Values | None) -> str:
+    """The end of a specification for _arguments, from the colon on."""
+    if values is None:
+        return ""
+    if values.names:
+        return f":model:_kt_{values.names}"
+    if values.words and values.files:
+        words = " ".join(values.words)
+        return f":value:{{compadd -- {words}; {_ZSH_FILES[values.files]}}}"
+    if values.words:
+        return f":value:({' '.join(values.words)})"
+    return f":value:{_ZSH_FILES.get(values.files, ' ')}"
 
 
 def _zsh_text(text: str) -> str:
@@ -231,15 +337,25 @@ def _fish(found: list[Verb]) -> str:
         if second:
             lines.append(f"complete -c kt -n '{seen}' -a {second} -d '{verb.help}'")
             seen = f"{seen}; and __fish_seen_subcommand_from {second}"
-        if verb.choices and verb.choices[0] in NAMES:
-            names = NAMES[verb.choices[0]]
-            lines.append(f"complete -c kt -n '{seen}' -a '({names}; __fish_complete_directories)'")
-        elif verb.choices == ("files",):
-            lines.append(f"complete -c kt -n '{seen}' -F")
-        for flag, text in verb.options:
-            takes = " -r -F" if flag in verb.valued else ""
-            lines.append(f"complete -c kt -n '{seen}' -l {flag[2:]} -d '{text}'{takes}")
+        if verb.argument is not None:
+            lines.append(f"complete -c kt -n '{seen}'{_fish_values(verb.argument)}")
+        for flag in verb.flags:
+            takes = ""
+            if flag.values is not None:
+                takes = f" -{'r' if flag.values.files == 'any' else 'x'}{_fish_values(flag.values)}"
+            lines.append(f"complete -c kt -n '{seen}' -l {flag.name[2:]} -d '{flag.help}'{takes}")
     return "\n".join(lines) + "\n"
+
+
+_FISH_FILES = {".gguf": "__fish_complete_suffix .gguf", "folders": "__fish_complete_directories"}
+
+
+def _fish_values(values: Values) -> str:
+    """The options of `complete` that offer them."""
+    made = [NAMES[values.names]] if values.names else []
+    made += [_FISH_FILES[values.files]] if values.files in _FISH_FILES else []
+    offered = " ".join((*values.words, *([f"({'; '.join(made)})"] if made else [])))
+    return (f" -a '{offered}'" if offered else "") + (" -F" if values.files == "any" else "")
 
 
 _SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

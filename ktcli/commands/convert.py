@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ktcli.assembly.convert import convert_entry, pack_folder, recipe_for
+from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import DenseOpt, ExpertsOpt, JsonOpt, ModelArg, QuietOpt, ThreadsOpt
 from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
@@ -17,6 +19,7 @@ from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
 from ktcli.store.library import Entry, Kind
 from ktcli.store.reference import parse
+from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
@@ -58,9 +61,7 @@ def convert(
     Needs little memory whatever the size of the model. What was interrupted goes on where it stopped
     when the same command runs again.
 
-    Number formats: int4, int4-g32, int4-g128, int4-g32-f32, int4-g128-f32,
-    nl4, nl4-g32, int4-row-had, mxfp4, int8, fp8, bf16, f32; for experts also auto: the most precise
-    that fits this machine's memory.
+    Number formats: {formats}; for experts also auto: the most precise that fits this machine's memory.
 
     Examples:
 
@@ -79,9 +80,9 @@ def convert(
         if experts or dense or mixed:
             raise UsageError(
                 f"{model} names its formats, and so do --experts, --dense and --mixed",
-                hint=f"leave one of them out: kt convert {reference.name}",
+                hint=f"leave one of them out: kt convert {reference.model}",
             )
-        model, (experts, dense) = reference.name, split_pair(reference.formats)
+        model, (experts, dense) = reference.model, split_pair(reference.formats)
     entry = library.resolve(model, Kind.CHECKPOINT)
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here
@@ -89,6 +90,7 @@ def convert(
         experts = chosen_here(entry, dense, threads, out)
     recipe = recipe_for(entry, experts, dense or None)
     recipe = recipe.mixed() if mixed and recipe.down is None else recipe
+    require_known_tokenizer(entry.path)
     started, found = time.monotonic(), None
     if calibrate is not None:
         if not recipe.searches:
@@ -103,8 +105,20 @@ def convert(
         found = calibration(entry, calibrate, place, threads, out)
     report = convert_entry(entry, recipe, target, threads=threads, calibration=found, listener=out)
     words = document(entry, recipe, report)
+    words["talk"] = f"kt chat {_named(entry, recipe, target)}"
     words["seconds"] = round(time.monotonic() - started, 3)
     out.result(words, lambda: render(words))
+
+
+convert.__doc__ = (convert.__doc__ or "").replace("{formats}", ", ".join(FORMATS))
+
+
+def _named(entry: Entry, recipe: Recipe, target: Path | None) -> str:
+    """The shortest name of a conversion for the command line."""
+    if target is not None:
+        return quote(str(target) if "/" in str(target) else f"./{target}")
+    usual = recipe == recipe_for(entry)
+    return quote(entry.label) if usual else f"{quote(entry.label)}@{recipe.name}"
 
 
 def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
@@ -146,7 +160,8 @@ def render(words: dict[str, Any]) -> str:
     """The report for people."""
     name, path = safe(words["model"]), safe(words["path"])
     if words["already_complete"]:
-        return f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
+        done = f"{name} is already converted: {path} ({gib(words['size_bytes'])})"
+        return f"{done}\nTalk to it: {safe(words['talk'])}"
     sizes = f"{gib(words['source_bytes'])} became {gib(words['size_bytes'])} in {path}"
     lines = [f"{name}: {sizes}"]
     names = {kind: words["formats"][kind] for kind in words["error"]}
@@ -163,4 +178,5 @@ def render(words: dict[str, Any]) -> str:
         )
     if words["kept_files"]:
         lines.append(f"  {words['kept_files']} of {words['files']} files were there already")
+    lines.append(f"Talk to it: {safe(words['talk'])}")
     return "\n".join(lines)

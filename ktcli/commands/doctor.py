@@ -14,7 +14,7 @@ import typer
 from ktcli import __version__, config
 from ktcli.commands.options import JsonOpt
 from ktcli.errors import DeviceError, KtError, NativeError, UsageError, gib
-from ktcli.hardware import amx, crossover, gpu, measured, profile
+from ktcli.hardware import amx, gpu, profile
 from ktcli.hardware.datasheet import data_sheet
 from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
 from ktcli.hardware.machine import Gpu, Machine
@@ -22,6 +22,7 @@ from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
 from ktcli.hardware.team import NodeTeam, node_teams, on_nodes
 from ktcli.hardware.text import cpu_text, numbered
+from ktcli.measure import rates, tiles
 from ktcli.output import out, safe, table
 
 
@@ -51,8 +52,8 @@ def doctor(
     threads = _threads(machine, setting, problems)
     if measure and not native_error:
         machine = _measure(machine, threads.count)
-    tiles = None if native_error else _tiles(machine, kernels, threads.count, problems)
-    verdict = tiles.verdict if tiles else None
+    begin = None if native_error else _tiles(machine, kernels, threads.count, problems)
+    verdict = begin.verdict if begin else None
     problems = sorted(
         [*problems, *diagnose(machine, kernels, setting, verdict)], key=lambda p: -p.level
     )
@@ -62,7 +63,7 @@ def doctor(
         "machine": profile.document(machine),
         **threads.document(),
         "kernels": [asdict(kernel) for kernel in kernels],
-        "amx": tiles.document() if tiles else None,
+        "amx": begin.document() if begin else None,
         "torch": setting.torch,
         "home": setting.home,
         "problems": [
@@ -71,7 +72,7 @@ def doctor(
         ],
         "exit_code": int(code),
     }
-    out.result(document, lambda: _render(machine, kernels, setting, threads, tiles, problems))
+    out.result(document, lambda: _render(machine, kernels, setting, threads, begin, problems))
     if code:
         raise typer.Exit(int(code))
 
@@ -94,10 +95,10 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         threads = config.forced_threads()
     except KtError as error:
         problems.append(Problem(Level.ERROR, str(error), "unset KT_THREADS"))
-    home, home_error = os.environ.get("KT_HOME", ""), ""
+    home, home_error, home_warning = os.environ.get("KT_HOME", ""), "", ""
     try:
         home = str(config.home())
-        home_error = _unwritable(config.home())
+        home_error, home_warning = _unwritable(config.home())
     except KtError as error:
         home_error = str(error)
     return Setting(
@@ -109,21 +110,22 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         nvidia_driver=Path("/proc/driver/nvidia").is_dir(),
         home=home,
         home_error=home_error,
+        home_warning=home_warning,
     )
 
 
-def _unwritable(folder: Path) -> str:
-    """Why nothing can be written to a folder or, if it does not exist, to where it would be made."""
+def _unwritable(folder: Path) -> tuple[str, str]:
+    """Why a folder can be neither read nor made, and why nothing can be written to one that is there."""
     here = folder
     while not here.exists() and here != here.parent:
         here = here.parent
     if not here.is_dir():
-        return f"{folder} cannot be a folder, because {here} is a file"
-    return (
-        ""
-        if os.access(here, os.W_OK | os.X_OK)
-        else f"the library folder {folder} cannot be written"
-    )
+        return f"{folder} cannot be a folder, because {here} is a file", ""
+    if os.access(here, os.W_OK | os.X_OK):
+        return "", ""
+    if here != folder:
+        return f"the library folder {folder} cannot be made", ""
+    return "", f"the library folder {folder} cannot be written: nothing can be added to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +180,12 @@ def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Th
 def _measure(machine: Machine, threads: int) -> Machine:
     out.note("Measuring for a few seconds; other work on this machine falsifies the result.")
     cpu = machine.cpu
-    # First, as making the team for the rates would measure it too.
-    if crossover.look(cpu, threads).measurable:
+    if tiles.look(cpu, threads).measurable:
         out.note("  tiles against vectors …")
-        crossover.save(cpu, threads, amx.ROW, crossover.measure(cpu, threads, amx.ROW))
-    rates = measured.measure(machine, lambda what: out.note(f"  {what} …"))
-    measured.save(machine.cpu, rates)
-    return replace(machine, measured=rates, gpus=tuple(_measured_gpus(machine.gpus)))
+        tiles.save(cpu, threads, amx.ROW, tiles.measure(cpu, threads, amx.ROW))
+    found = rates.measure(machine, lambda what: out.note(f"  {what} …"))
+    rates.save(machine.cpu, found)
+    return replace(machine, measured=found, gpus=tuple(_measured_gpus(machine.gpus)))
 
 
 def _measured_gpus(gpus: Sequence[Gpu]) -> Iterator[Gpu]:
@@ -210,7 +211,7 @@ def _measured_gpus(gpus: Sequence[Gpu]) -> Iterator[Gpu]:
         made = replace(
             each, read_bps=found.read_bps, bf16_ops=found.bf16_ops, copy_bps=found.copy_bps
         )
-        measured.save_gpu(made)
+        rates.save_gpu(made)
         yield made
 
 
@@ -219,7 +220,7 @@ class _Tiles:
     """What is said about AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
 
     verdict: amx.Verdict
-    choice: crossover.Choice | None
+    choice: tiles.Choice | None
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -255,22 +256,22 @@ def _tiles(
     used = next((kernel.name for kernel in kernels if kernel.used), "")
     choice = None
     try:
-        choice = crossover.look(machine.cpu, threads, used)
+        choice = tiles.look(machine.cpu, threads, used)
     except UsageError as error:
         problems.append(Problem(Level.ERROR, str(error), "unset KT_TILE_MIN"))
     return _Tiles(amx.explain(amx_facts(machine, used)), choice)
 
 
-def _begin_words(choice: crossover.Choice) -> str:
+def _begin_words(choice: tiles.Choice) -> str:
     least, source = choice.tile_min, choice.source
     if least is None:
         return "from how many tokens on is not measured yet; the first model that is loaded does it"
-    if source is crossover.Source.MEASURED:
+    if source is tiles.Source.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
     reason = (
         "as KT_TILE_MIN says"
-        if source is crossover.Source.FORCED
+        if source is tiles.Source.FORCED
         else "not measured under KT_ISA or an emulator"
     )
     return f"from {least.int4} tokens per expert, {reason}"
@@ -281,12 +282,12 @@ def _render(
     kernels: tuple[Kernel, ...],
     setting: Setting,
     threads: _Threads,
-    tiles: _Tiles | None,
+    begin: _Tiles | None,
     problems: list[Problem],
 ) -> str:
     rows = [
         *_processor_rows(machine, kernels, threads),
-        *(tiles.rows() if tiles else []),
+        *(begin.rows() if begin else []),
         *_memory_rows(machine),
         *_device_rows(machine, setting),
     ]
@@ -341,20 +342,20 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
             rows.append(
                 (f"Node {node.id}", f"{size if node.size_bytes else 'no memory'}{ours}, {cores}")
             )
-    rates = machine.measured
-    if rates is None:
+    found = machine.measured
+    if found is None:
         rows.append(("Speed", "not measured; kt doctor --measure takes some seconds"))
     else:
         rows.append(
             (
                 "Speed",
-                f"read {rates.read_bps / 1e9:.1f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s, "
-                f"bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s",
+                f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
+                f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s",
             )
         )
-        nodes = f" on {rates.nodes} nodes" if rates.nodes > 1 else ""
+        nodes = f" on {found.nodes} nodes" if found.nodes > 1 else ""
         rows.append(
-            ("", f"measured {rates.date} with {_n(rates.threads, 'thread')} of {rates.isa}{nodes}")
+            ("", f"measured {found.date} with {_n(found.threads, 'thread')} of {found.isa}{nodes}")
         )
     return rows
 

@@ -11,7 +11,15 @@ import typer
 
 from ktcli.assembly.ways import CACHES, Asked, cut, measure, read, ways_of
 from ktcli.chat.passage import read_passage
-from ktcli.commands.options import JsonOpt, ModelArg, NumaOpt, QuietOpt, ThreadsOpt, writable
+from ktcli.commands.options import (
+    AllowSpecialOpt,
+    JsonOpt,
+    ModelArg,
+    NumaOpt,
+    QuietOpt,
+    ThreadsOpt,
+    writable,
+)
 from ktcli.commands.view.quality import Found, document, words
 from ktcli.errors import EXIT_INTERRUPTED, KtError, UsageError
 from ktcli.hardware.text import whole
@@ -36,14 +44,14 @@ def _picture(option: typer.CallbackParam, path: Path | None) -> Path | None:
 AgainstOpt = Annotated[
     str | None,
     typer.Option(
-        "--against", metavar="OTHER", help="Compare with this model or conversion, token by token."
+        "--against", metavar="MODEL", help="Compare with this model or conversion, token by token."
     ),
 ]
 FormatsOpt = Annotated[
     str | None,
     typer.Option(
         "--formats",
-        metavar="LIST",
+        metavar="FORMAT|LIST",
         help="Conversions to compare, made if need be, e.g. bf16-bf16,int8,int4. Others are compared with the first.",
     ),
 ]
@@ -55,20 +63,28 @@ DepthsOpt = Annotated[
 ]
 CachesOpt = Annotated[
     str,
-    typer.Option("--kv", metavar="LIST", help="Numbers in the cache: bf16, f32, or bf16,f32."),
+    typer.Option(
+        "--kv", metavar="bf16|f32|LIST", help="Numbers in the cache: bf16, f32, or bf16,f32."
+    ),
 ]
 TextOpt = Annotated[
     Path | None,
     typer.Option("--text", metavar="FILE", help="Plain text to read. Default: a built-in one."),
 ]
-TokensOpt = Annotated[int, typer.Option("--tokens", "-n", min=1, help="Tokens of it, at most.")]
+TokensOpt = Annotated[
+    int, typer.Option("--tokens", "-n", metavar="N", min=1, help="Tokens of it, at most.")
+]
 LengthOpt = Annotated[
-    int, typer.Option("--context", "-c", min=2, help="Tokens of a window; each is read afresh.")
+    int,
+    typer.Option(
+        "--context", "-c", metavar="N", min=2, help="Tokens of a window; each is read afresh."
+    ),
 ]
 StrideOpt = Annotated[
     int | None,
     typer.Option(
         "--stride",
+        metavar="N",
         min=1,
         help="Tokens from one window to the next. Default: a window. With fewer, each token is predicted"
         " with more before it.",
@@ -93,6 +109,7 @@ def evaluate(
     context: LengthOpt = LENGTH,
     stride: StrideOpt = None,
     plot: PlotOpt = None,
+    allow_special: AllowSpecialOpt = False,
     threads: ThreadsOpt = None,
     numa: NumaOpt = None,
     json: JsonOpt = False,
@@ -121,7 +138,7 @@ def evaluate(
     asked.require()
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)
-    reading = read(ways, passage, tokens)
+    reading = read(ways, passage, tokens, allow_special=allow_special)
     over = cut(reading, passage, asked, out)
     scores, complete = measure(ways, over, asked, threads, numa, out)
     found = Found.of(ways, scores, passage, reading, asked, complete)

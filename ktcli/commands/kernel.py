@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ktcli.assembly.host import team_here
 from ktcli.commands.options import JsonOpt, NumaOpt, RunsOpt, ThreadsOpt
 from ktcli.commands.view.figures import (
     ceiling_figures,
@@ -18,7 +19,7 @@ from ktcli.commands.view.figures import (
     threads_words,
     warn_noisy,
 )
-from ktcli.engine.cpu import Options, make_pool, refusals
+from ktcli.engine.arenas import refusals
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
@@ -33,7 +34,11 @@ from ktcli.weights.formats import format_named
 
 WorkOpt = Annotated[
     list[Work],
-    typer.Option("--work", help="What to measure; may be repeated. Default: all."),
+    typer.Option(
+        "--work",
+        metavar="|".join(work.value for work in Work),
+        help="What to measure; may be repeated. Default: all.",
+    ),
 ]
 ShapeOpt = Annotated[
     list[str],
@@ -50,11 +55,17 @@ FormatOpt = Annotated[
 PerExpertOpt = Annotated[
     list[int],
     typer.Option(
-        "--tokens", "-n", min=1, max=4096, help="Tokens per expert of a prefill; may be repeated."
+        "--tokens",
+        "-n",
+        metavar="N",
+        min=1,
+        max=4096,
+        help="Tokens per expert of a prefill; may be repeated.",
     ),
 ]
 IsaOpt = Annotated[
-    str | None, typer.Option("--isa", help="Row of kernels, as KT_ISA. Default: the best.")
+    str | None,
+    typer.Option("--isa", metavar="ROW", help="Row of kernels, as KT_ISA. Default: the best."),
 ]
 _CEILINGS = {
     Ceiling.READ: ("read_gb_s", "read bandwidth"),
@@ -95,7 +106,7 @@ def kernel(
     formats = [format_named(name) for name in format]
     wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
     machine = probe()
-    pool = make_pool(Options(threads=threads, isa=isa, numa=asked_numa(numa)))
+    pool = team_here(threads, asked_numa(numa), isa)
     ceilings = Ceilings.of(pool)
     for warning in refusals(pool, ceilings.unbound):
         out.warn(warning)

@@ -40,7 +40,13 @@ def list_models(
     }
     out.result(document, lambda: _render(entries, known))
     if not all_models and all(not entry.managed for entry in entries):
-        out.note(f"\nThe library {config.home()} is empty. kt list --all shows what can be pulled.")
+        home = config.home()
+        state = (
+            f"The library {home} is empty"
+            if home.is_dir()
+            else f"There is no library folder {home} yet"
+        )
+        out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
 
 def _absent(entries: tuple[Entry, ...]) -> tuple[Profile, ...]:
@@ -60,6 +66,7 @@ def _document(entry: Entry) -> dict[str, Any]:
         "source": entry.source,
         "complete": entry.complete,
         "problem": entry.problem,
+        "running": entry.running,
     }
 
 
@@ -104,6 +111,8 @@ def _billions(parameters: int) -> str:
 
 
 def _sick(entry: Entry) -> str:
+    if entry.running:
+        return entry.problem
     if entry.problem != library.INTERRUPTED:
         return f"damaged; kt verify {entry.label} says more"
     return f"interrupted; continue with: {entry.again}"

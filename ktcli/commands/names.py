@@ -13,11 +13,12 @@ from ktcli.store import catalog, library
 
 def names(
     here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
+    mine: Annotated[bool, typer.Option("--mine", help="Only those that kt rm can remove.")] = False,
     json: JsonOpt = False,
 ) -> None:
     """List the names that MODEL can be."""
-    known = {entry.label for entry in library.entries()}
-    if not here:
+    known = {entry.label for entry in library.entries() if entry.managed or not mine}
+    if not here and not mine:
         known |= set(catalog.names())
     ordered = sorted(known)
     out.result({"names": ordered}, "\n".join(map(safe, ordered)))

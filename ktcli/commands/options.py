@@ -82,6 +82,7 @@ ThreadsOpt = Annotated[
     typer.Option(
         "--threads",
         "-t",
+        metavar="N",
         min=1,
         help="CPU threads. Default, and at most: one per physical core.",
     ),
@@ -96,13 +97,17 @@ NumaOpt = Annotated[
     ),
 ]
 RunsOpt = Annotated[
-    int, typer.Option("--runs", min=1, help="Runs, each between two measurements of the ceiling.")
+    int,
+    typer.Option(
+        "--runs", metavar="N", min=1, help="Runs, each between two measurements of the ceiling."
+    ),
 ]
 ContextOpt = Annotated[
     int | None,
     typer.Option(
         "--context",
         "-c",
+        metavar="N",
         min=1,
         help="Positions to reserve. Default: 8192, or what the model and the memory allow.",
     ),
@@ -111,7 +116,7 @@ ExpertsOpt = Annotated[
     str | None,
     typer.Option(
         "--experts",
-        metavar="FORMAT",
+        metavar="FORMAT|auto",
         help="Number format of the routed experts, e.g. int4, int8, bf16; or auto (convert, plan). Default:"
         " the catalogue's (kt show NAME), else int4.",
     ),
@@ -128,8 +133,8 @@ MachineOpt = Annotated[
     Path | None,
     typer.Option(
         "--machine",
-        metavar="FILE",
-        help="Plan for the machine this file describes, not for this one.",
+        metavar="MACHINE|FILE",
+        help="Plan for a machine that ships with kt or that this file describes, not for this one.",
     ),
 ]
 DeviceOpt = Annotated[
@@ -154,6 +159,7 @@ DeferOpt = Annotated[
     int | None,
     typer.Option(
         "--defer",
+        metavar="N",
         min=0,
         help="Experts per token that the CPU may finish one layer later. Default: as few as keep it busy.",
     ),
@@ -165,5 +171,13 @@ PrefillThresholdOpt = Annotated[
         metavar="N|never",
         help="Tokens from which on a prompt's experts are streamed through the GPU. Default: where that"
         " becomes faster.",
+    ),
+]
+
+AllowSpecialOpt = Annotated[
+    bool,
+    typer.Option(
+        "--allow-special",
+        help="Let texts give control tokens: <|im_end|> in a text then ends a turn.",
     ),
 ]

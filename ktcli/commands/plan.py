@@ -38,7 +38,7 @@ from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.planner.host import host_of
-from ktcli.planner.hybrid import ON_GPU
+from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request
@@ -164,12 +164,19 @@ def render(name: str, made: Plan) -> str:
 
 
 def _sizes(made: Plan) -> str:
-    """What is needed and there: in all, or on the node that is too small although the whole is not."""
+    """What is needed and what is free, of memory and of the GPU; or of the node that is too small although the
+    whole is not."""
     have = made.host.available_bytes
     full = next((need for need in made.nodes if not need.fits), None)
-    if full is None or made.need_bytes > have:
-        return f": {gib(made.need_bytes)} of {gib(have)} available memory"
-    return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
+    if full is not None and made.need_bytes <= have:
+        return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
+    if made.device is None:
+        return f": needs {gib(made.need_bytes)}, {gib(have)} are free"
+    gpu, need = made.device.gpu, made.device.need.total
+    return (
+        f": needs {gib(made.need_bytes)} of memory, {gib(have)} are free;"
+        f" needs {gib(need)} on GPU {gpu.index}, {gib(gpu.free_bytes)} are free"
+    )
 
 
 def _parts(made: Plan) -> str:

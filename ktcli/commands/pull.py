@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ktcli.assembly.fetch import fetch
+from ktcli.assembly.text import require_known_tokenizer
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
@@ -33,6 +34,7 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
     entry = before or _download(reference)
     if not entry.managed and entry.name != library.BUILTIN:
         examine(entry.path)
+    require_known_tokenizer(entry.path)
     document: dict[str, Any] = {
         "name": entry.label,
         "path": str(entry.path),

@@ -29,20 +29,22 @@ def rm(
 ) -> None:
     """Remove a model and free its space.
 
-    A name means its checkpoint and all its conversions; NAME@FORMATS means one conversion. Only the
-    library folder is touched: local folders and the built-in model stay.
+    A name means its checkpoint, all its conversions and which experts chats used; NAME@FORMATS means one
+    conversion. Only the library folder is touched: local folders and the built-in model stay, but the
+    conversions made from them can be removed by naming them.
 
     Examples:
 
       kt rm qwen3-30b-a3b               checkpoint and conversions
       kt rm qwen3-30b-a3b@int4-int8     one conversion
+      kt rm ./my-model                  the conversions of a local folder
       kt rm --partial                   what interrupted work left behind
     """
     if not models and not partial:
         raise UsageError(
             "no model is named", hint="kt list shows the names; kt rm --partial removes leftovers"
         )
-    chosen = _chosen(models or [], partial)
+    chosen, whole = _chosen(models or [], partial)
     size = sum(entry.size_bytes for entry in chosen)
     if chosen and not yes:
         names = ", ".join(f"{entry.label} ({entry.kind.value})" for entry in chosen)
@@ -57,6 +59,8 @@ def rm(
                 continue
             freed += removal.remove(entry)
             removed.append(entry.label)
+    for name in whole - {entry.name for entry in library.entries() if entry.managed}:
+        removal.forget(name)
     freed += removal.remove_leftovers()
     document = {"removed": removed, "freed_bytes": freed}
     out.result(document, f"Removed {safe(', '.join(removed)) or 'nothing'}, freed {gib(freed)}.")
@@ -66,11 +70,19 @@ def _was_completed(entry: Entry) -> bool:
     return any(each.path == entry.path and each.complete for each in library.entries())
 
 
-def _chosen(models: list[str], partial: bool) -> list[Entry]:
+def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
+    """What is to be removed, and the names of the models that were named as a whole."""
     chosen: dict[str, Entry] = {}
+    whole: set[str] = set()
     for model in models:
         found = library.matching(model)
         managed = [entry for entry in found if entry.managed]
+        reference = parse(model)
+        if not reference.formats:
+            whole |= {entry.name for entry in managed} or {reference.name}
+        recorded = reference.name and library.heat_path(reference.name).is_file()
+        if not managed and not reference.formats and recorded:
+            continue
         if found and not managed:
             raise UsageError(
                 f"{found[0].label} is not in the library folder, so kt does not remove it",
@@ -78,7 +90,7 @@ def _chosen(models: list[str], partial: bool) -> list[Entry]:
             )
         if not managed:
             near = catalog.nearest(
-                parse(model).name, tuple(e.label for e in library.entries() if e.managed)
+                reference.name, tuple(e.label for e in library.entries() if e.managed)
             )
             hint = (
                 f"did you mean: {', '.join(near)}" if near else "kt list shows what can be removed"
@@ -86,5 +98,9 @@ def _chosen(models: list[str], partial: bool) -> list[Entry]:
             raise NotFound(f"{model} is not in the library", hint=hint)
         chosen |= {str(entry.path): entry for entry in managed}
     if partial:
-        chosen |= {str(e.path): e for e in library.entries() if e.managed and not e.complete}
-    return list(chosen.values())
+        unfinished = [e for e in library.entries() if e.managed and not e.complete]
+        for entry in unfinished:
+            if entry.running:
+                out.note(f"{entry.label} stays: {entry.problem}")
+        chosen |= {str(e.path): e for e in unfinished if not e.running}
+    return list(chosen.values()), whole - {""}

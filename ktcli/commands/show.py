@@ -9,7 +9,7 @@ import typer
 
 from ktcli.assembly.convert import conversions_outside
 from ktcli.commands.options import JsonOpt, ModelArg
-from ktcli.errors import BadCheckpoint, KtError, gib
+from ktcli.errors import KtError, gib
 from ktcli.output import out, safe, table
 from ktcli.store import catalog, library
 from ktcli.store.library import Entry, Kind
@@ -37,7 +37,8 @@ def show(
       kt show ./my-model --json
     """
     entries = library.matching(model)
-    entries += tuple(each for entry in entries for each in conversions_outside(entry))
+    if parse(model).folder is not None:  # and what was made of it as it is now
+        entries = (entries[0], *conversions_outside(entries[0]))
     profile = catalog.find(entries[0].name if entries else parse(model).name)
     if profile is None and not entries:
         library.resolve(model)
@@ -63,9 +64,7 @@ def _config(entry: Entry) -> Mapping[str, Any]:
     from ktcli.weights.reader import config_of
 
     if not entry.complete:
-        raise BadCheckpoint(
-            f"{entry.label} is not complete: {entry.problem}", hint=f"kt pull {entry.name}"
-        )
+        raise library.incomplete(entry)
     return config_of(entry.path)
 
 

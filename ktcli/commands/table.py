@@ -50,9 +50,11 @@ COMMANDS: dict[str, Row] = {
     "eval": Row(
         "ktcli.commands.eval:evaluate", "Measure how well a model predicts a text.", "Measure"
     ),
+    "completion": Row(
+        "ktcli.commands.completion:completion", "Print the completion script of a shell.", "Shell"
+    ),
     "logits": Row("ktcli.commands.logits:logits"),
     "names": Row("ktcli.commands.names:names"),
-    "completion": Row("ktcli.commands.completion:completion"),
 }
 
 

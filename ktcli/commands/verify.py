@@ -9,6 +9,7 @@ import typer
 from ktcli import manifest
 from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
 from ktcli.errors import BadCheckpoint, NotFound, gib
+from ktcli.manifest import Seal
 from ktcli.output import out, safe
 from ktcli.store import integrity, library
 from ktcli.store.library import Entry, Kind
@@ -18,7 +19,8 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
     """Check a model's files against their hashes.
 
     Reads every byte of the checkpoint and of each conversion and compares size and SHA-256 with what was
-    recorded when they were written. Exit code 5: something differs.
+    recorded when they were written; the record of a conversion carries a hash of itself. Exit code 5:
+    something differs.
 
     Examples:
 
@@ -26,7 +28,7 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
       kt verify qwen3-30b-a3b@int4-int8 --json
     """
     entries = library.matching(model) or (library.resolve(model),)
-    # The built-in model has no manifest; its conversions have.
+    # The built-in model and a folder of one's own have no manifest; their conversions have.
     entries = tuple(entry for entry in entries if entry.managed) or entries
     reports = [_check(entry) for entry in entries]
     bad = [report for report in reports if report["bad"]]
@@ -40,7 +42,7 @@ def _check(entry: Entry) -> dict[str, Any]:
     found = manifest.read(entry.path / kind)
     if found is None:
         if entry.managed:
-            raise NotFound(f"{entry.label} is not complete", hint=f"continue with: {entry.again}")
+            raise library.incomplete(entry)
         raise NotFound(
             f"nobody recorded hashes for {entry.label}",
             hint="kt pull and kt convert record them; a folder of your own has none",
@@ -50,12 +52,15 @@ def _check(entry: Entry) -> dict[str, Any]:
         for file, problem in integrity.check(entry.path, found.records, bar.advance):
             if problem:
                 bad[file.name] = problem
+    if found.seal is Seal.BROKEN:
+        bad[manifest.PACK] = "has other bytes than its own hash says"
     return {
         "name": entry.label,
         "kind": entry.kind.value,
         "files": len(found.records),
         "size_bytes": found.size_bytes,
         "bad": bad,
+        "manifest": found.seal and found.seal.value,
         "again": entry.again,
         "repair": entry.repair,
     }
@@ -64,7 +69,10 @@ def _check(entry: Entry) -> dict[str, Any]:
 def _render(report: dict[str, Any]) -> str:
     name = f"{safe(report['name'])} ({report['kind']})"
     if not report["bad"]:
-        return f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
+        intact = f"{name}: all {report['files']} files are intact, {gib(report['size_bytes'])}"
+        if report["manifest"] != Seal.NONE.value:
+            return intact
+        return f"{intact}\n  {manifest.PACK} is of an earlier kt: it carries no hash of itself"
     lines = [f"{name}: {len(report['bad'])} of {report['files']} files are damaged"]
     lines += [f"  {safe(file)} {problem}" for file, problem in report["bad"].items()]
     lines.append(f"  make it again with: {safe(report['repair'])}")

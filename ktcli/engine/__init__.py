@@ -1,6 +1,7 @@
 """Ids in, ids out: loading, prefill, decode, sampling. Knows nothing of text."""
 
-from ktcli.engine.cpu import Engine, Options
+from ktcli.engine.contract import Engine
+from ktcli.engine.cpu import CpuEngine
 from ktcli.engine.session import Session
 
-__all__ = ["Engine", "Options", "Session"]
+__all__ = ["CpuEngine", "Engine", "Session"]

@@ -6,7 +6,7 @@ a cache line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,3 +56,23 @@ class NodeMemory:
 def aligned(size_bytes: int) -> int:
     """What a piece takes of its arena."""
     return ceil_to(size_bytes, _LINE_BYTES)
+
+
+def refusals(pool: Pool, unbound: str) -> Iterator[str]:
+    """What the system did not let a pool and its memory do, one sentence at most.
+
+    Args:
+        unbound: why the system did not bind memory; "" if it did.
+    """
+    if pool.unpinned and unbound:
+        yield (
+            f"the system lets kt neither pin threads nor bind memory to NUMA nodes ({pool.unpinned}):"
+            " both lie where the system puts them, which is slower"
+        )
+    elif pool.unpinned:
+        yield f"the system does not let kt pin threads ({pool.unpinned}): they may wander, which is slower"
+    elif unbound:
+        yield (
+            f"the system does not let kt bind memory to NUMA nodes ({unbound}):"
+            " it lies where it was touched first"
+        )

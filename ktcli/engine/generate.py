@@ -11,38 +11,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 from ktcli.engine.logits import Logits
 from ktcli.engine.sampler import Sampler
+from ktcli.engine.session import Progress, Session
 from ktcli.errors import ContextFull
-
-# progress(prompt tokens done, prompt tokens to compute)
-Progress = Callable[[int, int], None]
-
-
-class Timeline(Protocol):
-    """What generation needs of a session."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Ids in the cache."""
-
-    def advance(
-        self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
-    ) -> tuple[Logits, int]:
-        """Make the cache hold `ids`; logits after the last, and how many were there already."""
-
-    def feed(
-        self,
-        ids: Sequence[int],
-        *,
-        progress: Progress | None = None,
-        temperature: float = 0.0,
-        defer: int = 0,
-    ) -> Logits:
-        """Append `ids`; logits after the last, with sums for this temperature. They may be gone after
-        the next call. `defer`: experts of each token that may come a layer later, at most."""
 
 
 class Finish(Enum):
@@ -58,7 +31,7 @@ class Finish(Enum):
 class Stats:
     """What one answer took; every counted token went through the model once."""
 
-    prompt_tokens: int = 0  # of the whole prompt
+    prompt_tokens: int = 0  # of the prompt, as far as it was read
     reused_tokens: int = 0  # of those, already in the cache
     prompt_s: float = 0.0
     tokens: int = 0  # of the answer, without the stop token
@@ -89,7 +62,7 @@ class Generation:
         finish: why it ended; CANCELLED until it ends by itself.
     """
 
-    session: Timeline
+    session: Session
     prompt: Sequence[int]
     sampler: Sampler
     stop_ids: Collection[int]
@@ -135,19 +108,22 @@ class Generation:
         self.finish = Finish.CONTEXT if limit == room else Finish.LENGTH
 
     def _prefill(self) -> Logits:
+        started = time.perf_counter()
+
         def between_chunks(done: int, total: int) -> None:
+            self.stats.reused_tokens = len(self.prompt) - total
+            self.stats.prompt_tokens = self.stats.reused_tokens + done
+            self.stats.prompt_s = time.perf_counter() - started
             if self.progress is not None:
                 self.progress(done, total)
             if self.cancelled() and done < total:
                 raise _Cancelled
 
-        self.stats.prompt_tokens = len(self.prompt)
-        started = time.perf_counter()
         logits, reused = self.session.advance(
             self.prompt, progress=between_chunks, temperature=self.sampler.sums_at
         )
         self.stats.prompt_s = time.perf_counter() - started
-        self.stats.reused_tokens = reused
+        self.stats.prompt_tokens, self.stats.reused_tokens = len(self.prompt), reused
         return logits
 
 

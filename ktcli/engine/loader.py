@@ -22,6 +22,8 @@ from ktcli.models import Model
 from ktcli.native import Axis, Format, Pool, Weight
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Cut, Role, Tensor
+from ktcli.planner.memory import drops_cached
+from ktcli.planner.plan import Plan
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
 from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
@@ -69,15 +71,6 @@ class Tensors:
 
 # Experts that are elsewhere: bool [layers with experts, experts].
 Mask = NDArray[np.bool_]
-
-
-def memory_bytes(model: Model, recipe: Recipe, skip: Mask | None = None) -> int:
-    """Memory that a model's tensors take when nodes do not share them, without the experts of `skip`."""
-    kept = _kept(model, skip)
-    return sum(
-        aligned(stored_bytes(tensor, recipe) * _count(kept[tensor.name]) // tensor.count)
-        for tensor in model.tensors
-    )
 
 
 def expert_rows(model: Model) -> dict[int, int]:
@@ -238,6 +231,12 @@ class PackSource:
 
     def __init__(self, pack: Pack, pool: Pool, *, drop: bool = False) -> None:
         self._pack, self._pool, self._drop = pack, pool, drop
+
+    @classmethod
+    def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
+        """With cached pages given up where the plan leaves no room for them."""
+        drop = drops_cached(pack.size_bytes, plan.need_bytes, plan.host.available_bytes)
+        return cls(pack, pool, drop=drop)
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0

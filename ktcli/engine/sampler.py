@@ -24,7 +24,8 @@ Weights = NDArray[np.float64]
 # Colder is the same to every float32, and would divide by zero there.
 _COLDEST = 1e-30
 
-_RANGES: dict[str, tuple[float, float, str]] = {
+# Setting → least, most, and both in words.
+RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0.0, 100.0, "0 (greedy) to 100"),
     "top_k": (0, 10_000_000, "0 (off) or more"),
     "top_p": (0.0, 1.0, "0 to 1 (off)"),
@@ -56,13 +57,18 @@ class SamplingSettings:
     greedy: bool = False
 
     def __post_init__(self) -> None:
-        for name, (low, high, words) in _RANGES.items():
+        for name, (low, high, words) in RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high:  # also false for NaN
                 said = str(value)[:30]
                 raise UsageError(f"{name.replace('_', '-')} is {said}, it can be {words}")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether nothing is drawn, so that a seed changes nothing."""
+        return self.greedy or self.temperature == 0
 
 
 class Sampler:
@@ -111,7 +117,7 @@ class Sampler:
 
 def _temperature(settings: SamplingSettings) -> float:
     """What logits are divided by; 0: greedy."""
-    if settings.greedy or settings.temperature == 0:
+    if settings.is_greedy:
         return 0.0
     return max(settings.temperature, _COLDEST)
 

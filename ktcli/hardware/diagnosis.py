@@ -57,7 +57,8 @@ class Setting:
         forced_isa: KT_ISA; None if unset. forced_threads: KT_THREADS.
         torch: PyTorch is installed.
         nvidia_driver: a kernel driver for NVIDIA GPUs is loaded.
-        home: the library folder. home_error: why it cannot be used; empty if it can.
+        home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
+            nothing can be added to it.
     """
 
     system: str
@@ -68,6 +69,7 @@ class Setting:
     nvidia_driver: bool
     home: str
     home_error: str
+    home_warning: str = ""
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
@@ -115,12 +117,11 @@ def _installation(kernels: tuple[Kernel, ...], setting: Setting) -> Iterator[Pro
             f"KT_ISA is {setting.forced_isa!r}, which this machine cannot run; it can run {rows}",
             "unset KT_ISA",
         )
+    elsewhere = "set KT_HOME to a folder you can write: export KT_HOME=~/kt"
     if setting.home_error:
-        yield Problem(
-            Level.ERROR,
-            setting.home_error,
-            "set KT_HOME to a folder you can write: export KT_HOME=~/kt",
-        )
+        yield Problem(Level.ERROR, setting.home_error, elsewhere)
+    if setting.home_warning:
+        yield Problem(Level.WARNING, setting.home_warning, elsewhere)
 
 
 def _processor(

@@ -22,10 +22,11 @@ from ktcli.hardware.text import read
 SYSTEM_ROOT = Path("/")
 
 
-def probe(root: Path = SYSTEM_ROOT) -> Machine:
+def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
     """Read everything; milliseconds unless a GPU driver has to wake up.
 
     Args:
+        gpus: look for GPUs too.
         root: the tree that holds `proc` and `sys`. Below another root than `/` nothing is asked of
             the running system: there are no kernel rows, no disk and no measurements.
     """
@@ -41,7 +42,7 @@ def probe(root: Path = SYSTEM_ROOT) -> Machine:
         cpu=cpu,
         memory=memory,
         nodes=nodes,
-        gpus=_measured_gpus() if here else read_gpus(root),
+        gpus=_gpus(root) if gpus else (),
         disk=_library_disk() if here else None,
         measured=_rates(cpu, nodes) if here else None,
     )
@@ -60,8 +61,11 @@ def _asked_name() -> str | None:
 # A wrong KT_HOME, KT_THREADS or KT_NUMA is an error of the command that needs it, not of looking at the machine.
 
 
-def _measured_gpus() -> tuple[Gpu, ...]:
-    found = read_gpus(SYSTEM_ROOT)
+def _gpus(root: Path) -> tuple[Gpu, ...]:
+    """With their rates, where this is the running system and somebody measured them."""
+    found = read_gpus(root)
+    if root != SYSTEM_ROOT:
+        return found
     try:
         return tuple(measured.with_rates(gpu) for gpu in found)
     except UsageError:

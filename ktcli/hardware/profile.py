@@ -97,17 +97,17 @@ def read_machine(path: Path) -> Machine:
         NotFound: there is no such file; the hint names the machines that ship with kt.
         UsageError: it does not describe a machine.
     """
-    shipped = _shipped()
+    known = shipped()
     try:
-        if str(path) in shipped and not path.exists():
-            path = shipped[str(path)]
+        if str(path) in known and not path.exists():
+            path = known[str(path)]
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(("/dev/", "/proc/")):
             raise UsageError(f"{path} is a named pipe, not a machine file")  # nobody may ever write
         data = smallfiles.read_start(path, MAX_BYTES + 1)
     except OSError as error:
         raise NotFound(
             f"cannot read the machine file {str(path)[:300]}: {error.strerror}",
-            hint=f"machines that ship with kt: {', '.join(sorted(shipped))}",
+            hint=f"machines that ship with kt: {', '.join(sorted(known))}",
         ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{path} is too large for a machine file")
@@ -124,7 +124,7 @@ def read_machine(path: Path) -> Machine:
         ) from error
 
 
-def _shipped() -> dict[str, Path]:
+def shipped() -> dict[str, Path]:
     """Machines that come with kt, by name."""
     try:
         return {path.stem: path for path in data_path("profiles", "machines").glob("*.toml")}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.machine import Cpu, Node
-from ktcli.hardware.numa import AUTO, MAX_TEAMS, OFF, Numa
+from ktcli.hardware.numa import AUTO, MAX_TEAMS, Numa
 from ktcli.hardware.text import cpu_text, numbered
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def bound_nodes(teams: Sequence[Team]) -> int:
 def teams_here(
     nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """The teams that `make_team` starts.
+    """The teams that a command would start now, as the environment wants them.
 
     Raises:
         UsageError: as `team_size` and `on_nodes`.
@@ -248,28 +248,22 @@ def pinned_to(cpu: Cpu, threads: int) -> tuple[int, ...]:
 
 
 def make_team(
-    cpu: Cpu,
-    threads: int | None = None,
+    teams: Sequence[NodeTeam],
     *,
     isa: str | None = None,
-    nodes: Sequence[Node] = (),
-    numa: Numa = OFF,
+    tile_min: tuple[int, int, int] | None = None,
 ) -> Pool:
-    """Start the threads.
+    """Start the threads of these teams; nothing is measured.
 
     Args:
-        threads: asked for; None: see `team_size`.
         isa: row of kernels; None: KT_ISA, else the best.
-        nodes: of this machine; unused with `numa` off.
+        tile_min: from how many tokens per expert on tiles are used (see `measure.tiles`); None: the
+            library's own default.
     Raises:
-        UsageError: as `teams_here`.
         NativeError: the native library is missing or refuses the row.
     """
-    from ktcli.hardware import crossover
     from ktcli.native import Pool
 
-    teams = teams_here(nodes, cpu, threads, numa)
     pins = [number for team in teams for number in team.cpus]
     size = sum(team.threads for team in teams)
-    tile_min = crossover.tile_min(cpu, size, isa)
     return Pool(size, isa=isa, cpus=pins or None, teams=teams, tile_min=tile_min)

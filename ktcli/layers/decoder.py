@@ -9,8 +9,9 @@ from ktcli.layers.compressed import CompressedAttention
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp
+from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
+from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Reads, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch, largest
@@ -19,6 +20,7 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 Attention = (
     GroupedQueryAttention | LatentAttention | GatedDeltaNet | KimiDelta | CompressedAttention
 )
+Mlp = DenseMlp | SparseMlp
 USUAL_NORMS = "input_layernorm", "post_attention_layernorm"
 NO_NORMS = "", ""
 

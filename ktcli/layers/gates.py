@@ -1,4 +1,4 @@
-"""Gates on what the heads of an attention mix, by a projection of their own, which reads what q does."""
+"""Gates on what the heads of an attention mix, by a projection that reads what q does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ktcli.ops.backend import Gate
 
 @dataclass(frozen=True, slots=True)
 class OwnGates:
-    """Gates by a projection of their own, on what the heads attend to.
+    """Gates by a projection of their own.
 
     Attributes:
         source: checkpoint name of the projection, below the attention.
@@ -22,5 +22,17 @@ class OwnGates:
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:
-        """How many there are, for heads of so many columns."""
+        """Their number, for `heads` heads of `columns` columns."""
         return heads * (columns if self.per_column else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGates:
+    """A gate for each column, in the projection of the queries: each head there has its query and then its gates
+    (Qwen3-Next)."""
+
+    kind: Gate = Gate.SIGMOID
+
+    def width(self, heads: int, columns: int) -> int:
+        """Their number, for `heads` heads of `columns` columns."""
+        return heads * columns

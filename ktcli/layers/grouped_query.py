@@ -10,22 +10,35 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from ktcli.layers.gates import OwnGates
+from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.ops.backend import Backend, Gate, GqaShape, Rope, Value
+from ktcli.ops.backend import Backend, GqaShape, Rope, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 
-class QkNorm(Enum):
-    """Where q and k are normalised (RMSNorm)."""
+class NormedQk(Enum):
+    """What of q and k is normalised, and when."""
 
-    NONE = "none"
     HEADS = "heads"  # each head, before the rotation (Qwen3)
-    TURNED = "turned"  # each head, after the rotation (Hunyuan)
+    ROTATED = "rotated"  # each head, after the rotation (Hunyuan)
     ROWS = "rows"  # all heads together, before the rotation (MiniMax-M2)
+
+
+@dataclass(frozen=True, slots=True)
+class QkNorms:
+    """RMSNorms of q and k.
+
+    Attributes:
+        names: what checkpoints call them.
+        plus: added to their weights.
+    """
+
+    of: NormedQk = NormedQk.HEADS
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    plus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +46,13 @@ class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
 
     Attributes:
-        rope: may rotate only the first columns of each head.
-        rotates: it is used; K-EXAONE's layers without a window have no positions.
+        rope: may rotate only the first columns of each head; None: the layer has no positions (K-EXAONE's without a
+            window).
+        norms: of q and k; None: there are none.
         qkv_bias, o_bias: on q, k and v; on o.
         sinks_name: of what the checkpoint gives each head's softmax as one more score (gpt-oss); "": nothing.
         value_scale: what its values are multiplied with (MiMo-V2).
-        norms: checkpoint names of the norms of q and k.
-        norm_plus: added to their weights.
-        gated: each head of the checkpoint's q projection has its query and then its gate, by the sigmoid of
-            which what the head attends to is multiplied (Qwen3-Next).
-        own_gates: gates by another projection (Step-3.5); None: there are none.
+        gates: on what each head attends to; None: there are none. Need no bias.
         indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
             all. Its projections lie behind those of q, k and v.
         layer: number of the decoder layer.
@@ -51,19 +61,15 @@ class GroupedQueryAttention:
 
     hidden: int
     shape: GqaShape
-    rope: Rope
+    rope: Rope | None
     eps: float
-    qk_norm: QkNorm = QkNorm.NONE
+    norms: QkNorms | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     sinks_name: str = ""
     value_scale: float = 1.0
-    norms: tuple[str, str] = ("q_norm", "k_norm")
-    norm_plus: float = 0.0
-    gated: bool = False
-    own_gates: OwnGates | None = None
+    gates: OwnGates | QueryGates | None = None
     indexer: BlockIndexer | None = None
-    rotates: bool = True
     layer: int = 0
     source: str = ""
 
@@ -82,28 +88,23 @@ class GroupedQueryAttention:
         return s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.value_dim
 
     @property
-    def _is_gated(self) -> bool:
-        return self.gated or self.own_gates is not None
-
-    @property
-    def _own_width(self) -> int:
-        """Columns of gates by a projection of their own."""
-        own, s = self.own_gates, self.shape
-        return own.width(s.heads, s.value_dim) if own else 0
+    def _gate_widths(self) -> tuple[int, ...]:
+        s = self.shape
+        return (self.gates.width(s.heads, s.value_dim),) if self.gates else ()
 
     @cached_property
     def qkv(self) -> Tensor:
         """The rows of q, k and v, then of the gates."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
-        own = self.own_gates
-        gates_of = ((f"{own.source}.weight", self._own_width),) if own else ()
+        own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
+        gates_of = ((own, *self._gate_widths),) if own else ()
         queries, *others = (
             Stored(f"{self.source}.{name}", (rows, self.hidden))
             for name, rows in (*pieces, *index, *gates_of)
         )
         stored = (queries, *others)
-        if self.gated:
+        if isinstance(self.gates, QueryGates):
             both = replace(queries, shape=(2 * self._widths[0], self.hidden))
             halves = _head_halves(both, self.shape)
             stored = (*halves[0], *others, *halves[1])
@@ -123,7 +124,7 @@ class GroupedQueryAttention:
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
         """Of q, k, v, and of o."""
-        assert not (self.qkv_bias and self._is_gated), "no family has biases on gated attention"
+        assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = self._bias("qkv_bias", *pieces) if self.qkv_bias else None
         o = self._bias("o_bias", ("o_proj.bias", self.hidden)) if self.o_bias else None
@@ -131,14 +132,13 @@ class GroupedQueryAttention:
 
     @cached_property
     def qk_norms(self) -> tuple[Tensor, ...]:
-        if self.qk_norm is QkNorm.NONE:
+        if self.norms is None:
             return ()
-        d = self.shape.head_dim
-        widths = self._widths[:2] if self.qk_norm is QkNorm.ROWS else (d, d)
-        names = zip(("q_norm", "k_norm"), self.norms, widths, strict=True)
+        d, plus = self.shape.head_dim, self.norms.plus
+        widths = self._widths[:2] if self.norms.of is NormedQk.ROWS else (d, d)
+        names = zip(("q_norm", "k_norm"), self.norms.names, widths, strict=True)
         return tuple(
-            self._vector(name, (f"{of}.weight", width), plus=self.norm_plus)
-            for name, of, width in names
+            self._vector(name, (f"{of}.weight", width), plus=plus) for name, of, width in names
         )
 
     @cached_property
@@ -187,14 +187,14 @@ class GroupedQueryAttention:
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
-        gates = [self._own_width] if self.own_gates else self._widths[: self.gated]
-        widths = (*self._widths, *index_widths, *gates)
+        widths = (*self._widths, *index_widths, *self._gate_widths)
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
-        if self.qk_norm is not QkNorm.TURNED:
+        late = self.norms is not None and self.norms.of is NormedQk.ROTATED
+        if self.norms and not late:
             q, k = self._normed(b, q, k)
-        if self.rotates:
+        if self.rope:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        if self.qk_norm is QkNorm.TURNED:
+        if late:
             q, k = self._normed(b, q, k)
         if self.value_scale != 1.0:
             v = b.scale(v, self.value_scale)
@@ -203,15 +203,13 @@ class GroupedQueryAttention:
         chosen = self._indexer is not None
         # [T, heads * value_dim]
         mixed = b.gqa(q, k, v, self.shape, layer=self.layer, sinks=self.sinks, chosen=chosen)
-        if self._is_gated:
-            kind = self.own_gates.kind if self.own_gates else Gate.SIGMOID
-            mixed = b.gate(mixed, others[-1], kind)
+        if self.gates:
+            mixed = b.gate(mixed, others[-1], self.gates.kind)
         return b.linear(mixed, self.o, bias=o_bias)
 
     def _normed(self, b: Backend, q: Value, k: Value) -> tuple[Value, Value]:
-        if not self.qk_norms:
-            return q, k
-        run = None if self.qk_norm is QkNorm.ROWS else self.shape.head_dim
+        rows = self.norms is not None and self.norms.of is NormedQk.ROWS
+        run = None if rows else self.shape.head_dim
         q = b.norm(q, self.qk_norms[0], self.eps, head_width=run)
         return q, b.norm(k, self.qk_norms[1], self.eps, head_width=run)
 

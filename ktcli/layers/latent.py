@@ -25,7 +25,7 @@ class LatentAttention:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
         rope: of the last columns of each head and of the latent; None: there are none.
         inner_eps: of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
-        own_gates: gates by another projection (Ling 3); None: there are none. Need no bias.
+        gates: gates by another projection (Ling 3); None: there are none. Need no bias.
         o_name: checkpoint name of the last projection.
         chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
         indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
@@ -41,7 +41,7 @@ class LatentAttention:
     chosen: int = 0
     indexer: Indexer | None = None
     inner_eps: float = 1e-6
-    own_gates: OwnGates | None = None
+    gates: OwnGates | None = None
     o_name: str = "o_proj"
     layer: int = 0
     source: str = ""
@@ -70,8 +70,8 @@ class LatentAttention:
         """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole; gates come last."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
         key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
-        own, s = self.own_gates, self.shape
-        gates = ((own.source, own.width(s.heads, s.v)),) if own else ()
+        s = self.shape
+        gates = ((self.gates.source, self.gates.width(s.heads, s.v)),) if self.gates else ()
         return q, *key, ("kv_a_proj_with_mqa", self._latent_width), *gates
 
     @cached_property
@@ -83,7 +83,7 @@ class LatentAttention:
         if not self.bias:
             return None
         assert self.q_lora, "the reference gives a direct q projection no bias"
-        assert not self.own_gates, "no family has biases on gated latent attention"
+        assert not self.gates, "no family has biases on gated latent attention"
         pieces = ((f"{name}.bias", width) for name, width in self._a_pieces)
         return self._vector("qkv_a_bias", *pieces, neutral=0.0)
 
@@ -197,6 +197,6 @@ class LatentAttention:
             q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
             latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
         mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
-        if self.own_gates:
-            mixed = b.gate(mixed, others[-1], self.own_gates.kind)
+        if self.gates:
+            mixed = b.gate(mixed, others[-1], self.gates.kind)
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]

@@ -4,8 +4,7 @@ Decode is compared with reading its bytes at the speed of the best plain read lo
 its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
 token say nothing about those of the next and the weights never come from a cache.
 
-What is measured is whatever runs sessions and can say what it did (`Measured`); what it is compared with
-is a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
+What an engine does is compared with a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine import Engine
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
-from ktcli.engine.trace import Trace
 from ktcli.measure.clock import PAIRS, Measurement, alternate
 from ktcli.measure.synthetic import Spread, expert_spread
-from ktcli.models import Model, Spec
+from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
 from ktcli.planner.cost import Rates, has_tiles, step_seconds
 from ktcli.planner.spec import Step, Unit, step_work
-from ktcli.weights.recipe import Recipe
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
@@ -75,60 +73,17 @@ class Demand:
         return sum(self.ops.values())
 
 
-class Measured(Protocol):
-    """A loaded model, on whatever it runs: what a measurement needs of it."""
-
-    @property
-    def model(self) -> Model: ...
-
-    @property
-    def recipe(self) -> Recipe: ...
-
-    @property
-    def spec(self) -> Spec: ...
-
-    @property
-    def pool(self) -> Pool:
-        """The team that runs the CPU's part."""
-
-    @property
-    def context(self) -> int:
-        """Positions a session can hold."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """Memory of the weights, wherever they lie."""
-
-    def session(self) -> Session:
-        """A new timeline."""
-
-    def depth_at(self, position: int) -> int:
-        """How many experts the token at `position` may defer."""
-
-    def chunk_tokens(self, left: int) -> int:
-        """Tokens of a prompt's next chunk, when so many are left."""
-
-    def chosen(self) -> NDArray[np.int64]:
-        """[MoE layers, E]: how often each expert was chosen so far."""
-
-    def operations(self) -> list[tuple[str, int]]:
-        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
-
-    def traced(self, step: Callable[[], None]) -> Trace:
-        """Run one step, and say what happened when."""
-
-
 class Yardstick(Protocol):
     """What a measurement is compared with."""
 
-    def ideal_s(self, engine: Measured, job: Job) -> float:
+    def ideal_s(self, engine: Engine, job: Job) -> float:
         """Seconds of a run at the machine's ceilings, measured now."""
 
-    def predicted_s(self, engine: Measured, job: Job) -> float:
+    def predicted_s(self, engine: Engine, job: Job) -> float:
         """Seconds of a run that the planner expects, at the ceilings of this measurement."""
 
 
-def steps(engine: Measured, job: Job) -> Iterator[Step]:
+def steps(engine: Engine, job: Job) -> Iterator[Step]:
     """The steps of a run."""
     done = 0
     while done < job.n_tokens:
@@ -140,7 +95,7 @@ def steps(engine: Measured, job: Job) -> Iterator[Step]:
         done += chunk
 
 
-def demand(engine: Measured, job: Job) -> Demand:
+def demand(engine: Engine, job: Job) -> Demand:
     """Bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
@@ -195,7 +150,7 @@ class Ceilings:
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
 
-    def ideal_s(self, engine: Measured, job: Job) -> float:
+    def ideal_s(self, engine: Engine, job: Job) -> float:
         wanted = demand(engine, job)
         if job.kind is Kind.DECODE:
             return wanted.read_bytes / self.measure(Ceiling.READ)
@@ -208,7 +163,7 @@ class Ceilings:
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
         return sum(n / self.measure(kind) for n, kind in peaks if n)
 
-    def predicted_s(self, engine: Measured, job: Job) -> float:
+    def predicted_s(self, engine: Engine, job: Job) -> float:
         rates = self.rates()
         works = ((step_work(engine.model, engine.recipe, s), s) for s in steps(engine, job))
         return sum(step_seconds(work, engine.spec, rates, s.n_tokens) for work, s in works)
@@ -265,7 +220,7 @@ class Result:
 
 
 def run(
-    engine: Measured,
+    engine: Engine,
     job: Job,
     yardstick: Yardstick,
     *,
@@ -302,7 +257,7 @@ def run(
     return Result(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
-def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
+def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Kind.PREFILL:
@@ -314,8 +269,12 @@ def once(engine: Measured, session: Session, job: Job, ids: list[int]) -> None:
         sampler.next(session.feed([token], temperature=sampler.sums_at, defer=depth), ())
 
 
-def traced(engine: Measured, context: int) -> Trace:
-    """One decode step after `context` tokens, when a few have been decoded already."""
+def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
+    """One decode step after `context` tokens, when a few have been decoded already.
+
+    Args:
+        trace: runs a step and says what happened when.
+    """
     session, draw = engine.session(), np.random.default_rng(_SEED)
     job = Job(Kind.DECODE, 1, context)
     ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
@@ -323,10 +282,10 @@ def traced(engine: Measured, context: int) -> Trace:
         session.feed(ids[:context])
     for token in ids[context:-1]:
         once(engine, session, job, [token])
-    return engine.traced(lambda: once(engine, session, job, ids[-1:]))
+    return trace(lambda: once(engine, session, job, ids[-1:]))
 
 
-def _operation_seconds(engine: Measured) -> list[tuple[str, float]]:
+def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:
     """(operation, seconds so far) in recording order; the last product is the output head."""
     times = [(label, ns / 1e9) for label, ns in engine.operations()]
     linears = [i for i, (label, _) in enumerate(times) if label == "linear"]

@@ -15,10 +15,12 @@ from statistics import median
 
 import torch
 
-from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine import Engine
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import Stream, device_errors, stream_on
 from ktcli.engine.policy import SEQUENTIAL, Policy
-from ktcli.measure.bench import Ceilings, Job, Kind, Measured, steps
+from ktcli.measure.bench import Ceilings, Job, Kind, steps
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
@@ -133,7 +135,7 @@ class DeviceCeilings:
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
         return cls(Ceilings.of(engine.pool), device, engine.placement)
 
-    def ideal_s(self, engine: Measured, job: Job) -> float:
+    def ideal_s(self, engine: Engine, job: Job) -> float:
         """CPU and device at the same time, each at its limit."""
         found = [self.split(engine, step) for step in steps(engine, job)]
         if job.kind is Kind.DECODE:
@@ -144,7 +146,7 @@ class DeviceCeilings:
         theirs = sum(each.device_ops for each in found) / self.device.bf16_ops
         return max(self.cpu.compute_s(ops), theirs)
 
-    def predicted_s(self, engine: Measured, job: Job) -> float:
+    def predicted_s(self, engine: Engine, job: Job) -> float:
         """What the plan's arithmetic makes of the rates of this measurement."""
         forecast, policy = self.forecast(engine), self.placement.policy
         if policy in SEQUENTIAL:
@@ -160,7 +162,7 @@ class DeviceCeilings:
         last = job.context + job.n_tokens
         return sum(forecast.decode_s(at, engine.depth_at(at)) for at in range(job.context, last))
 
-    def forecast(self, engine: Measured) -> Forecast:
+    def forecast(self, engine: Engine) -> Forecast:
         """Of this engine at these rates."""
         placement = self.placement
         expert = int(stack_of(engine.model, engine.recipe).expert.size_bytes.max(initial=0))
@@ -173,7 +175,7 @@ class DeviceCeilings:
         )
         return Forecast.of(engine.model, engine.recipe, known)
 
-    def split(self, engine: Measured, step: Step) -> Split:
+    def split(self, engine: Engine, step: Step) -> Split:
         """A step's bytes and operations; a streamed one is all the device's."""
         streamed = self.placement.long_prompts.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ktcli.engine.cpu import Options, make_pool
-from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
-from ktcli.engine.device.load import placement
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress, RandomSource
 from ktcli.engine.policy import Policy
-from ktcli.hardware.numa import Numa
 from ktcli.measure.synthetic import ApartSource
 from ktcli.models import Model
+from ktcli.native import Pool
 from ktcli.planner.forecast import forecast
 from ktcli.planner.plan import DevicePlan, Plan
 from ktcli.weights.pack import Pack
@@ -33,14 +32,13 @@ class Setting:
     device: torch.device
     policy: Policy = Policy.KT
     handoff: Handoff = Handoff.CALLS
-    numa: Numa | None = None
     pack: Pack | None = None
 
 
 def placement_of(model: Model, plan: Plan, planned: DevicePlan, setting: Setting) -> Placement:
     """What goes where, as planned, under a policy."""
     return replace(
-        placement(plan, planned),
+        Placement.of(plan, planned),
         handoff=setting.handoff,
         policy=setting.policy,
         on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
@@ -48,9 +46,9 @@ def placement_of(model: Model, plan: Plan, planned: DevicePlan, setting: Setting
 
 
 def planned_engine(
-    model: Model, plan: Plan, setting: Setting, progress: Progress | None = None
+    model: Model, plan: Plan, pool: Pool, setting: Setting, progress: Progress | None = None
 ) -> DeviceEngine:
-    """An engine of the model's true shapes, as planned.
+    """An engine of the model's true shapes, as planned; `pool` has the teams of the plan's host.
 
     Raises:
         NotEnoughMemory: it does not fit after all.
@@ -58,7 +56,6 @@ def planned_engine(
     """
     assert plan.device is not None
     plan.require("the model with its context")
-    pool = make_pool(Options(threads=plan.host.threads, numa=setting.numa))
     source: RandomSource | PackSource = ApartSource(pool, _SEED)
     if setting.pack is not None:
         source = PackSource(setting.pack, pool)

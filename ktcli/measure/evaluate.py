@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine import Engine
 from ktcli.engine.logits import F32Array
-from ktcli.engine.session import Session
 from ktcli.errors import KtError
 from ktcli.measure.intervals import Interval, interval
-from ktcli.models import Spec
 
 F64Array = NDArray[np.float64]
 I32Array = NDArray[np.int32]
@@ -34,17 +32,6 @@ _PIECE_TOKENS = 512  # no more are of use to an engine
 Progress = Callable[[int], None]
 
 
-class EngineLike(Protocol):
-    """What is needed of an engine."""
-
-    @property
-    def spec(self) -> Spec:
-        """The model's shape."""
-
-    def session(self) -> Session:
-        """A new timeline."""
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A model in one way of running it.
@@ -54,7 +41,7 @@ class Case:
             an answer.
     """
 
-    engine: EngineLike
+    engine: Engine
     defer: int = 0
 
 

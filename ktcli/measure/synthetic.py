@@ -8,68 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.cpu import Engine, Options, make_pool
+from ktcli.engine import CpuEngine, Engine
 from ktcli.engine.loader import Progress, RandomSource, as_array
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU, CUDA
-from ktcli.hardware.numa import Numa
 from ktcli.models import Model, Spec, build, cut
+from ktcli.native import Pool
 from ktcli.ops.native import Loaded
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.host import Host
-from ktcli.planner.memory import need_bytes
 from ktcli.planner.placement import place
-from ktcli.planner.plan import Plan
-from ktcli.planner.plan import Request as PlanRequest
+from ktcli.planner.plan import Plan, Request
 from ktcli.planner.spec import experts_touched
-from ktcli.weights.recipe import Recipe
 
 _SEED = 1
 SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they are chosen
 
 
-def fitting_layers(config: Mapping[str, Any], recipe: Recipe, context: int, free_bytes: int) -> int:
-    """The most layers that fit into `free_bytes`.
-
-    Raises:
-        NotEnoughMemory: not even one does.
-    """
-    whole = build(config).spec.layers
-    low, high = 0, whole
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = need_bytes(build(cut(config, middle)), recipe, context) <= free_bytes
-        low, high = (middle, high) if fits else (low, middle - 1)
-    if low == 0:
-        need = need_bytes(build(cut(config, 1)), recipe, context)
-        raise NotEnoughMemory("one layer of the model", need, free_bytes)
-    return low
-
-
 def fitting_plan(
-    config: Mapping[str, Any], host: Host, request: PlanRequest, layers: int | None = None
+    config: Mapping[str, Any], host: Host, request: Request, layers: int | None = None
 ) -> tuple[Model, Plan]:
-    """So many layers with their plan, or as many as fit into main memory and that of the GPU.
+    """So many layers with their plan, or as many as fit into main memory and, with a GPU, into that.
 
     Whether a GPU is used, and which, is decided by the whole model.
 
     Raises:
         UsageError: more layers than the model has, or what `place` says.
-        NotEnoughMemory: the GPU cannot hold one layer.
+        NotEnoughMemory: not even one layer fits.
     """
     whole = build(config)
     _require_layers(whole.spec, layers)
     chosen = place(whole, host, _rows_of(request, whole.spec)).device
-    if chosen is None:
-        model = build(cut(config, layers or 1))
-        return model, place(model, host, replace(_rows_of(request, model.spec), device=CPU))
-    asked = replace(request, device=f"{CUDA}:{chosen.gpu.index}")
+    asked = replace(request, device=f"{CUDA}:{chosen.gpu.index}" if chosen else CPU)
 
     def plan(n: int) -> tuple[Model, Plan]:
         model = build(cut(config, n))
@@ -81,7 +57,10 @@ def fitting_plan(
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if _fits(plan, middle) else (low, middle - 1)
-    return plan(low)
+    model, made = plan(low)
+    if low == 1:
+        made.require("one layer of the model")
+    return model, made
 
 
 def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
@@ -91,7 +70,7 @@ def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
         return False
 
 
-def _rows_of(request: PlanRequest, spec: Spec) -> PlanRequest:
+def _rows_of(request: Request, spec: Spec) -> Request:
     """The request of a model's first layers: as many rows of what speaks of every layer."""
     wish, heat = request.gpu_experts, request.heat
     return replace(
@@ -106,43 +85,16 @@ def _require_layers(spec: Spec, asked: int | None) -> None:
         raise UsageError(f"the model has {spec.layers} layers, --layers asks for {asked}")
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What to make.
-
-    Attributes:
-        layers: None = as many as fit.
-        context: positions of a session.
-        free_bytes: memory that may be used.
-        threads, numa, defer: as in `engine.Options`.
-    """
-
-    recipe: Recipe
-    layers: int | None
-    context: int
-    free_bytes: int
-    threads: int | None = None
-    numa: Numa | None = None
-    defer: int = 0
-
-
 def random_engine(
-    config: Mapping[str, Any], request: Request, progress: Progress | None = None
-) -> Engine:
-    """An engine of the config's shapes with random weights.
+    model: Model, plan: Plan, pool: Pool, progress: Progress | None = None
+) -> CpuEngine:
+    """An engine of the model's shapes with random weights, as planned for the CPU.
 
     Raises:
-        UsageError: more layers than the model has.
-        NotEnoughMemory: the layers do not fit.
+        NotEnoughMemory: the plan does not fit.
     """
-    _require_layers(build(config).spec, request.layers)
-    layers = request.layers or fitting_layers(
-        config, request.recipe, request.context, request.free_bytes
-    )
-    model = build(cut(config, layers))
-    options = Options(request.context, request.threads, numa=request.numa, defer=request.defer)
-    pool = make_pool(options)
-    return Engine(model, request.recipe, ApartSource(pool, _SEED), pool, options, progress)
+    plan.require("the model with its context")
+    return CpuEngine(model, ApartSource(pool, _SEED), pool, plan, progress)
 
 
 class ApartSource(RandomSource):
@@ -196,20 +148,7 @@ class Spread:
         return self.seen >= 0.8 * self.expected
 
 
-class Counting(Protocol):
-    """An engine that counts which experts its routers choose."""
-
-    @property
-    def spec(self) -> Spec: ...
-
-    @property
-    def context(self) -> int: ...
-
-    def chosen(self) -> NDArray[np.int64]:
-        """[MoE layers, E]: how often so far."""
-
-
-def expert_spread(engine: Counting, session: Session, seed: int) -> Spread | None:
+def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
     """Count the experts that random ids reach; None for a model without. Leaves the session empty."""
     spec = engine.spec
     if not spec.moe_layers:

@@ -10,22 +10,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention, Multipliers
+from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.gates import OwnGates
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.backend import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -39,7 +33,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _DENSE = "num_dense_layers"
-_NAMES = SparseNames(router="router.gate.weight", correction="expert_bias")
+_NAMES = SparseNames(
+    router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias"))
+)
 _PREFIXES = Prefixes(
     norms=("input_layernorm", "pre_mlp_layernorm"),
     after=("post_attention_layernorm", "post_mlp_layernorm"),
@@ -54,8 +50,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("score_func", f.text("score_func", "sigmoid"), "sigmoid")
     for name in ("n_group", "topk_group"):
         f.require(name, f.whole(name, low=0, default=1), 0, 1)
-    attention = read_gqa(f, qk_norm=QkNorm.HEADS)
-    attention = replace(attention, own_gates=OwnGates("gate_proj", per_column=True))
+    attention = read_gqa(f, norms=QkNorms())
+    attention = replace(attention, gates=OwnGates("gate_proj", per_column=True))
     scale = f.number("route_scale", high=1e4, default=1.0)
     routing = replace(read_softmax_routing(f, normalize=True), score=Score.SIGMOID, scale=scale)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
@@ -63,7 +59,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     window, dense = read_windows(f, default=lambda i: bool((i + 1) % step)), _dense(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = replace(attention.within(window(i)), rotates=bool(window(i)))
+        own = attention.within(window(i)) if window(i) else replace(attention, rope=None)
         return own, read_dense(f) if i < dense else sparse
 
     wide = f.whole("hidden_size") ** 0.5 if f.flag("mup_enabled", False) else 1.0

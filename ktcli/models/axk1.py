@@ -10,20 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_mla
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_mla,
-    read_sparse,
-    read_typed_dense,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense
+from ktcli.models.skeleton import Prefixes, assemble
 
 _USUAL = {
     **V3_EXPERTS,
@@ -39,7 +33,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _NORM = "post_mlp_layernorm"
 _PREFIXES = Prefixes(ignored=(f"*.{_NORM}.weight",))
-_NAMES = SparseNames(correction_may_lack=True)
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

@@ -13,26 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
 from ktcli.layers.recurrent import KimiDelta
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.attention import read_mla
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_eps,
-    read_mla,
-    read_sparse,
-    read_typed_dense,
-    read_types,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
 from ktcli.ops.backend import DeltaShape
 
@@ -53,7 +44,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
 _PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
-_NAMES = SparseNames(correction="gate.expert_bias")
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("gate.expert_bias")))
 _GATES = OwnGates("g_proj")
 # Fields of which one value is known.
 _FLAGS = {
@@ -151,4 +142,4 @@ def _latent(f: Fields) -> LatentAttention:
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
     made = read_mla(f)
     f.require("rotary_dim", f.whole("rotary_dim", default=made.shape.rope), made.shape.rope)
-    return replace(made, own_gates=_GATES, o_name="dense")
+    return replace(made, gates=_GATES, o_name="dense")

@@ -188,6 +188,11 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def read_eps(f: Fields) -> float:
+    """What every RMSNorm adds to the mean square."""
+    return f.number("rms_norm_eps", high=1.0)
+
+
 def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
     """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
 

@@ -11,23 +11,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ktcli.models.attention import read_mla
 from ktcli.models.config import TEXT, Fields
-from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    USUAL_PREFIXES,
+from ktcli.models.feedforward import (
     V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
     read_corrected_routing,
     read_dense,
     read_groups,
-    read_mla,
     read_softmax_routing,
     read_sparse,
-    read_typed_dense,
-    text_part,
 )
+from ktcli.models.model import DecoderModel
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense
+from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
 from ktcli.ops.backend import Routing
 
 _V3 = {

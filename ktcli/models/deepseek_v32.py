@@ -13,18 +13,12 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
+from ktcli.models.attention import read_mla
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_mla,
-    read_sparse,
-    read_typed_dense,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense
+from ktcli.models.skeleton import assemble
 from ktcli.ops.backend import ChooseShape
 
 _FULL, _SHARED = "full", "shared"

@@ -13,7 +13,15 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
-from ktcli.layers.mlp import MlpNames, SparseMlp, SparseNames
+from ktcli.layers.names import (
+    NUMBERED_EXPERTS,
+    CorrectionNames,
+    MlpNames,
+    RouterNames,
+    SharedNames,
+    SparseNames,
+)
+from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import (
     MAX_CHOSEN,
     MAX_CONTEXT,
@@ -21,19 +29,13 @@ from ktcli.models.config import (
     MAX_LAYERS,
     MAX_VOCAB,
     Fields,
+    read_eps,
     read_rope,
 )
+from ktcli.models.feedforward import read_experts, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_eps,
-    read_experts,
-    read_sparse,
-    read_streams,
-    read_types,
-)
+from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.skeleton import Prefixes, assemble, read_streams
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
 from ktcli.ops.windows import MqaShape, PoolShape
@@ -65,11 +67,9 @@ _MAX_GROUPS = 256  # of heads; each is a matrix of its own
 
 _MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
 _NAMES = SparseNames(
-    gate="experts.{e}.w1.weight",
-    up="experts.{e}.w3.weight",
-    down="experts.{e}.w2.weight",
-    correction="gate.bias",
-    shared_names=_MLP,
+    NUMBERED_EXPERTS,
+    RouterNames(correction=CorrectionNames("gate.bias")),
+    SharedNames(within=_MLP),
 )
 _PREFIXES = Prefixes(
     body="",

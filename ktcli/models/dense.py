@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktcli.layers.grouped_query import QkNorm
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_dense
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_late_windows,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_late_windows, read_windows
+from ktcli.models.skeleton import assemble
 
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -37,8 +33,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     kind = f.text("model_type", "")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     bias = kind in ("llama", "qwen3") and f.flag("attention_bias", False)
-    norm = QkNorm.HEADS if kind == "qwen3" else QkNorm.NONE
-    attention = read_gqa(f, qk_norm=norm, qkv_bias=bias or kind == "qwen2", o_bias=bias)
+    norms = QkNorms() if kind == "qwen3" else None
+    attention = read_gqa(f, norms=norms, qkv_bias=bias or kind == "qwen2", o_bias=bias)
     window = _windows(f, kind)
     return assemble(f, kind, lambda i: (attention.within(window(i)), read_dense(f)))
 

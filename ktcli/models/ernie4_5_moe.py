@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-)
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
-_NAMES = SparseNames(correction="moe_statics.e_score_correction_bias", correction_is_row=True)
+_NAMES = SparseNames(
+    router=RouterNames(
+        correction=CorrectionNames("moe_statics.e_score_correction_bias", is_row=True)
+    )
+)
 _START, _END, _STEP = "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "ernie4_5_moe": {

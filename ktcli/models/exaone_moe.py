@@ -9,22 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_gqa,
-    read_sparse,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "exaone_moe": {
@@ -36,22 +29,22 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     }
 }
 
-_NAMES = SparseNames(correction="e_score_correction_bias")
+_NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_correction_bias")))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    attention = read_gqa(f, qk_norm=QkNorm.HEADS)
+    attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     is_dense = read_typed_dense(f)
     listed = f.has("layer_types")
     window = read_windows(f, default=(lambda _: False) if listed else _is_near(f))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        rotates = bool(window(i)) or not f.has("sliding_window")
-        shape = replace(attention.shape, window=window(i))
-        own = replace(attention, shape=shape, rotates=rotates)
+        own = attention.within(window(i))
+        if f.has("sliding_window") and not window(i):
+            own = replace(own, rope=None)
         return own, read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "exaone_moe", parts)

@@ -10,22 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.layers.names import USUAL_SPARSE, CorrectionNames, RouterNames, SharedNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_gqa,
-    read_late_windows,
-    read_sparse,
-    read_typed_dense,
-)
+from ktcli.models.pattern import cut_typed_dense, read_late_windows, read_typed_dense
+from ktcli.models.skeleton import assemble
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -49,7 +42,10 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-_HY3 = SparseNames(router="router.gate.weight", correction="expert_bias", shared="shared_mlp")
+_HY3 = SparseNames(
+    router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias")),
+    shared=SharedNames("shared_mlp"),
+)
 _NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias speaks of o, too
 
 
@@ -62,7 +58,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     bias = f.flag("attention_bias", False)
     attention = read_gqa(
         f,
-        qk_norm=QkNorm.HEADS if norm else QkNorm.NONE,
+        norms=QkNorms() if norm else None,
         qkv_bias=bias,
         o_bias=bias and kind in _O_BIASED,
     )

@@ -13,29 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.mlp import Mlp
 from ktcli.layers.recurrent import KimiDelta
-from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
 from ktcli.models.deepseek_v32 import read_shared
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_corrected_routing,
-    read_dense,
-    read_eps,
-    read_sparse,
-    read_streams,
-    read_typed_dense,
-    read_types,
-    text_part,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
 from ktcli.ops.windows import PoolShape

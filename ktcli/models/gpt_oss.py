@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.names import EachExpert, InterleavedExperts, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import assemble
 from ktcli.native import Glu
 
-_NAMES = SparseNames(interleaved=True, router="router.weight", router_bias="router.bias")
+_NAMES = SparseNames(
+    (InterleavedExperts(), EachExpert()), RouterNames("router.weight", "router.bias")
+)
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -11,19 +11,23 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention, Multipliers
+from ktcli.layers.decoder import Attention, Mlp, Multipliers
 from ktcli.layers.grouped_query import GroupedQueryAttention
-from ktcli.layers.mlp import Mlp, MlpNames, SparseMlp, SparseNames
-from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
+from ktcli.layers.names import (
+    EachExpert,
+    FusedExperts,
+    MlpNames,
+    RouterNames,
+    SharedNames,
+    SparseNames,
 )
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
+from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_softmax_routing
+from ktcli.models.model import DecoderModel
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "granitemoe": {},
@@ -34,15 +38,13 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 _MOST = 1e6  # of a multiplier
 _THETAS = "layer_rope_theta"
 _PREFIXES = Prefixes(mlp="block_sparse_moe")
-_SHARED = MlpNames(fused="input_linear.weight", down="output_linear.weight")
-_NEAR_NAMES = SparseNames(
-    router="router.weight", shared="shared_mlp", shared_names=_SHARED, shared_beside=True
-)
-_NAMES = replace(
-    _NEAR_NAMES,
-    fused_gate_up="input_linear.weight",
-    fused_down="output_linear.weight",
-    router="router.layer.weight",
+_WITHIN = MlpNames(fused="input_linear.weight", down="output_linear.weight")
+_SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
+_NEAR_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
+_NAMES = SparseNames(
+    (EachExpert(), FusedExperts("input_linear.weight", "output_linear.weight")),
+    RouterNames("router.layer.weight"),
+    _SHARED,
 )
 
 
@@ -101,8 +103,8 @@ def _near(f: Fields) -> Any:
         given = f.values.get("rope_parameters") or f.values.get("rope_scaling") or {}
         rope = {**Fields(given, f"{f.where}: rope").values, "rope_theta": thetas[i]}
         values = {**f.values, "rope_parameters": rope} if thetas[i] else f.values
-        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks")
-        return replace(own.within(window(i)), rotates=thetas[i] != 0)
+        own = replace(_attention(Fields(values, f.where)), sinks_name="sinks").within(window(i))
+        return replace(own, rope=None) if thetas[i] == 0 else own
 
     return attend
 

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.grouped_query import NormedQk, QkNorms
+from ktcli.layers.names import RouterNames, SharedNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
 
-_NAMES = SparseNames(router="gate.wg.weight", shared="shared_mlp")
-_NORMS = "query_layernorm", "key_layernorm"
+_NAMES = SparseNames(router=RouterNames("gate.wg.weight"), shared=SharedNames("shared_mlp"))
+_NORMS = QkNorms(NormedQk.ROTATED, ("query_layernorm", "key_layernorm"))
 _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert")
 
 
@@ -27,7 +31,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _own(config)
     bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qk_norm=QkNorm.TURNED, qkv_bias=bias, o_bias=bias, norms=_NORMS)
+    attention = read_gqa(f, norms=_NORMS, qkv_bias=bias, o_bias=bias)
     width = f.whole("intermediate_size")
     routing = read_softmax_routing(f, normalize=True)
     sparse = SparseMlp(attention.hidden, width, routing, shared_width=width, names=_NAMES)

@@ -11,22 +11,17 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
-from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
-from ktcli.layers.mlp import Mlp, SparseMlp, SparseNames
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
+from ktcli.layers.names import CorrectionNames, RouterNames, SharedNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 from ktcli.ops.backend import Gate, Score
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
@@ -45,7 +40,10 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "shared_expert_intermediate_size": 512,
     }
 }
-_NAMES = SparseNames(correction="experts.e_score_correction_bias", shared="shared_expert")
+_NAMES = SparseNames(
+    router=RouterNames(correction=CorrectionNames("experts.e_score_correction_bias")),
+    shared=SharedNames("shared_expert"),
+)
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -83,7 +81,7 @@ def _heads(f: Fields) -> list[int]:
 
 def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
     own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
-    return replace(read_gqa(own, qk_norm=QkNorm.HEADS), own_gates=OwnGates("g_proj", Gate.SOFTPLUS))
+    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", Gate.SOFTPLUS))
 
 
 def _sparse(f: Fields) -> SparseMlp:

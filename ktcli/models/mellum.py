@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_sparse,
-    read_typed_dense,
-    read_windows,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}
@@ -46,7 +38,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = of_kind(f, _NEAR if window(i) else _FULL)
-        attention = read_gqa(own, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
+        attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "mellum", parts)

@@ -12,23 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.grouped_query import GroupedQueryAttention
-from ktcli.layers.mlp import Mlp
+from ktcli.models.attention import of_kind, read_gqa
 from ktcli.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, Fields
+from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    V3_EXPERTS,
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_corrected_routing,
-    read_dense,
-    read_gqa,
-    read_sparse,
-    read_typed_dense,
-    read_types,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import assemble
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
 # What the hub calls the base of each kind's rotation, and what it is unless the config says.

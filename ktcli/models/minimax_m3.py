@@ -10,21 +10,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_types,
-)
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.backend import ChooseShape, Score
 
@@ -57,18 +54,16 @@ _PREFIXES = Prefixes(
     norm_plus=1.0,
     ignored=("vision_tower.*", "multi_modal_projector.*", "patch_merge_mlp.*", "*.mtp.*"),
 )
+_NORMS = QkNorms(plus=1.0)
 _NAMES = SparseNames(
-    gate="experts.{e}.w1.weight",
-    up="experts.{e}.w3.weight",
-    down="experts.{e}.w2.weight",
-    correction="e_score_correction_bias",
+    NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e_score_correction_bias"))
 )
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    attention = replace(read_gqa(f, qk_norm=QkNorm.HEADS), norm_plus=1.0)
+    attention = read_gqa(f, norms=_NORMS)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
     indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)
@@ -116,17 +111,18 @@ _OLD_NAMES = {
 
 def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:
     """The attention with its indexer."""
-    s = attention.shape
+    s, rope = attention.shape, attention.rope
+    assert rope is not None
     heads = f.whole("index_n_heads", high=MAX_HEADS)
     f.require("index_n_heads", heads, s.kv_heads)  # each chooses for one kv head
-    dim = f.whole("index_head_dim", low=attention.rope.dim, high=4096)
+    dim = f.whole("index_head_dim", low=rope.dim, high=4096)
     f.require_multiple("index_head_dim", dim, 2)
     block = f.whole("index_block_size", high=MAX_CHOSEN)
     f.require_multiple("index_block_size", block, PAGE_TOKENS)
     top_k = f.whole("index_topk_blocks", high=MAX_CHOSEN)
     local = f.whole("index_local_blocks", low=0, high=top_k)
     shape = ChooseShape(heads, dim, top_k, 1.0, behind=s.kept, block=block, local=local)
-    indexer = BlockIndexer(shape, attention.rope, attention.eps, attention.norm_plus)
+    indexer = BlockIndexer(shape, rope, attention.eps, _NORMS.plus)
     return replace(attention, shape=replace(s, beside=dim), indexer=indexer)
 
 

@@ -10,18 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp, SparseNames
+from ktcli.layers.grouped_query import NormedQk, QkNorms
+from ktcli.layers.names import NUMBERED_EXPERTS, CorrectionNames, RouterNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_layers,
-    read_gqa,
-    read_softmax_routing,
-    read_windows,
-)
+from ktcli.models.pattern import cut_layers, read_windows
+from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.ops.backend import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
@@ -32,10 +29,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 cut = cut_layers
 
 _NAMES = SparseNames(
-    gate="experts.{e}.w1.weight",
-    up="experts.{e}.w3.weight",
-    down="experts.{e}.w2.weight",
-    correction="e_score_correction_bias",
+    NUMBERED_EXPERTS, RouterNames(correction=CorrectionNames("e_score_correction_bias"))
 )
 
 
@@ -46,7 +40,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)
-        attention = read_gqa(f, qk_norm=QkNorm.ROWS)
+        attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS))
         routing = replace(routing, score=Score.SIGMOID)
     else:
         attention = read_gqa(f)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ktcli.layers.decoder import Decoder
-from ktcli.layers.mlp import SparseMlp
+from ktcli.layers.sparse import SparseMlp
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.scratch import Scratch

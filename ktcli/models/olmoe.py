@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import SparseMlp
+from ktcli.layers.grouped_query import NormedQk, QkNorms
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
+from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import assemble, cut_layers, read_gqa, read_softmax_routing
+from ktcli.models.pattern import cut_layers
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"olmoe": {}}
 
@@ -24,7 +27,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f = Fields(config)
     f.require_absent("clip_qkv")
     bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qk_norm=QkNorm.ROWS, qkv_bias=bias, o_bias=bias)
+    attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), qkv_bias=bias, o_bias=bias)
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
     sparse = SparseMlp(attention.hidden, f.whole("intermediate_size"), routing)
     return assemble(f, "olmoe", lambda _: (attention, sparse))

@@ -9,20 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.names import SharedNames, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    read_windows,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_windows
+from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "qwen2_moe": {
@@ -35,7 +29,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 cut = cut_listed_dense
 
-_NAMES = SparseNames(shared="shared_expert")
+_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:

@@ -8,23 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import USUAL_SPARSE, Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.layers.names import USUAL_SPARSE, EachExpert, FusedExperts, SparseNames
+from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_CONTEXT, TEXT, Fields
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    USUAL_PREFIXES,
-    Prefixes,
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    text_part,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense
+from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
 
 # Qwen3-VL keeps its experts in two tensors per layer, transposed.
 _SEEING = "qwen3_vl_moe"
@@ -37,7 +29,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _SEEING_PREFIXES = Prefixes("model.language_model", ignored=("model.visual.*",))
-_SEEING_NAMES = SparseNames(fused_across=True)
+_SEEING_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -47,7 +39,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     near = not sees and f.flag("use_sliding_window", False) and f.has("sliding_window")
     window = f.whole("sliding_window", high=MAX_CONTEXT) if near else 0
     bias = f.flag("attention_bias", False)
-    attention = read_gqa(f, qk_norm=QkNorm.HEADS, qkv_bias=bias, o_bias=bias)
+    attention = read_gqa(f, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
     routing = read_softmax_routing(f, normalize=sees or f.flag("norm_topk_prob", False))
     sparse = read_sparse(f, routing, names=_SEEING_NAMES if sees else USUAL_SPARSE)
     is_dense = read_listed_dense(f)

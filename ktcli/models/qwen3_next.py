@@ -12,25 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktcli.layers.decoder import Attention
-from ktcli.layers.grouped_query import QkNorm
-from ktcli.layers.mlp import Mlp, SparseNames
+from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.gates import QueryGates
+from ktcli.layers.grouped_query import QkNorms
+from ktcli.layers.names import SharedNames, SparseNames
 from ktcli.layers.recurrent import GatedDeltaNet
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.attention import read_gqa
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
+from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_listed_dense,
-    read_dense,
-    read_eps,
-    read_gqa,
-    read_listed_dense,
-    read_softmax_routing,
-    read_sparse,
-    read_types,
-    text_part,
-)
+from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_types
+from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.ops.backend import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
@@ -61,7 +53,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 _VISION = ("model.visual.*",)
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_NAMES = SparseNames(shared="shared_expert")
+_NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
@@ -70,7 +62,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("attention_bias", f.flag("attention_bias", False), False)
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
-    full = replace(read_gqa(f, qk_norm=QkNorm.HEADS), gated=True, norm_plus=1.0)
+    full = replace(read_gqa(f, norms=QkNorms(plus=1.0)), gates=QueryGates())
     f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
     mlp = _mlp(f)

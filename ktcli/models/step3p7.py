@@ -14,24 +14,25 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.decoder import Attention
+from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
-from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorm
-from ktcli.layers.mlp import DenseMlp, Mlp, SparseMlp, SparseNames
-from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
-from ktcli.models.model import DecoderModel
-from ktcli.models.parts import (
-    Prefixes,
-    assemble,
-    cut_typed_dense,
-    of_kind,
-    read_gqa,
-    read_softmax_routing,
-    read_typed_dense,
-    read_types,
-    read_windows,
-    text_part,
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import (
+    CorrectionNames,
+    EachExpert,
+    FusedExperts,
+    RouterNames,
+    SharedNames,
+    SparseNames,
 )
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.attention import of_kind, read_gqa
+from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields
+from ktcli.models.feedforward import read_softmax_routing
+from ktcli.models.model import DecoderModel
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types, read_windows
+from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.native import SILU, Glu
 from ktcli.ops.backend import Score
 
@@ -46,12 +47,9 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {T
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
-    gate="gate_proj.weight",
-    up="up_proj.weight",
-    down="down_proj.weight",
-    correction="router_bias",
-    shared="share_expert",
-    shared_beside=True,
+    (EachExpert("gate_proj.weight", "up_proj.weight", "down_proj.weight"), FusedExperts()),
+    RouterNames(correction=CorrectionNames("router_bias")),
+    SharedNames("share_expert", beside=True),
 )
 _FLAGS = {
     "attention_bias": False,
@@ -171,10 +169,10 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     if kind == _NEAR:
         heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
         own = Fields({**own.values, "num_attention_heads": heads}, f.where)
-    made = read_gqa(own, qk_norm=QkNorm.HEADS)
+    made = read_gqa(own, norms=QkNorms(plus=1.0))
     scalar = f.number("query_pre_attn_scalar", low=1e-6, default=float(made.shape.head_dim))
     shape = replace(made.shape, scale=scalar**-0.5)
-    return replace(made, shape=shape, norm_plus=1.0, own_gates=OwnGates("g_proj"))
+    return replace(made, shape=shape, gates=OwnGates("g_proj"))
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -7,16 +7,13 @@ the speed from a simulated step (`simulate`). Main memory holds the embedding an
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ktcli.errors import NotEnoughMemory, gib
+from ktcli.errors import NotEnoughMemory
 from ktcli.hardware.machine import Gpu
 from ktcli.models.model import Model
-from ktcli.ops.part import ModelPart
 from ktcli.planner import deferral, experts
 from ktcli.planner.device import (
     Budget,
@@ -28,30 +25,17 @@ from ktcli.planner.device import (
 )
 from ktcli.planner.device_cost import MEASURED_AT, Hybrid, device_rates
 from ktcli.planner.experts import Choice, Hits
-from ktcli.planner.host import Host, node_words
-from ktcli.planner.memory import LEAST_CONTEXT, PREFILL_CHUNK, PROCESS_BYTES
-from ktcli.planner.nodes import extra_bytes, node_needs, traffic_bytes
-from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Plan, Request, Speed
+from ktcli.planner.host import Host
+from ktcli.planner.hybrid_account import HybridAccount
+from ktcli.planner.memory import LEAST_CONTEXT
+from ktcli.planner.nodes import node_needs, traffic_bytes
+from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Plan, Request, Speed
 from ktcli.planner.prefill import NEVER, Prefill
 from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.spec import (
-    STATES_REASON,
-    Share,
-    Step,
-    Unit,
-    Work,
-    kv_bytes_per_token,
-    parts,
-    sequence_bytes,
-    step_work,
-    tensor_work,
     weight_bytes,
 )
-from ktcli.planner.stack import Stack, device_bytes, split, stack_of
-
-# Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
-TORCH_BYTES = 3 << 30
-ON_GPU = "GPU"  # where a line lies
+from ktcli.planner.stack import Stack, split, stack_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,173 +173,20 @@ def _assembled(
 ) -> Plan:
     model, host, recipe = case.model, case.host, case.request.recipe
     here, there = split(model, choice.mask)
-    device = replace(device, reasons=tuple(_reasons(case, device, prefill, choice)))
-    main = _Main.of(case, here, device)
-    lines = [*_device_lines(case, device, prefill, there), *_main_lines(case, main, prefill, here)]
-    others = main.scratch + main.pinned + main.process + host.margin_bytes
+    account = HybridAccount(
+        model, host, case.request, case.stack, case.context, device, prefill, choice, here, there
+    )
+    others = account.other_bytes
     return Plan(
         host=host,
         recipe=recipe,
         context=case.context,
-        lines=tuple(lines),
-        need_bytes=weight_bytes(here, recipe) + main.extra + others,
+        lines=tuple(account.lines()),
+        need_bytes=weight_bytes(here, recipe) + account.extra_bytes + others,
         speed=speed,
         advice=(),
         nodes=node_needs(here, recipe, host.teams, host.nodes, others) if host.nodes else (),
         traffic_bytes=traffic_bytes(model, recipe, max(1, len(host.teams)), here.tensors),
-        device=device,
+        device=replace(device, reasons=tuple(account.reasons())),
         notes=host.notes,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Main:
-    """Bytes of main memory beside the weights."""
-
-    scratch: int
-    pinned: int
-    process: int
-    extra: int
-
-    @classmethod
-    def of(cls, case: _Case, here: Share, device: DevicePlan) -> _Main:
-        spec, recipe = case.model.spec, case.request.recipe
-        columns = 3 * spec.hidden + 2 * spec.top_k * spec.expert_width
-        extra = sum(extra_bytes(here, recipe, case.host.teams).values())
-        pinned = device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + 4 * spec.vocab
-        busy = any(device.k_cpu)
-        return cls(
-            4 * PREFILL_CHUNK * columns if busy else 0, pinned, PROCESS_BYTES + TORCH_BYTES, extra
-        )
-
-
-def _device_lines(
-    case: _Case, device: DevicePlan, prefill: Prefill, there: Share
-) -> Iterator[Line]:
-    """What lies on the GPU; predicted times are those of its own work, part by part."""
-    early = min(EARLY_TOKENS, case.context - 1)
-    chunk = min(PREFILL_CHUNK, case.context)
-    model, recipe, need = case.model, case.request.recipe, device.need
-    steps = Step(1, early), Step(chunk)
-    one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
-    hybrid = prefill.hybrid
-
-    def line(part: ModelPart, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
-        nothing = Work(part, Unit.BF16, 0, 0)
-        first, chunked = one.get(part, nothing), many.get(part, nothing)
-        return Line(
-            part.value,
-            fmt,
-            ON_GPU,
-            size,
-            round(first.read_bytes * share),
-            hybrid.part_s(first) * share,
-            hybrid.part_s(chunked) * share / chunk,
-            reason,
-        )
-
-    sizes: defaultdict[ModelPart, int] = defaultdict(int)
-    for tensor in there.tensors:
-        sizes[tensor.part] += device_bytes(tensor, recipe)
-    for part in parts(there, recipe):
-        routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
-        reason = _resident_words(device) if routed else "every token needs it"
-        fmt = part.format if size == part.size_bytes else "f32"
-        yield line(part.part, fmt, size, reason, device.hit_rate if routed else 1.0)
-    kept = f"{case.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
-    states = sequence_bytes(model.spec)
-    yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
-    if states:
-        yield line(ModelPart.STATES, "f32", states, STATES_REASON)
-    words = f"activations of {device.chunk} tokens"
-    yield Line.reserved("workspace", "f32", ON_GPU, need.workspace, words)
-    if need.stream:
-        words = f"two buffers of {device.stream_experts} experts for long prompts"
-        yield Line.reserved("stream buffers", recipe.experts_name, ON_GPU, need.stream, words)
-    runtime = f"CUDA, graphs; {gib(need.margin)} left free"
-    yield Line.reserved(
-        "runtime, margin", "", ON_GPU, need.runtime + need.graph + need.margin, runtime
-    )
-
-
-# What main memory holds beside experts; a GPU has all else.
-_HOST_REASONS = {
-    ModelPart.EMBEDDING: "one row per token",
-    ModelPart.VECTORS: "biases of experts",
-}
-
-
-def _main_lines(case: _Case, main: _Main, prefill: Prefill, here: Share) -> Iterator[Line]:
-    """What lies in main memory."""
-    host, recipe, spec = case.host, case.request.recipe, case.model.spec
-    teams, hybrid = len(host.teams), prefill.hybrid
-    spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
-    split_words = f"{node_words(host.nodes)}, cut between {teams} teams"
-    chunk = min(PREFILL_CHUNK, case.context)
-    hits, moe = hybrid.hits.k_cpu, case.stack.moe
-    sizes, each = case.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
-    for part in parts(here, recipe):
-        if part.part is ModelPart.EXPERTS:
-            mean = sum(hits) / len(hits)
-            yield Line(
-                part.part.value,
-                part.format,
-                split_words if main.extra else spread,
-                part.size_bytes + main.extra,
-                round(float(np.dot(sizes, hits))),
-                float(np.dot(each, hits)),
-                prefill.cpu_experts_s(chunk) / chunk,
-                f"{mean:.1f} of {spec.top_k} per token in {spec.moe_layers} layers",
-            )
-        else:
-            of_it = (tensor for tensor in here.tensors if tensor.part is part.part)
-            read = sum(tensor_work(tensor, spec, recipe, Step(1)).read_bytes for tensor in of_it)
-            name, words = part.part.value, _HOST_REASONS[part.part]
-            yield Line(name, part.format, spread, part.size_bytes, read, 0.0, 0.0, words)
-    if main.scratch:
-        words = f"experts of a step of {PREFILL_CHUNK} tokens"
-        yield Line.reserved("scratch", "f32", spread, main.scratch, words)
-    passing = "what passes to and from the GPU"
-    yield Line.reserved("pinned buffers", "", spread, main.pinned, passing)
-    others = f"the program, torch; {gib(host.margin_bytes)} for others"
-    rest = main.process + host.margin_bytes
-    yield Line.reserved("process, margin", "", spread, rest, others)
-
-
-# --- words ------------------------------------------------------------------------------------------
-
-
-def _resident_words(device: DevicePlan) -> str:
-    counts = device.n_experts
-    least, most = min(counts), max(counts)
-    each = f"{most}" if least == most else f"{least} to {most}"
-    return f"{device.rule}: {each} of {device.experts} per layer, {device.hit_rate:.0%} of the hits"
-
-
-def _reasons(case: _Case, device: DevicePlan, prefill: Prefill, choice: Choice) -> Iterator[str]:
-    if choice.reason:
-        yield choice.reason
-    times, request = device.times, case.request
-    if times.expert_s:
-        asked = " as asked" if request.defer is not None else ""
-        yield (
-            f"deferral {_depth_words(device)}{asked}: the GPU needs {times.device_s * 1e6:.0f} µs per layer"
-            f" before experts, the CPU {times.expert_s * 1e6:.0f} µs per expert"
-        )
-    else:
-        yield "all experts are on the GPU: nothing is deferred or streamed"
-        return
-    copied = sum(
-        (case.stack.experts - n) * size
-        for n, size in zip(device.n_experts, case.stack.room(0).sizes, strict=True)
-    )
-    once = f"a pass copies {gib(copied)} in {copied / prefill.copy_bps:.1f} s"
-    if device.streams:
-        yield f"prompts from {device.prefill_threshold} tokens on are streamed: {once}"
-    else:
-        yield f"no prompt is streamed: {once}"
-
-
-def _depth_words(device: DevicePlan) -> str:
-    first, *later = device.depths
-    return ", ".join([str(first[1]), *(f"{depth} from {start} on" for start, depth in later)])

@@ -7,12 +7,13 @@ that what the plan promises is what a load then does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ktcli.hardware.machine import Node
-from ktcli.models.model import Model
+from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
 from ktcli.planner.nodes import node_needs
-from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, weight_bytes
+from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
 
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
@@ -22,6 +23,8 @@ LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 PREFILL_CHUNK = 512
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
+# Logits of every position of a step: as many rows at once as this holds, one at least.
+_LOGITS_BYTES = 256 << 20
 
 # Kept free for everything else that runs: a share of the memory there is, at most so much.
 _MARGIN_SHARE = 0.03
@@ -33,10 +36,58 @@ def margin_bytes(total_bytes: int) -> int:
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
-def need_bytes(model: Model, recipe: Recipe, context: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an engine is used for, as far as its memory depends on it.
+
+    Attributes:
+        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
+        all_logits: steps can give logits of every position.
+        kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
+    """
+
+    exact: bool = False
+    all_logits: bool = False
+    kv_f32: bool = False
+
+    @property
+    def f32_cache(self) -> bool:
+        """The cache holds f32, twice the bytes of bf16."""
+        return self.exact or self.kv_f32
+
+    def position_bytes(self, spec: Spec) -> int:
+        """Bytes that one cached position occupies over all layers."""
+        return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
+
+    def session_bytes(self, spec: Spec, context: int) -> int:
+        """Bytes of a cache for `context` positions, whole pages, and of what layers keep beside it."""
+        states = sequence_bytes(spec)
+        return (kv_bytes(spec, context) - states) * (2 if self.f32_cache else 1) + states
+
+    def outputs(self, spec: Spec, context: int) -> int:
+        """Positions of a step that can give logits."""
+        if not self.all_logits:
+            return 1
+        return max(1, min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)))
+
+    def logits_bytes(self, spec: Spec, context: int) -> int:
+        """Bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
+        return 4 * spec.vocab * (self.outputs(spec, context) - 1)
+
+
+TALK = Use()  # one conversation, as fast as the machine allows
+
+
+def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
     """Memory of everything with one session: weights, cache, scratch and the process itself."""
-    fixed = weight_bytes(model, recipe) + scratch_bytes(model) + PROCESS_BYTES
-    return fixed + kv_bytes(model.spec, context)
+    return weight_bytes(model, recipe) + beside_bytes(model, context, use)
+
+
+def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
+    """Memory of everything but the weights: the cache of one session, scratch and the process itself."""
+    spec = model.spec
+    logits = use.logits_bytes(spec, context)
+    return use.session_bytes(spec, context) + scratch_bytes(model) + logits + PROCESS_BYTES
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
@@ -68,6 +119,7 @@ def node_room_bytes(
     teams: Sequence[Team],
     nodes: Sequence[Node],
     margin_bytes: int,
+    use: Use = TALK,
 ) -> int | None:
     """The largest `need_bytes` with which no node runs full; None: nothing is bound.
 
@@ -79,26 +131,27 @@ def node_room_bytes(
     """
     if not nodes:
         return None
-    others = scratch_bytes(model) + PROCESS_BYTES + margin_bytes
+    others = beside_bytes(model, 0, use) + margin_bytes
     needs = node_needs(model, recipe, teams, nodes, others)
     spare = min(need.free_bytes - need.need_bytes for need in needs)
-    return need_bytes(model, recipe, 0) + len(nodes) * spare
+    return need_bytes(model, recipe, 0, use) + len(nodes) * spare
 
 
-def fitting_context(model: Model, recipe: Recipe, room_bytes: int) -> int:
+def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
     """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
-    page_bytes = kv_bytes_per_token(model.spec) * PAGE_TOKENS
-    room = room_bytes - need_bytes(model, recipe, 0)
+    page_bytes = use.position_bytes(model.spec) * PAGE_TOKENS
+    longest = model.spec.context
+    room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
     if not page_bytes:  # a benchmark's few layers, none of which keeps positions
         return model.spec.context if room >= 0 else 0
     return min(max(room, 0) // page_bytes * PAGE_TOKENS, model.spec.context)
 
 
-def default_context(model: Model, recipe: Recipe, room_bytes: int) -> int:
+def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
     """DEFAULT_CONTEXT, or less where the model ends or the memory does.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """
     wanted = min(DEFAULT_CONTEXT, model.spec.context)
     least = min(LEAST_CONTEXT, wanted)
-    return max(min(wanted, fitting_context(model, recipe, room_bytes)), least)
+    return max(min(wanted, fitting_context(model, recipe, room_bytes, use)), least)

@@ -15,7 +15,7 @@ from ktcli.native import Team
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.planner.slices import slices_of
-from ktcli.planner.spec import Stored
+from ktcli.planner.spec import HasTensors
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
 _F32_BYTES = 4
@@ -42,7 +42,9 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
     return tuple(each.size_bytes for each in slices_of(tensor, recipe, shares))
 
 
-def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping[ModelPart, int]:
+def extra_bytes(
+    model: HasTensors, recipe: Recipe, teams: Sequence[Team]
+) -> Mapping[ModelPart, int]:
     """Part → bytes that cutting adds to it."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
@@ -55,7 +57,7 @@ def extra_bytes(model: Stored, recipe: Recipe, teams: Sequence[Team]) -> Mapping
 
 
 def node_needs(
-    model: Stored,
+    model: HasTensors,
     recipe: Recipe,
     teams: Sequence[Team],
     nodes: Sequence[Node],
@@ -81,21 +83,6 @@ def node_needs(
         for number in team.memory:
             need[number] += -(-size // len(team.memory))
     return tuple(NodeNeed(node.id, need[node.id], node.free_bytes) for node in nodes)
-
-
-def node_shortage(
-    model: Model,
-    recipe: Recipe,
-    teams: Sequence[Team],
-    nodes: Sequence[Node],
-    interleaved_bytes: int,
-) -> tuple[tuple[int, int, int], ...]:
-    """(number, bytes needed, bytes free) of every node of `nodes` that teams are bound to and that has
-    too little free; the arguments are those of `node_needs`, except that `nodes` may be all there are."""
-    bound = {number for team in teams for number in team.memory}
-    held = [node for node in nodes if node.id in bound]
-    needs = node_needs(model, recipe, teams, held, interleaved_bytes) if held else ()
-    return tuple((n.node, n.need_bytes, n.free_bytes) for n in needs if not n.fits)
 
 
 def traffic_bytes(

@@ -17,6 +17,7 @@ from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.experts import Heat, Mask, Wish
 from ktcli.planner.host import Host
+from ktcli.planner.memory import TALK, Use
 from ktcli.planner.nodes import NodeNeed
 from ktcli.planner.prefill import NEVER
 from ktcli.weights.recipe import Recipe
@@ -38,6 +39,7 @@ class Request:
         heat: [MoE layers, E]: how often each expert was chosen; None: nobody counted.
         vram_bytes: what the plan may take of the GPU's memory at most; None: all that is free.
         times: t_e, T_g and T_s at `device_cost.MEASURED_AT` positions, measured with this machine.
+        use: what the engine is used for; anything but TALK runs on the CPU alone.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -49,6 +51,7 @@ class Request:
     heat: Heat | None = None
     vram_bytes: int | None = None
     times: Times | None = None
+    use: Use = TALK
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +210,8 @@ class Plan:
         device: what the GPU does; None: every layer runs on the CPU.
         notes: what the user should know, a sentence each.
         costs: of what was forced.
+        use: what the engine is used for.
+        defer: depth of deferral where every layer runs on the CPU.
     """
 
     host: Host
@@ -221,6 +226,13 @@ class Plan:
     device: DevicePlan | None = None
     notes: tuple[str, ...] = ()
     costs: tuple[Cost, ...] = ()
+    use: Use = TALK
+    defer: int = 0
+
+    @property
+    def depths(self) -> tuple[tuple[int, int], ...]:
+        """(position, depth) of deferral: from which position on which depth; positions ascend from 0."""
+        return ((0, self.defer),) if self.device is None else self.device.depths
 
     @property
     def fits(self) -> bool:

@@ -69,7 +69,7 @@ class Step:
     outputs: int = 1
 
 
-class Stored(Protocol):
+class HasTensors(Protocol):
     """Whatever has tensors: a model, or the share of one that lies in some memory."""
 
     @property
@@ -101,7 +101,7 @@ def kv_bytes_per_token(spec: Spec) -> int:
     return spec.position_elements * KV_ELEMENT_BYTES
 
 
-def parts(model: Stored, recipe: Recipe) -> tuple[PartSize, ...]:
+def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
     """Its parts, largest first; sizes are those of the stored tensors."""
     sizes: dict[ModelPart, int] = {}
     formats: dict[ModelPart, str] = {}
@@ -112,7 +112,7 @@ def parts(model: Stored, recipe: Recipe) -> tuple[PartSize, ...]:
     return tuple(sorted(found, key=lambda part: -part.size_bytes))
 
 
-def weight_bytes(model: Stored, recipe: Recipe) -> int:
+def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
     """Bytes of all stored tensors."""
     return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
 

@@ -73,8 +73,8 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         client = hub or hub_of(reference)
         snapshot = client.look(reference.repository, reference.revision)
         files = wanted(snapshot)
-        config.make_folder(folder)
         _check_space(reference, files, folder)
+        config.make_folder(folder)
         origin = f"@{reference.revision}" if reference.revision else ""
         text = f"{snapshot.hub}:{snapshot.repository}{origin}"
         smallfiles.write(folder / library.PULLING, text)

@@ -1,8 +1,9 @@
 """Heat maps: how often each expert of each layer was chosen while people talked to a model.
 
-    KT_HOME/heat/NAME@EXPERTS-DENSE.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
+    KT_HOME/heat/NAME.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
 
-Each conversion has its own, outside the files that its manifest lists (`library.heat_path`). A map is
+A model has one, which all its conversions share: the formats of the weights hardly change the choices. It
+stays when a conversion is removed, and goes with the model (`removal.forget`). A map is
 advice on where to place experts and nothing else: one that is damaged or of another shape counts as
 none, and one that cannot be written is no error. Old counts fade, so that the map follows use.
 """
@@ -79,13 +80,13 @@ class Heat:
 def read(
     pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
 ) -> Heat | None:
-    """The heat map of a converted model; None if there is none that can be used.
+    """The heat map of the model of a pack, which need not exist; None if there is none that can be used.
 
     Args:
         shape: MoE layers and experts of the model.
         warn: told in a sentence why a map that is there is ignored.
     """
-    path = library.heat_path(pack)
+    path = library.heat_path(library.model_name(pack))
     try:
         return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:
@@ -99,7 +100,7 @@ def read(
 
 
 def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: None) -> bool:
-    """Add fresh counts to the map of a converted model; processes that do so at once lose nothing.
+    """Add fresh counts to the map of the model of a pack; processes that do so at once lose nothing.
 
     Args:
         warn: as for `read`; a map that is ignored is replaced.
@@ -112,10 +113,13 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
         return False
     try:
         with library.heat_lock():
-            if not (pack / manifest.PACK).is_file():  # removed meanwhile, and its map with it
+            if not (pack / manifest.PACK).is_file():  # removed meanwhile
                 return False
             known = read(pack, (layers, experts), warn)
-            _write(library.heat_path(pack), (known + fresh if known else fresh).faded())
+            _write(
+                library.heat_path(library.model_name(pack)),
+                (known + fresh if known else fresh).faded(),
+            )
     except (OSError, KtError):
         return False
     return True

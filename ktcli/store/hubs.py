@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ktcli.errors import HubError, KtError, NotFound
+from ktcli.errors import HubError, KtError, NotFound, UsageError
 from ktcli.store.reference import HUBS, Reference
 
 
@@ -55,11 +55,26 @@ def hub_of(reference: Reference) -> Hub:
     return ModelScope() if reference.hub == "ms" else HuggingFace()
 
 
+def _endpoint(variable: str) -> str | None:
+    """The address of the server that an environment variable names; None: the hub's own.
+
+    Raises:
+        UsageError: it is none, also where it is empty: the clients read the variable themselves.
+    """
+    said = os.environ.get(variable)
+    if said is not None and not re.match(r"https?://[^/\s]", said):
+        raise UsageError(
+            f"{variable} is {said[:100]!r}, which is no address of a server",
+            hint=f"unset {variable}, or write an address that begins with https://",
+        )
+    return said
+
+
 class HuggingFace:
     """Through `huggingface_hub`; HF_ENDPOINT names a mirror and HF_TOKEN a token, as it knows them."""
 
     def __init__(self) -> None:
-        self._endpoint = os.environ.get("HF_ENDPOINT") or None
+        self._endpoint = _endpoint("HF_ENDPOINT")
         # Read when the client is imported: a pull asks for the model and for nothing else.
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
@@ -109,7 +124,7 @@ class ModelScope:
     """Through `modelscope`; MODELSCOPE_ENDPOINT names another server, as it knows it."""
 
     def __init__(self) -> None:
-        self._endpoint = os.environ.get("MODELSCOPE_ENDPOINT") or None
+        self._endpoint = _endpoint("MODELSCOPE_ENDPOINT")
 
     def look(self, repository: str, revision: str) -> Snapshot:
         with _client("ms", repository, revision):

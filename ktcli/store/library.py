@@ -2,10 +2,11 @@
 
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
-    KT_HOME/heat/NAME@EXPERTS-DENSE.json          which of its experts were chosen (see `heat`)
+    KT_HOME/heat/NAME.json                        which experts of the model were chosen (see `heat`)
+    KT_HOME/origins/NAME                          where a model outside the library lies (see `origins`)
 
-A folder whose manifest is missing is *partial*: its work was interrupted and can be continued. Nothing
-else is state.
+A folder whose manifest is missing is *partial*: its work is going on, or was interrupted and can be
+continued. Nothing else is state.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pathlib import Path
 from shlex import quote
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, BadPack, KtError, NotFound, UsageError
+from ktcli.errors import BadCheckpoint, BadPack, Busy, KtError, NotFound, UsageError
 from ktcli.numbered import numbered_set
-from ktcli.store import catalog
-from ktcli.store.reference import GGUF, Reference, parse
+from ktcli.store import catalog, origins
+from ktcli.store.reference import GGUF, Reference, parse, repository_named
 
 BUILTIN = "kt-mini"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
@@ -48,10 +49,12 @@ class Entry:
     Attributes:
         name: short name, library name, or the folder's own name.
         path: the folder; of a GGUF model the file, or any one of a numbered set.
-        problem: why it cannot be used: "interrupted", or what is wrong with its manifest; else empty.
+        problem: why it cannot be used: "interrupted", the process that works on it, or what is wrong
+            with its manifest; else empty.
         formats: "<experts>-<dense>" of a pack; empty for a checkpoint.
-        source: where it came from, "hf:org/repo@revision"; empty if nobody recorded it.
+        source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
         managed: it lies in the library folder, so that `kt rm` may remove it.
+        running: a process works on it at this moment.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Entry:
     formats: str = ""
     source: str = ""
     managed: bool = True
+    running: bool = False
 
     @property
     def complete(self) -> bool:
@@ -78,10 +82,12 @@ class Entry:
         """The command that continues or repeats the work this entry came from, or words for it."""
         if self.kind is Kind.PACK:
             if self.name.startswith(LOCAL):
-                return "the kt convert that began it"
+                origin = origins.origin_of(self.name) or "FOLDER"
+                return f"kt convert {quote(str(origin))}@{self.formats}"
             return f"kt convert {self.name if _is_recommended(self) else self.label}"
         # The shortest reference that means this entry: a recorded commit is not part of most names.
-        for text in (self.name, self.source.rpartition("@")[0], self.source):
+        read_back = repository_named(self.name)
+        for text in (self.name, self.source.rpartition("@")[0], self.source, read_back):
             try:
                 reference = parse(text)
             except UsageError:
@@ -135,15 +141,20 @@ def local_name(folder: Path, mark: str) -> str:
     return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
-def heat_path(pack: Path) -> Path:
-    """Where the heat map of a conversion lies or will lie, whether it is in the library or not."""
-    return _heat_folder() / f"{conversion_name(pack)}.json"
+def heat_path(model: str) -> Path:
+    """Where the heat map of a model lies or will lie, see `model_name`."""
+    return _heat_folder() / f"{_one_folder(model)}.json"
 
 
 def conversion_name(pack: Path) -> str:
     """What tells a conversion from all others, whether it is in the library or not."""
     inside = pack.parent.resolve() == folder_of(Kind.PACK).resolve()
     return pack.name if inside else local_name(pack, "pack")
+
+
+def model_name(pack: Path) -> str:
+    """What all conversions of one model have in common: their name in the library; of one outside, its own."""
+    return conversion_name(pack).partition("@")[0]
 
 
 def heat_lock() -> AbstractContextManager[None]:
@@ -163,14 +174,14 @@ def entries() -> tuple[Entry, ...]:
 
 def matching(name: str) -> tuple[Entry, ...]:
     """All entries that `name` can mean, packs first, and of those the one in the formats that the catalogue
-    recommends; a local folder is one entry.
+    recommends; of a local folder or file itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
     """
     reference = parse(name)
     if reference.folder is not None:
-        return (_local(reference.folder),)
+        return (_local(reference.folder), *_made_from(reference.folder, reference.formats))
     found = [entry for entry in entries() if _means(reference, entry)]
     return tuple(
         sorted(
@@ -191,7 +202,11 @@ def _is_recommended(entry: Entry) -> bool:
 
 
 def find(name: str, kind: Kind | None = None) -> Entry | None:
-    """The complete entry that `name` means; packs before checkpoints; None if there is none."""
+    """The complete entry that `name` means; packs before checkpoints; None if there is none.
+
+    Of a local folder or file that is itself, whichever formats are asked for: packs made from it may be of
+    files that were changed since.
+    """
     usable = [e for e in matching(name) if e.complete and (kind is None or e.kind is kind)]
     return usable[0] if usable else None
 
@@ -210,10 +225,7 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         return entry
     reference, broken = parse(name), [entry for entry in matching(name) if not entry.complete]
     if broken:
-        raise NotFound(
-            f"{broken[0].label} is not complete: {broken[0].problem}",
-            hint=f"continue with: {broken[0].again}",
-        )
+        raise incomplete(broken[0])
     if kind is Kind.CHECKPOINT and find(name) is not None:
         raise NotFound(
             f"{name} is a conversion, not a checkpoint",
@@ -227,6 +239,14 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     if profile is not None and profile.builtin:
         catalog.builtin_path(f"{profile.builtin}/config.json")
     raise catalog.unknown(name, tuple(entry.name for entry in entries()))
+
+
+def incomplete(entry: Entry) -> KtError:
+    """The error that an entry is not complete: who works on it, or the command that goes on with it."""
+    what = f"{entry.label} is not complete: {entry.problem}"
+    if entry.running:
+        return Busy(what, hint="wait until it ends, or stop it; nothing it finished is lost")
+    return NotFound(what, hint=f"continue with: {entry.again}")
 
 
 @contextmanager
@@ -258,7 +278,11 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         if item.is_dir(follow_symlinks=False):
             yield from walk(Path(item.path))
         elif item.is_file(follow_symlinks=False):
-            yield Path(item.path), item.stat(follow_symlinks=False)
+            try:
+                status = item.stat(follow_symlinks=False)
+            except FileNotFoundError:  # renamed or removed meanwhile
+                continue
+            yield Path(item.path), status
 
 
 def folder_of(kind: Kind) -> Path:
@@ -299,9 +323,15 @@ def _entry(path: Path, kind: Kind) -> Entry:
         source = manifest.read(path / _manifest_name(kind))
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
+    if kind is Kind.PACK and name.startswith(LOCAL):
+        origin = str(origins.origin_of(name) or "")
+    else:
+        origin = _pulling(path / PULLING) if source is None else source.origin
     if source is not None:
-        return Entry(name, kind, path, "", formats, source.origin)
-    return Entry(name, kind, path, INTERRUPTED, formats, _pulling(path / PULLING))
+        return Entry(name, kind, path, "", formats, origin or source.origin)
+    held = smallfiles.holder(path / manifest.LOCK if kind is Kind.PACK else lock_path(name))
+    problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
+    return Entry(name, kind, path, problem, formats, origin, running=held is not None)
 
 
 def _pulling(path: Path) -> str:
@@ -360,6 +390,13 @@ def _local(folder: Path) -> Entry:
     formats = f"{names.experts}-{names.dense}" if names else ""
     origin = source.origin if source else ""
     return Entry(folder.name, kind, folder, "", formats, origin, managed=False)
+
+
+def _made_from(origin: Path, formats: str) -> tuple[Entry, ...]:
+    """The packs in the library that were made from a local folder or file, also before it was changed."""
+    names = origins.names_of(origin)
+    found = (each for each in _scan(Kind.PACK) if each.name in names)
+    return tuple(each for each in found if formats in ("", each.formats))
 
 
 def _means(reference: Reference, entry: Entry) -> bool:

@@ -6,11 +6,13 @@ Qwen/Qwen3-30B-A3B          a repository on the default hub (Hugging Face)
 ms:Qwen/Qwen3-30B-A3B       on ModelScope; hf: says Hugging Face
 Qwen/Qwen3-30B-A3B@main     at a revision: branch, tag or commit
 ./folder  /abs  ~/x         a local folder; so is any name that is a folder here and has a slash
+./folder@int4-int8          the conversion of it to these formats
 model.gguf                  a GGUF file; of a numbered set, any one of its files
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ class Reference:
 
     Attributes:
         name: its name in the library: safe as one folder name; empty for a local folder.
-        formats: "<experts>-<dense>" of one conversion; empty: any.
+        formats: "<experts>-<dense>" of one conversion; empty: any. Of a folder: the conversion made from it.
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
         folder: a local folder or GGUF file; None otherwise.
     """
@@ -46,6 +48,11 @@ class Reference:
     repository: str = ""
     revision: str = ""
     folder: Path | None = None
+
+    @property
+    def model(self) -> str:
+        """The same model in any formats, as text that `parse` reads."""
+        return self.name if self.folder is None else str(self.folder)
 
 
 def parse(text: str) -> Reference:
@@ -61,12 +68,42 @@ def parse(text: str) -> Reference:
     hub, colon, rest = text.partition(":")
     if colon and hub in HUBS:
         return _repository(text, hub, rest)
-    local = ("/" in text or text == "..") and _is_folder(text)
-    if text[0] in "./~" or local or text.lower().endswith(GGUF):
-        return Reference(text, "", folder=_expanded(text).absolute())
+    if (found := _local(text)) is not None:
+        return found
     if "/" in text:
         return _repository(text, "hf", text)
     return _short(text)
+
+
+def repository_named(name: str) -> str:
+    """The repository whose name in the library is `name`, as `parse` reads it; empty if none is called so."""
+    parts = name.split("--")
+    candidates = [f"{'/'.join(parts[:2])}{'@' if parts[2:] else ''}{'--'.join(parts[2:])}"]
+    if parts[0] in HUBS:
+        candidates.insert(0, f"{parts[0]}:{repository_named('--'.join(parts[1:]))}")
+    for text in candidates:
+        match = re.fullmatch(rf"(?:\w+:)?{_PART}/{_PART}(@.+)?", text)
+        if match and parse(text).name == name:
+            return text
+    return ""
+
+
+def _local(text: str) -> Reference | None:
+    """A local folder or GGUF file, alone or with the formats of a conversion; None: the text means neither."""
+    if (
+        text[0] in "./~"
+        or text.lower().endswith(GGUF)
+        or (("/" in text or text == "..") and _is_folder(text))
+    ):
+        path = _expanded(text).absolute()
+        stem, _, formats = text.rpartition("@")
+        if stem and _FORMATS.fullmatch(formats) and not os.path.lexists(path):
+            return Reference(text, "", formats, folder=_expanded(stem).absolute())
+        return Reference(text, "", folder=path)
+    stem, _, formats = text.rpartition("@")
+    if stem.lower().endswith(GGUF) and _FORMATS.fullmatch(formats):
+        return Reference(text, "", formats, folder=_expanded(stem).absolute())
+    return None
 
 
 def _short(text: str) -> Reference:

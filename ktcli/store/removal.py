@@ -8,20 +8,19 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import library
+from ktcli.store import library, origins
 
 CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 
 
 def remove(entry: library.Entry) -> int:
-    """Delete an entry's files, and the heat map of a conversion; the bytes that were freed.
+    """Delete an entry's files; the bytes that were freed. What is known of its model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
         KtError: the system refuses.
     """
     folder = library.folder_of(entry.kind)
-    heat = library.heat_path(entry.path) if entry.kind is library.Kind.PACK else None
     if not entry.managed or entry.path.parent != folder or entry.path.name in ("", ".", ".."):
         raise UsageError(
             f"{entry.path} is not in the library, so kt does not remove it", hint="rm does"
@@ -30,7 +29,6 @@ def remove(entry: library.Entry) -> int:
     try:
         if entry.path.is_symlink():
             entry.path.unlink()
-            _forget(heat)
             return 0
         for _, status in library.walk(entry.path):
             freed += status.st_size if status.st_nlink == 1 else 0
@@ -38,17 +36,27 @@ def remove(entry: library.Entry) -> int:
         trash = entry.path.with_name(f".{entry.path.name}.removed.{os.getpid()}")
         entry.path.rename(trash)
         shutil.rmtree(trash)
-        _forget(heat)
+        if not any(each.name == entry.name for each in library.entries()):
+            origins.forget(entry.name)
     except OSError as error:
         raise KtError(f"cannot remove {error.filename or entry.path}: {error.strerror}") from error
     return freed
 
 
-def _forget(heat: Path | None) -> None:
-    """Delete a heat map, after its model: whoever writes maps looks for the model first."""
-    if heat is not None and heat.parent.is_dir():
-        with library.heat_lock():
-            heat.unlink(missing_ok=True)
+def forget(model: str) -> bool:
+    """Delete the heat map of a model of which nothing is left in the library. Whether there was one.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    heat = library.heat_path(model)
+    try:
+        if known := heat.is_file():
+            with library.heat_lock():  # whoever writes maps looks for a pack first
+                heat.unlink(missing_ok=True)
+    except OSError as error:
+        raise KtError(f"cannot remove {heat}: {error.strerror}") from error
+    return known
 
 
 def leftovers() -> tuple[Path, ...]:

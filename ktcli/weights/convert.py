@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, BadPack, NotEnoughDisk, UsageError, hinted
-from ktcli.manifest import MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
+from ktcli.manifest import LOCK, MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
 from ktcli.manifest import PACK as MANIFEST
 from ktcli.models import build
 from ktcli.native import PackError, Pool
@@ -40,7 +40,6 @@ from ktcli.weights.tied import remark
 from ktcli.weights.writer import FileWriter, explained, free_bytes
 
 PART = "kt.json.part"
-LOCK = "kt.lock"
 ERROR_DIGITS, COSINE_DECIMALS = 4, 7
 
 Progress = Callable[[int, int], None]  # bytes written, bytes of the whole pack

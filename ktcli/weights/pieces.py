@@ -75,12 +75,17 @@ def whole(added: list[Json], steps: Json) -> Json:
 
 def added_tokens(tokens: Sequence[tuple[str, Kind]]) -> list[Json]:
     """Those that are found in a text before it is cut."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
-        {"id": id, "content": text, **flags, "special": kind != Kind.USER_DEFINED}
+        added_token(id, text, special=kind != Kind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
         if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED) and text
     ]
+
+
+def added_token(id: int, text: str, *, special: bool) -> Json:
+    """One token that is found in a text before it is cut."""
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": id, "content": text, **flags, "special": special}
 
 
 def steps(vocabulary: Pieces) -> Json:

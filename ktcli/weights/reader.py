@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.weights.check import check
 from ktcli.weights.checkpoint import Checkpoint, read_config
@@ -54,11 +55,18 @@ def examine(path: Path) -> None:
 
 @contextmanager
 def small_files_of(path: Path) -> Iterator[Path]:
-    """A folder with the small files of the checkpoint at `path`: its own, or one that is gone afterwards."""
+    """A folder with the small files of the checkpoint at `path`: its own, or one that is gone afterwards.
+
+    Errors about a file in it name the file at `path`.
+    """
     if not is_gguf(path):
         yield path
         return
     with closing(open_checkpoint(path)) as checkpoint, TemporaryDirectory() as name:
         for file in checkpoint.small_files:
             (Path(name) / file).write_bytes(checkpoint.small_file(file))
-        yield Path(name)
+        try:
+            yield Path(name)
+        except BadCheckpoint as error:
+            said = str(error).replace(f"{name}/", f"{path}: ").replace(name, str(path))
+            raise type(error)(said, hint=error.hint) from error

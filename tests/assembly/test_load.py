@@ -16,9 +16,9 @@ from reference import CASES, write_checkpoint
 
 from ktcli.assembly import host as here
 from ktcli.assembly import load as loads
+from ktcli.assembly import load_device as loading
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import DeviceWords, Wanted
-from ktcli.engine.device import load as loading
 from ktcli.engine.device import usable
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
@@ -58,7 +58,7 @@ def say(
     """`kt chat` with a model on a machine with a GPU."""
     monkeypatch.setenv("KT_HOME", str(tmp_path))
     found = replace(probe(), gpus=(GPU,))
-    monkeypatch.setattr(here, "probe", lambda: found)
+    monkeypatch.setattr(here, "probe", lambda **_: found)
     monkeypatch.setattr("ktcli.hardware.probe.probe", lambda: found)
     monkeypatch.setattr(usable, "why_not", lambda: "")
     monkeypatch.setattr(loads, "torch_device", lambda index: torch.device("cpu"))
@@ -292,6 +292,7 @@ def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) 
     assert tokens * spec.top_k * spec.moe_layers == counted
 
 
+@pytest.mark.usefixtures("briefly")
 def test_doctor_measures_a_gpu_and_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,7 +146,7 @@ def test_what_a_gpu_will_hold_is_not_asked_of_main_memory(
         raise NotEnoughMemory(what, 2, 1)
 
     machine = read_machine(Path("workstation-4090-512gb"))
-    monkeypatch.setattr("ktcli.assembly.host.probe", lambda: machine)
+    monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: machine)
     monkeypatch.setattr("ktcli.engine.device.usable.why_not", lambda: "")
     monkeypatch.setattr(Plan, "require", require)
     for words in ([], ["--device", "cpu"]):

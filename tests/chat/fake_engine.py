@@ -106,12 +106,15 @@ class FakeEngine:
     Every token chooses expert 0 in the first of two MoE layers, and expert 3 in the second.
     """
 
-    spec = SimpleNamespace(moe_layers=2, experts=4, top_k=1)
-
     def __init__(
-        self, tokenizer: Tokenizer, script: Callable[[str], str | list[int]], context: int = 4096
+        self,
+        tokenizer: Tokenizer,
+        script: Callable[[str], str | list[int]],
+        context: int = 4096,
+        most: int = 4096,
     ) -> None:
         self.tokenizer, self.script, self.context = tokenizer, script, context
+        self.spec = SimpleNamespace(moe_layers=2, experts=4, top_k=1, context=most)
         self.sessions: list[FakeSession] = []
 
     def depth_at(self, position: int) -> int:

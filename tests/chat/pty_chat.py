@@ -1,5 +1,6 @@
-"""An interactive chat with the fake engine, for the terminal tests: python pty_chat.py FOLDER."""
+"""An interactive chat with the fake engine, for the terminal tests: python pty_chat.py FOLDER [full]."""
 
+import resource
 import sys
 import time
 from pathlib import Path
@@ -13,11 +14,14 @@ from ktcli.chat.prompt import Prompt
 from ktcli.chat.screen import Screen
 from ktcli.output import out
 
-SLOW_S = 0.05  # per token, so that there is time to press Ctrl-C
+SLOW_S = 0.05  # per token of a long answer, so that there is time to press Ctrl-C
+slow = False
 
 
 def script(question: str) -> str:
-    if question == "long":
+    global slow
+    slow = question == "long"
+    if slow:
         return "word " * 400
     if question == "evil":
         return "\x1b]0;owned\x07<think>\x1b[31mhm</think>[bold]ok[/bold]"
@@ -26,20 +30,22 @@ def script(question: str) -> str:
 
 class SlowSession(FakeSession):
     def feed(self, ids, *, progress=None, temperature=0.0, defer=0):
-        time.sleep(SLOW_S if len(ids) == 1 else 0)
+        time.sleep(SLOW_S if slow and len(ids) == 1 else 0)
         return super().feed(ids, progress=progress, temperature=temperature)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, disk: str = "") -> None:
     model = speaker(folder, script)
     engine = model.engine
     assert isinstance(engine, FakeEngine)
     engine.session = lambda: SlowSession(engine)  # type: ignore[method-assign]
     chat = Chat(model)
     screen = Screen(sys.stdout, terminal=True, colour=True)
-    talk(chat, Prompt(folder / "history", slash.words), screen, out)
+    if disk == "full":  # not a byte more in any file
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    talk(chat, Prompt(folder / "history", slash.words, out.warn), screen, out)
     print(f"LEFT after {len(chat.conversation.turns)} messages")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

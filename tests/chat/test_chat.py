@@ -138,6 +138,21 @@ def test_cancelled_while_reading_takes_the_question_back(tmp_path: Path) -> None
     assert say(chat, "ok") == "you said ok"
 
 
+def test_a_stopped_reading_counts_what_was_read(tmp_path: Path) -> None:
+    chat = Chat(speaker(tmp_path))
+    asked: list[bool] = []
+    said = chat.ask("long " * 50, cancelled=lambda: bool(asked.append(True)) or len(asked) > 2)
+    assert list(said) == [] and chat.reply is not None
+    stats, read = chat.reply.stats, chat.session.computed
+    assert 0 < read < 60 and (stats.prefilled_tokens, stats.reused_tokens) == (read, 0)
+    assert stats.prompt_tokens == read and stats.prompt_s > 0
+    say(chat, "ok")
+    before = chat.reply
+    with pytest.raises(ContextFull):
+        say(chat, "x" * 9999)
+    assert chat.reply is before  # a question that was refused took nothing
+
+
 def test_a_reply_may_be_left_at_any_piece(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     answer = chat.ask("hello")

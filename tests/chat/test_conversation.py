@@ -212,6 +212,78 @@ def test_wrong_lines_are_one_sentence(tmp_path: Path, line: str) -> None:
     assert table.chat.settings == before
 
 
+@pytest.mark.parametrize(
+    ("line", "can_be"),
+    [
+        ("/set thinking banana", "on, off or default"),
+        ("/set greedy maybe", "on or off"),
+        ("/set top-p hot", "0 to 1 (off)"),
+        ("/set seed one", "a whole number"),
+        ("/set max-tokens none of it", "a whole number from 1 on, or off"),
+    ],
+)
+def test_a_wrong_value_learns_what_it_can_be(tmp_path: Path, line: str, can_be: str) -> None:
+    table, _ = desk(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        slash.run(table, line)
+    assert can_be in caught.value.hint
+
+
+def test_what_does_nothing_is_off(tmp_path: Path) -> None:
+    table, said = desk(tmp_path)
+    table.chat.settings = Settings(SamplingSettings(temperature=0.7))
+    slash.run(table, "/set")
+    rows = dict(line.split(maxsplit=1) for line in said[-1].splitlines())
+    assert rows.pop("temperature") == "0.7" and rows.pop("thinking") == "default"
+    assert set(rows.values()) == {"off"} and len(rows) == len(slash.SETTABLE) - 2
+    for line in ("/set top-k 5", "/set min-p 0.1", "/set top-k off", "/set min-p off"):
+        slash.run(table, line)
+    assert table.chat.settings.sampling == SamplingSettings(temperature=0.7)
+
+
+def test_a_seed_without_effect_is_said(tmp_path: Path) -> None:
+    table, said = desk(tmp_path)
+    slash.run(table, "/set greedy on")
+    slash.run(table, "/set seed 7")
+    assert "changes nothing" in said[-1]
+    slash.run(table, "/set temperature 0.7")
+    slash.run(table, "/set seed 8")
+    assert "changes nothing" not in said[-1] and "8" in said[-1]
+
+
+def test_saving_elsewhere_is_said_and_writes_over_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is of the library, a path is a path: whole, with its ending, and only over another chat."""
+    table, said = desk(tmp_path)
+    (tmp_path / "here" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for name, path in (("a/b", "here/a/b.json"), ("../x", "x.json"), ("./y.json", "here/y.json")):
+        for _ in range(2):  # over the chat that it wrote itself
+            slash.run(table, f"/save {name}")
+            shown = said[-1].removeprefix("saved in ").removesuffix(", outside the library")
+            assert shown == str((tmp_path / path).resolve()) and (tmp_path / path).is_file()
+        slash.run(table, f"/load {name}")
+    slash.run(table, "/save z.json")
+    assert said[-1] == f"saved in {tmp_path / 'home' / 'chats' / 'z.json'}"
+    assert not (tmp_path / "here" / "z.json").exists()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    with pytest.raises(UsageError, match="not a chat"):
+        slash.run(table, "/save ../config")
+    with pytest.raises(UsageError, match="newest chat"):
+        slash.run(table, "/save last")
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "qwen3_moe"}'
+
+
+def test_a_file_named_exactly_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, said = desk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "old.json", Saved("fake", Conversation("S"), SamplingSettings()))
+    (tmp_path / "old.json").rename("old.txt")
+    slash.run(table, "/load ./old.txt")
+    assert table.chat.conversation.system == "S" and str(tmp_path / "old.txt") in said[-1]
+
+
 def test_commands_act_on_the_conversation(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     chat = table.chat

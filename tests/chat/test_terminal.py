@@ -1,5 +1,6 @@
 """An interactive chat in a real pseudo-terminal: keys go in, what appears comes out."""
 
+import json
 import os
 import pty
 import re
@@ -153,6 +154,60 @@ def test_a_killed_chat_goes_on(terminal: Terminal, tmp_path: Path) -> None:
     again.type(CTRL_D)
     again.expect("LEFT after 2 messages")
     assert again.end() == 0
+
+
+def test_an_answer_is_kept_when_the_terminal_closes(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("long\r")
+    terminal.expect("word word word")
+    os.close(terminal.parent)  # the terminal is gone: SIGHUP
+    assert terminal.process.wait(30) == -signal.SIGHUP
+    assert kept(tmp_path)[0] == "long" and kept(tmp_path)[1].startswith("word word word")
+
+
+def test_an_answer_is_kept_when_the_process_is_told_to_end(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.type("long\r")
+    terminal.expect("word word word")
+    terminal.process.terminate()
+    assert terminal.end() == -signal.SIGTERM
+    assert kept(tmp_path)[0] == "long" and kept(tmp_path)[1].startswith("word word word")
+
+
+def kept(folder: Path) -> list[str]:
+    """What was said in the one chat of a library."""
+    [path] = (folder / "home" / "chats").iterdir()
+    return [turn["content"] for turn in json.loads(path.read_text())["turns"]]
+
+
+def test_a_full_disk_costs_a_sentence(tmp_path: Path) -> None:
+    """Not a traceback for each line: one for what is typed, one for what is said."""
+    script, home = str(HERE / "pty_chat.py"), tmp_path / "home"
+    terminal = Terminal(sys.executable, script, str(tmp_path), "full", home=home)
+    terminal.expect("› ")
+    for line in ("hello", "again"):
+        terminal.type(f"{line}\r")
+        terminal.expect(rf"you said b'{line}'\n.*› ")
+    terminal.type(CTRL_D)
+    terminal.expect("LEFT after 4 messages")
+    assert terminal.end() == 0
+    shown = plain(terminal.raw)
+    assert shown.count("is not kept") == 2 and "Traceback" not in shown and "ENTER" not in shown
+
+
+def test_ctrl_z_suspends_at_the_prompt(tmp_path: Path) -> None:
+    """Under a shell with job control, which says when its job stops and takes it to the front again."""
+    job = f"{sys.executable} {HERE / 'pty_chat.py'} {tmp_path}"
+    shell = f"set -m; {job}; echo stopped $?; fg >/dev/null"
+    terminal = Terminal("bash", "-c", shell, home=tmp_path / "home")
+    terminal.expect("› ")
+    terminal.type("half\x1a")
+    terminal.expect(f"stopped {128 + signal.SIGTSTP}.*› ")
+    terminal.type(" a line\r")
+    terminal.expect(r"you said b'half a line'\n.*› ")
+    terminal.type(CTRL_D)
+    terminal.expect("LEFT after 2 messages")
+    assert terminal.end() == 0
 
 
 def test_several_lines(terminal: Terminal) -> None:

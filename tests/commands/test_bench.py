@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from shapes import config
 from weights.fake_checkpoint import random_checkpoint
 
+from ktcli.assembly import host as here
 from ktcli.commands import bench as command
 from ktcli.commands.view.figures import ops_words
 from ktcli.hardware.machine import Gpu
@@ -70,6 +70,9 @@ TINY = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("briefly")
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
@@ -99,6 +102,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("work", ["decode", "prefill"])
 def test_one_document_with_the_agreed_keys(work: str, model: str, capsys):
     found = measured(capsys, work, model, "--tokens", "4")
@@ -121,6 +125,7 @@ def test_formats_and_layers_are_those_asked_for(model: str, capsys):
     assert row["experts_seen_percent"] > 0
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("work", ["decode", "prefill"])
 def test_tokens_before_a_run_are_read_again(work: str, model: str, capsys):
     (first,) = measured(capsys, work, model, "-n", "4")["results"]
@@ -181,18 +186,14 @@ def test_people_see_what_was_reached(model: str, capsys):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from ktcli.engine.device import usable
 
     found = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
-    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=(found,)))
+    monkeypatch.setattr(here, "probe", lambda **_: replace(probe(), gpus=(found,)))
     monkeypatch.setattr(command, "torch_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(usable, "why_not", lambda: "")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def on_gpu(capsys: pytest.CaptureFixture[str], work: str, model: str, *more: str) -> dict:
@@ -261,7 +262,7 @@ def test_the_cpu_alone_has_a_trace_too(qwen: str, home: Path, capsys):
 def test_what_needs_a_gpu_says_so(
     arguments: list[str], sentence: str, qwen: str, capsys, monkeypatch
 ):
-    monkeypatch.setattr(command, "probe", lambda: replace(probe(), gpus=()))
+    monkeypatch.setattr(here, "probe", lambda **_: replace(probe(), gpus=()))
     assert main(["bench", "decode", qwen, *arguments]) != 0
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said
@@ -365,6 +366,7 @@ def test_a_row_that_does_not_run_here_is_refused_with_those_there_are(capsys):
         assert words in said
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("work", ["decode", "prefill", "kernel"])
 def test_teams_are_measured_and_named(work: str, model: str, capsys):
     small = ["--shape", "64,192,4,2", "--work", "prefill", "--format", "int4"]

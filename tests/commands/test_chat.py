@@ -38,7 +38,7 @@ class Run:
     def __init__(self, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.folder, self.capture = folder, capture
         self.names: list[str] = []
-        self.context = 4096
+        self.context = self.most = 4096
         write_tokenizer(folder)
 
     def find(self, name: str, wanted: Wanted, check: object = None, **_: object) -> Ready:
@@ -48,7 +48,7 @@ class Run:
     def load(self, ready: Ready, wanted: Wanted, *_: object) -> FakeEngine:
         script = lambda question: f"you said {question}"  # noqa: E731
         tokenizer = load_tokenizer(self.folder)
-        self.engine = FakeEngine(tokenizer, script, wanted.context or self.context)
+        self.engine = FakeEngine(tokenizer, script, wanted.context or self.context, self.most)
         return self.engine
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
@@ -78,7 +78,11 @@ def test_one_answer(run: Run) -> None:
     [
         ((), "hello from a pipe"),
         (("qwen3-30b-a3b",), "hello from a pipe"),
-        (("kt-mini", "no"), "no"),
+        (("-",), "hello from a pipe"),
+        (("kt-mini", "-"), "hello from a pipe"),
+        (("kt-mini", "what is this?"), "what is this?\n\nhello from a pipe"),
+        (("what is this?",), "what is this?\n\nhello from a pipe"),
+        (("kt-mini", ""), "hello from a pipe"),
     ],
 )
 def test_a_pipe_is_answered_once(
@@ -97,6 +101,65 @@ def test_empty_input_gets_a_greeting(
         stdin.close()
     monkeypatch.setattr(sys, "stdin", stdin)
     assert run() == (0, "you said Hello!\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("kt-mini", "-"), "standard input is empty"),
+        (("-",), "standard input is empty"),
+        (("kt-mini", ""), "the prompt is empty"),
+        (("kt-mini", " \n"), "the prompt is empty"),
+    ],
+)
+def test_nothing_to_say_is_an_error(run: Run, arguments: tuple[str, ...], words: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "") and err.startswith(f"error: {words}") and run.names == []
+
+
+def test_a_pipe_that_says_nothing_is_waited_for_aloud(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever left an open pipe as standard input learns what a prompt waits for."""
+    there, here = os.pipe()
+    warned: list[str] = []
+
+    def warn(text: str) -> None:
+        warned.append(text)
+        os.write(here, b"late")
+        os.close(here)
+
+    with os.fdopen(there) as pipe:
+        monkeypatch.setattr(command, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(sys, "stdin", pipe)
+        monkeypatch.setattr(command.out, "warn", warn)
+        assert run("kt-mini", "hi")[1] == "you said hi\n\nlate\n"
+    assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
+
+
+def test_a_cut_answer_says_so(run: Run) -> None:
+    code, out, err = run("kt-mini", "hello", "-n", "3")
+    assert code == 0 and out and "cut at 3 tokens" in err and "--max-tokens" in err
+    assert run("kt-mini", "hello", "-n", "3", "--quiet")[2] == ""
+
+
+def test_hints_name_only_what_would_help(run: Run) -> None:
+    """One answer is no chat: it has no /clear; and a model's context ends somewhere."""
+    long = ("kt-mini", "word " * 2000)
+    run.most = 4096
+    _, _, err = run(*long, "--context", "100")
+    assert "--context gives more room, up to 4,096" in err and "/clear" not in err
+    run.most = 100
+    _, _, err = run(*long, "--context", "100")
+    assert "100 tokens are the most" in err and "--context" not in err
+    run.context = run.most = 12
+    code, _, err = run("kt-mini", "hello")
+    assert code == 0 and "tokens is full" in err and "--context" not in err
+
+
+def test_a_seed_that_changes_nothing_is_said(run: Run) -> None:
+    assert "--seed 3 changes nothing" in run("kt-mini", "hi", "--seed", "3")[2]
+    assert run("kt-mini", "hi", "--seed", "3", "--temperature", "1", "-n", "1", "-q")[2] == ""
 
 
 def test_json_is_one_document(run: Run) -> None:

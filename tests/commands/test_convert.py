@@ -172,7 +172,7 @@ def test_interrupted_work_on_a_folder_of_ones_own(source: Path, capsys):
     with stopped_at(2):
         assert main(["convert", str(source)]) == 130
     assert main(["list"]) == 0
-    assert "continue with: the kt convert that began it" in capsys.readouterr().out
+    assert f"continue with: kt convert {source}@int4-int8\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("experts", ["int8", "bf16", "auto"])

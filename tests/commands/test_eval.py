@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from ktcli.assembly import ways
 from ktcli.hardware.machine import Memory
+from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.measure import evaluate
 from ktcli.resources import data_path
@@ -123,12 +125,14 @@ def test_what_does_not_fit_together_is_measured_one_after_the_other(
     together = document(capsys, *line)
     size = 300 << 20  # one takes 230 MiB with the interpreter
     little = Memory(total_bytes=size, available_bytes=size)
-    monkeypatch.setattr(ways, "read_memory", lambda root: little)
+    machine = replace(probe(), memory=little)
+    monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: machine)
     apart = document(capsys, *line)
     assert [row["nll"] for row in apart["results"]] == [row["nll"] for row in together["results"]]
     kls = [row.get("against_first", {}).get("kl") for row in apart["results"]]
     assert kls[1] is not None and kls[2] is kls[3] is None
-    monkeypatch.setattr(ways, "read_memory", lambda root: Memory(1 << 20, 1 << 20))
+    tiny = replace(machine, memory=Memory(1 << 20, 1 << 20))
+    monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: tiny)
     assert document(capsys, *line, code=4)["error"]["type"] == "NotEnoughMemory"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_from_the_file_to_an_answer(mini: Path, capsys: Capture) -> None:
     assert (source["hub"], source["repository"]) == ("gguf", "kt-mini.gguf")
     assert document(["convert", str(mini), "--experts", "int8"], capsys)["already_complete"]
     (listed,) = [row for row in document(["list"], capsys)["models"] if row["path"] == str(pack)]
-    assert listed["source"] == "gguf:kt-mini.gguf"
+    assert listed["source"] == str(mini)
     assert document(["verify", str(pack)], capsys)["ok"]
     mini.unlink()  # the pack needs nothing but its own files
     ask = ["chat", str(pack), "Tell me a story about a fox.", "--greedy"]
@@ -49,6 +50,18 @@ def test_a_chat_converts_what_is_not_converted(mini: Path, capsys: Capture) -> N
     assert main(["chat", str(mini), "Tell me a story about a fox.", "--greedy"]) == 0
     captured = capsys.readouterr()
     assert "I am too small" in captured.out and "memory" in captured.err
+
+
+def test_a_file_without_a_vocabulary_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """And not by the folder that its small files were unpacked into."""
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    case = next(case for case in CASES if case.name == "kt-mini-q8_0")
+    kept = {k: v for k, v in case.metadata.items() if not k.startswith("tokenizer.")}
+    path = write_gguf(replace(case, metadata=kept), tmp_path / "mute.gguf")
+    error = document(["chat", str(path), "hello"], capsys, 5)["error"]
+    assert error["message"] == f"{path}: tokenizer.json is missing"
 
 
 def test_files_that_are_not_models(mini: Path, capsys: Capture) -> None:

@@ -63,6 +63,19 @@ def test_list_of_an_empty_library(home: Path, capsys: Capture) -> None:
     assert all(model["source"] == "built in" for model in found["models"])
 
 
+def test_a_library_folder_that_is_not_there_is_not_called_empty(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["list"]) == 0
+    assert f"There is no library folder {home} yet" in capsys.readouterr().err
+    home.mkdir()
+    assert main(["list"]) == 0
+    assert f"The library {home} is empty" in capsys.readouterr().err
+    monkeypatch.setenv("KT_HOME", str(home / "disk" / "kt"))
+    assert main(["list"]) == 2
+    assert f"there is no folder {home / 'disk'}" in capsys.readouterr().err
+
+
 def test_list_shows_what_is_there_and_what_is_not_whole(capsys: Capture) -> None:
     add("org--repo")
     add("kimi-k2", complete=False)
@@ -151,6 +164,20 @@ def test_verify(capsys: Capture) -> None:
     }
     assert main(["verify", "org--repo"]) == 5
     assert "kt rm org--repo && kt pull hf:org/repo\n" in capsys.readouterr().out
+
+
+def test_verify_looks_at_the_manifest_of_a_pack_too(capsys: Capture) -> None:
+    path = pretend_pack(library.pack_path("tiny", "int4", "int8")) / manifest.PACK
+    assert document(["verify", "tiny@int4-int8"], capsys)["models"][0]["manifest"] == "intact"
+    written = path.read_bytes()
+    path.write_bytes(written.replace(b"int4", b"int8", 1))
+    bad = document(["verify", "tiny@int4-int8"], capsys, code=5)["models"][0]["bad"]
+    assert bad == {"kt.json": "has other bytes than its own hash says"}
+    old = json.loads(written)
+    del old["sha256"]  # as an earlier kt wrote it
+    path.write_text(json.dumps(old))
+    assert main(["verify", "tiny@int4-int8"]) == 0
+    assert "carries no hash of itself" in capsys.readouterr().out
 
 
 def test_the_built_in_model_and_its_conversion(
@@ -255,16 +282,27 @@ def test_doctor(home: Path, capsys: Capture) -> None:
     assert found["machine"]["cpu"]["physical_cores"] >= 1
 
 
+def test_doctor_on_a_library_that_cannot_be_written(
+    home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is converted there runs."""
+    home.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = document(["doctor"], capsys, 1)
+    levels = {problem["message"]: problem["level"] for problem in found["problems"]}
+    assert (
+        levels[f"the library folder {home} cannot be written: nothing can be added to it"]
+        == "warning"
+    )
+
+
+@pytest.mark.usefixtures("briefly")
 def test_doctor_measures_and_remembers(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ktcli.hardware import measured
-
-    monkeypatch.setattr(measured, "SMALLEST_BUFFER_BYTES", 1 << 20)
-    monkeypatch.setattr(measured, "BUFFER_BYTES", 1 << 20)
     code = main(["doctor", "--measure", "--json"])
     rates = json.loads(capsys.readouterr().out)["machine"]["measured"]
-    assert rates["read_bps"] > 1e8
+    assert all(rates[name] > 0 for name in ("read_bps", "int8_ops", "bf16_ops"))
     assert document(["doctor"], capsys, code)["machine"]["measured"] == rates
     # Another row has not been measured.
     monkeypatch.setenv("KT_ISA", "portable")
@@ -289,23 +327,23 @@ def test_doctor_says_why_tiles_are_or_are_not_used(home: Path, capsys: Capture) 
 def xeon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to run tiles."""
     from ktcli import native
-    from ktcli.hardware import crossover
+    from ktcli.measure import tiles
 
     info = native.AmxInfo(True, True, True, True, True, 0, emulated=False)
     rows = (native.IsaRow("amx", True, ""), native.IsaRow("portable", True, ""))
     monkeypatch.setattr(native, "isa_rows", lambda: rows)
     monkeypatch.setattr(native, "amx_info", lambda: info)
-    monkeypatch.setattr(crossover, "measure", lambda *_: crossover.TileMin(4, 6, 3))
+    monkeypatch.setattr(tiles, "measure", lambda *_: tiles.TileMin(4, 6, 3))
 
 
 def test_doctor_shows_where_tiles_begin(
     home: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, xeon: None
 ) -> None:
-    from ktcli.hardware import measured
     from ktcli.hardware.machine import Measured
+    from ktcli.measure import rates
 
-    rates = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
-    monkeypatch.setattr(measured, "measure", lambda *_: rates)
+    found = Measured("amx", 1, 1e11, 1e13, 1e13, "2026-01-01")
+    monkeypatch.setattr(rates, "measure", lambda *_: found)
     code = main(["doctor"])
     assert "the first model that is loaded does it" in capsys.readouterr().out
     assert main(["doctor", "--measure"]) == code

@@ -11,6 +11,8 @@ import pytest
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli import manifest
+from ktcli.assembly.prepare import converted, prepare
+from ktcli.assembly.request import Wanted
 from ktcli.main import main
 from ktcli.manifest import Manifest
 
@@ -33,6 +35,7 @@ def model(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The checkpoint; the library is a copy of its own."""
     shutil.copytree(made / "home", tmp_path / "home")
     monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     return made / "model"
 
 
@@ -63,3 +66,85 @@ def test_a_damaged_pack_is_made_again_without_removing_its_model(
     more = ids if command == "logits" else []
     error = document([command, name, *more], capsys, 5)["error"]
     assert error["hint"] == f"make it again with: kt rm {name} && kt convert {name}"
+
+
+def test_a_folder_finds_the_packs_made_from_it(model: Path, pack: Path, capsys: Capture) -> None:
+    """Also when it was changed since, so that they can be removed."""
+    label = pack.name
+    found = document(["verify", str(model)], capsys)
+    assert [each["name"] for each in found["models"]] == [label] and found["ok"]
+    listed = {each["name"]: each for each in document(["list"], capsys)["models"]}
+    assert listed[label]["source"] == str(model)
+    shown = document(["show", str(model)], capsys)["on_disk"]
+    assert [each["name"] for each in shown] == [str(model), label]
+    (pack / "kt.json").unlink()
+    assert main(["list"]) == 0
+    assert f"interrupted; continue with: kt convert {model}@int4-int8" in capsys.readouterr().out
+
+
+def test_a_folder_without_packs_has_no_hashes(
+    model: Path, pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    copy = shutil.copytree(model, tmp_path / "another")
+    error = document(["verify", str(copy)], capsys, 3)["error"]
+    assert "nobody recorded hashes" in error["message"]
+
+
+def test_the_packs_of_a_folder_are_removed_by_naming_it(
+    model: Path, pack: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main(["convert", f"{model}@int8-int8", "--quiet"]) == 0
+    capsys.readouterr()
+    other = document(["rm", f"{model}@int8-int8", "--yes"], capsys)["removed"]
+    assert len(other) == 1 and other[0].endswith("@int8-int8")
+    found = document(["rm", str(model), "--yes"], capsys)
+    assert found["removed"] == [pack.name] and not pack.exists()
+    assert sorted(path.name for path in (tmp_path / "home" / "origins").iterdir()) == []
+    assert (model / "config.json").is_file()
+    assert document(["rm", str(model), "--yes"], capsys, 2)["error"]["type"] == "UsageError"
+
+
+def test_a_conversion_of_a_folder_is_chosen_by_its_formats(
+    model: Path, pack: Path, capsys: Capture
+) -> None:
+    ready = prepare(f"{model}@int8-int8", Wanted(context=8))
+    assert ready.pack.name == pack.name.replace("int4", "int8")
+    for name, folder in ((str(model), pack), (f"{model}@int8-int8", ready.pack)):
+        assert prepare(name, Wanted(context=8)).pack == folder
+        found = converted(name)
+        assert found is not None and found.pack == folder
+    plan = document(["plan", f"{model}@int8-bf16"], capsys)
+    assert (plan["experts"], plan["dense"]) == ("int8", "bf16")
+
+
+def test_a_conversion_ends_with_the_command_that_uses_it(
+    model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose name means the pack that was made."""
+    monkeypatch.chdir(tmp_path)
+    said = {
+        (): f"kt chat {model}",
+        ("--experts", "int8"): f"kt chat {model}@int8-int8",
+        ("--out", "mine"): "kt chat ./mine",
+    }
+    for options, command in said.items():
+        assert main(["convert", str(model), *options]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"Talk to it: {command}"
+        found = document(["convert", str(model), *options], capsys)
+        assert found["already_complete"] and found["talk"] == command
+        ready = converted(command.removeprefix("kt chat "))
+        assert ready is not None and str(ready.pack) == str(Path(found["path"]).absolute())
+
+
+def test_no_lock_is_left_behind(model: Path, tmp_path: Path) -> None:
+    """Neither of work that ended nor of a name that never was."""
+    assert main(["convert", f"{model}@int8-int8", "--quiet"]) == 0
+    assert main(["pull", "nobody/nothing", "--quiet"]) != 0
+    assert list(tmp_path.rglob("*.lock")) == []
+
+
+def test_a_pack_that_is_there_needs_no_lock(model: Path, pack: Path, tmp_path: Path) -> None:
+    """As in a library on a disk that cannot be written."""
+    shutil.rmtree(tmp_path / "home" / "locks", ignore_errors=True)
+    (tmp_path / "home" / "locks").write_text("no folder can be made here")
+    assert prepare(str(model), Wanted(context=8)).pack == pack

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -18,6 +19,13 @@ from ktcli.errors import UsageError
 from ktcli.output import Mode, Output, safe, table, visible
 
 Capture = pytest.CaptureFixture[str]
+
+
+class Terminal(io.StringIO):
+    """What is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 class Colour(Enum):
@@ -118,10 +126,6 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch: pytest.Monk
 
 
 def test_a_bar_on_which_nothing_happened_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     for happened in (False, True):
         monkeypatch.setattr(sys, "stderr", Terminal())
         with Output().progress("Converting x") as bar:
@@ -130,11 +134,37 @@ def test_a_bar_on_which_nothing_happened_leaves_nothing(monkeypatch: pytest.Monk
         assert sys.stderr.getvalue().rstrip().endswith("\x1b[2K") is not happened
 
 
-def test_colour_needs_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_a_bar_leaves_room_for_what_the_terminal_shows_of_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else ^C goes on in the next line, and the last drawing of the bar stands below the one before."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "60"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    with Output().progress("Converting x", 10) as bar:
+        bar.advance(3)
+    lines = (
+        re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n").split("\n")
+    )
+    assert max(map(len, lines)) == 60 - len("^C")
 
+
+def test_a_terminal_that_cannot_draw_gets_one_line_of_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    with Output().progress("Converting x", 10) as bar:
+        bar.advance(3)
+        bar.update(done=10)
+    with Output().progress("Nothing", 10):
+        pass
+    assert terminal.getvalue() == "Converting x …\n"
+
+
+def test_colour_needs_a_terminal_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     out, terminal = Output(), Terminal()
     for name in ("NO_COLOR", "TERM"):
         monkeypatch.delenv(name, raising=False)

@@ -1,6 +1,7 @@
 """`kt plan`: every name that can be planned for, both forms of output, exit codes."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,3 +304,23 @@ def test_a_gpu_that_is_too_small_is_one_sentence(capsys):
     said = capsys.readouterr().err
     assert "everything but the experts, with 2048 positions on NVIDIA" in said
     assert "--device cpu" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "pattern"),
+    [
+        ("kimi-k2", "laptop-16gb", r"does not fit: needs 5\d\d\.\d GiB, \d+\.\d GiB are free\n"),
+        (
+            "gpt-oss-120b",
+            "cloud-h200-128gb",
+            r"fits: needs \d+\.\d GiB of memory, 121\.1 GiB are free;"
+            r" needs [5-9]\d\.\d GiB on GPU 0, 1\d\d\.\d GiB are free\n",
+        ),
+    ],
+)
+def test_the_headline_says_what_is_needed_and_free(
+    model: str, machine: str, pattern: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the memory and of the GPU, where most of a model may lie."""
+    main(["plan", model, "--machine", machine])
+    assert re.match(f"{model} {pattern}", capsys.readouterr().out)

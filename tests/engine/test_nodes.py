@@ -20,16 +20,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from convert import convert_checkpoint
+from loading import load_engine, plan_for
 from reference import CASES, write_checkpoint
 
-from ktcli.engine import Engine
+from ktcli.engine import CpuEngine
 from ktcli.engine import cpu as engine_module
+from ktcli.engine.loader import PackSource
 from ktcli.errors import BadPack, NotEnoughMemory
 from ktcli.hardware.machine import Memory, Node
-from ktcli.hardware.numa import Numa
+from ktcli.hardware.numa import AUTO, Numa
+from ktcli.hardware.probe import probe
 from ktcli.hardware.team import NodeTeam
+from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.planner.memory import drops_cached
+from ktcli.weights.pack import Pack
 
 IDS = np.random.default_rng(4).integers(0, 99, 70).tolist()
 NODES = (2, 3, 4, 8)
@@ -54,7 +59,7 @@ def pack(
 
 def logits(pack: Path, numa: Numa) -> np.ndarray:
     """Of a prompt, and of some tokens after it one by one."""
-    engine = Engine.load(pack, context=100, threads=1, numa=numa, all_logits=True)
+    engine = load_engine(pack, context=100, threads=1, numa=numa, all_logits=True)
     assert len(engine.pool.node_threads) == (numa.teams or 1)
     session = engine.session()
     rows = [session.logits(IDS[:60])]
@@ -71,10 +76,12 @@ def agree(pack: Path, bound: float) -> None:
         assert (off <= bound).mean() >= 0.9, f"{count} nodes: {np.sort(off)[-8:]}"
 
 
+@pytest.mark.each_once
 def test_nodes_agree(pack: Path) -> None:
     agree(pack, 2e-2 if pack.name == "bf16" else 1e-4)  # bf16: hidden values are rounded to it
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("experts", ["int4-g128", "int4-row-had"])
 def test_nodes_agree_on_units_wider_than_a_step(
     checkpoint: Path, tmp_path: Path, experts: str
@@ -102,7 +109,7 @@ def policy(address: int) -> str:
 @pytest.mark.parametrize("numa", [Numa(1), Numa(3)], ids=str)
 def test_progress_grows_to_the_whole(pack: Path, numa: Numa) -> None:
     seen: list[tuple[int, int]] = []
-    engine = Engine.load(
+    engine = load_engine(
         pack, context=64, threads=1, numa=numa, progress=lambda *told: seen.append(told)
     )
     assert len(seen) == len(engine.model.tensors)
@@ -113,7 +120,7 @@ def test_progress_grows_to_the_whole(pack: Path, numa: Numa) -> None:
 def test_every_byte_of_a_pack_is_read_once(pack: Path) -> None:
     size = sum(path.stat().st_size for path in pack.glob("*.safetensors"))
     read = bytes_read()
-    Engine.load(pack, context=64, threads=1, numa=Numa(3))
+    load_engine(pack, context=64, threads=1, numa=Numa(3))
     beside = 200_000  # headers, the manifest, the config, what /proc and /sys say
     assert size <= bytes_read() - read <= size + beside
 
@@ -132,15 +139,14 @@ def test_a_full_node_is_named_before_anything_is_loaded(
 ) -> None:
     gib = 1 << 30
     nodes = (Node(0, (0,), 8 * gib, 4 * gib), Node(1, (1,), 8 * gib, 1000))
-    monkeypatch.setattr(engine_module, "read_nodes", lambda *_: nodes)
-    monkeypatch.setattr(
-        engine_module,
-        "make_team",
-        lambda *_, **__: Pool(2, teams=(NodeTeam(1, memory=(0,)), NodeTeam(1, memory=(1,)))),
+    machine = replace(
+        probe(gpus=False), memory=Memory(16 * gib, 5 * gib), nodes=nodes, measured=None
     )
-    monkeypatch.setattr(engine_module, "load", lambda *_: pytest.fail("it was loaded"))
+    machine = replace(machine, cpu=replace(machine.cpu, cores=(0, 1), quota=None))
+    monkeypatch.setattr("ktcli.assembly.host.probe", lambda **_: machine)
+    monkeypatch.setattr("ktcli.assembly.plan.planned_team", lambda *_: pytest.fail("started"))
     with pytest.raises(NotEnoughMemory, match="NUMA node 1, only 1000 B") as caught:
-        Engine.load(pack, context=100)
+        load_engine(pack, context=100, numa=AUTO)
     assert "--numa off" in caught.value.hint
 
 
@@ -158,7 +164,7 @@ def test_a_file_that_shrinks_while_it_is_loaded(
 
     monkeypatch.setattr(engine_module, "load", shrink)
     with pytest.raises(BadPack, match=r"layer-00000.* the file ends at offset"):
-        Engine.load(copy, context=64, threads=1, numa=numa)
+        load_engine(copy, context=64, threads=1, numa=numa)
 
 
 # --- the page cache -------------------------------------------------------------------------------
@@ -171,22 +177,21 @@ def test_cached_pages_go_only_where_there_is_no_room() -> None:
 
 @pytest.mark.parametrize("numa", [Numa(1), Numa(2)], ids=str)
 @pytest.mark.parametrize("room", ["enough", "scarce"])
-def test_cached_pages_after_a_load(
-    pack: Path, room: str, numa: Numa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_pages_after_a_load(pack: Path, room: str, numa: Numa) -> None:
     files = sorted(pack.glob("layer-*.safetensors"))
-    size = sum(path.stat().st_size for path in pack.iterdir())
-    have = 4 << 30 if room == "enough" else size
-    if room == "scarce":
-        monkeypatch.setattr(engine_module, "_require_memory", lambda *_: None)
-    monkeypatch.setattr(engine_module, "read_memory", lambda _: Memory(64 << 30, have))
+    opened, teams = Pack.open(pack), tuple(NodeTeam(1) for _ in range(numa.teams or 1))
+    pool = Pool(len(teams), teams=teams)
+    plan = plan_for(build(opened.config), pool, opened.recipe, 64)
+    have = plan.need_bytes + opened.size_bytes - (room == "scarce")
+    plan = replace(plan, host=replace(plan.host, available_bytes=have))
     for path in files:
         path.read_bytes()
     os.sync()  # pages that are not written yet stay, whatever is advised
     before = sum(map(cached_bytes, files))
     if not before:
         pytest.skip("this file system keeps nothing in the page cache")
-    Engine.load(pack, context=64, threads=1, numa=numa)
+    source = PackSource.planned(opened, pool, plan)
+    CpuEngine(build(opened.config), source, pool, plan)
     after = sum(map(cached_bytes, files))
     assert after >= before if room == "enough" else after <= before // 4
 
@@ -229,7 +234,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["chat", pytest.param("kernel", marks=pytest.mark.thorough)])
 def test_a_container_that_forbids_binding_is_warned_of_once(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "KT_HOME": str(tmp_path)}
     command = [sys.executable, "-c", FORBIDDEN, *COMMANDS[name], "--numa", "2"]
@@ -245,14 +250,17 @@ def test_a_container_that_forbids_binding_is_warned_of_once(name: str, tmp_path:
 LOADS = """
 import sys
 from pathlib import Path
-from ktcli.engine import Engine
-from ktcli.hardware.numa import Numa
+from ktcli.assembly.load import load_pack
+from ktcli.assembly.request import Wanted
+from ktcli.hardware.numa import AUTO, Numa
+from ktcli.hardware.probe import probe
 print("ready", flush=True)
 while True:
-    Engine.load(Path(sys.argv[1]), context=100, threads=1, numa=Numa(2))
+    load_pack(Path(sys.argv[1]), Wanted(context=100, threads=1, numa=Numa(2)))
 """
 
 
+@pytest.mark.each_once("checkpoint")
 def test_a_killed_load_leaves_nothing(pack: Path, tmp_path: Path) -> None:
     home, scratch = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from cores import TWO
+from loading import load_engine
 from reference import CASES, write_checkpoint
 
 from ktcli.engine import Engine
@@ -39,7 +40,7 @@ def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def engine(pack: Path) -> Engine:
     """Latent attention has two forms, for few and for many tokens, that agree within the rounding of
     bf16; in f32 the laws hold for it as for the others."""
-    return Engine.load(pack, context=CONTEXT, threads=TWO, exact="deepseek" in pack.parent.name)
+    return load_engine(pack, context=CONTEXT, threads=TWO, exact="deepseek" in pack.parent.name)
 
 
 def feed(session: Session, ids: list[int]) -> np.ndarray:
@@ -122,7 +123,7 @@ def test_ids_that_are_none(engine: Engine, ids: list[int]) -> None:
 
 
 def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
-    engine = Engine.load(pack, context=512, threads=TWO, exact="deepseek" in pack.parent.name)
+    engine = load_engine(pack, context=512, threads=TWO, exact="deepseek" in pack.parent.name)
     ids = (IDS * 4)[:512]
     engine.program.max_tokens = 100  # smaller chunks: more places to stop
 
@@ -140,14 +141,15 @@ def test_an_interrupt_leaves_a_valid_prefix(pack: Path) -> None:
 @pytest.mark.parametrize("context", [0, -1, 513])
 def test_an_impossible_context_names_the_limit(pack: Path, context: int) -> None:
     with pytest.raises(UsageError, match=r"1\.\.512"):
-        Engine.load(pack, context=context)
+        load_engine(pack, context=context)
 
 
 DECODE = """
 import sys, resource
 from pathlib import Path
-from ktcli.engine import Engine
-session = Engine.load(Path(sys.argv[1]), context=400, threads=TWO).session()
+from ktcli.assembly.load import load_pack
+from ktcli.assembly.request import Wanted
+session = load_pack(Path(sys.argv[1]), Wanted(context=400, threads=TWO)).session()
 session.feed(list(range(64)))
 for _ in range(30):
     session.feed([5])

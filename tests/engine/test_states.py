@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from hybrid import CONTEXT, Made
+from loading import load_engine
 
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
@@ -26,7 +27,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def on_cpu(made: Made) -> Engine:
-    return Engine.load(made.path, context=CONTEXT, threads=1, exact=True)
+    return load_engine(made.path, context=CONTEXT, threads=1, exact=True)
 
 
 @pytest.fixture(scope="module", params=["cpu", "device"])
@@ -55,6 +56,7 @@ def close(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.abs(a - b).max() <= 1e-4 * b.std())
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("wanted", [0, 7, 83, 84, 99, 100, 103, 104])
 def test_going_back_and_on_equals_a_fresh_run(engine, straight, wanted: int) -> None:
     session = engine.session()

@@ -58,6 +58,7 @@ CASES: dict[str, tuple[Machine, Setting, Level, str]] = {
     "unknown row": (GOOD, replace(SETTING, forced_isa="sse"), Level.ERROR, "avx512, avx2, portable"),
     "row the CPU lacks": (GOOD, replace(SETTING, forced_isa="amx"), Level.ERROR, "'amx'"),
     "home": (GOOD, replace(SETTING, home_error="it is a file"), Level.ERROR, "it is a file"),
+    "read-only home": (GOOD, replace(SETTING, home_warning="read-only"), Level.WARNING, "read-only"),
     "too many threads": (GOOD, replace(SETTING, forced_threads=16), Level.ERROR, "KT_THREADS is 16"),
     "quota": (cpu(quota=2.5), SETTING, Level.WARNING, "2.5 CPUs"),
     "cpuset": (cpu(cores=(0, 1)), SETTING, Level.NOTE, "2 of 8 physical cores"),

@@ -11,6 +11,7 @@ import pytest
 
 from ktcli.hardware import measured
 from ktcli.hardware.machine import Cpu, Measured
+from ktcli.measure import rates
 
 CPU = Cpu("Some CPU", ("avx2",), (), 1, 2, 2, (0, 1))
 RATES = Measured("avx2", 2, 1e10, 1e12, 1e11, "2026-01-01")
@@ -26,17 +27,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_was_saved_comes_back() -> None:
     assert measured.load(CPU, 2) is None
-    measured.save(CPU, RATES)
+    rates.save(CPU, RATES)
     assert measured.load(CPU, 2) == RATES
     assert measured.load(CPU, 1) is None
     two = replace(RATES, nodes=2)
-    measured.save(CPU, two)
+    rates.save(CPU, two)
     assert measured.load(CPU, 2) == two
 
 
 @pytest.mark.parametrize("value", [0, -1, 1e-300, float("nan"), float("inf"), 10**400, "fast", []])
 def test_a_rate_that_is_none_is_no_measurement(value: object, home: Path) -> None:
-    measured.save(CPU, RATES)
+    rates.save(CPU, RATES)
     path = home / "measured.json"
     known = json.loads(path.read_text())
     next(iter(known.values()))["int8_ops"] = value
@@ -52,12 +53,12 @@ def test_a_damaged_file_is_no_measurement(content: bytes, home: Path) -> None:
 
 @pytest.mark.parametrize("depth", [5, 400, 990, 1500])
 def test_what_nests_is_dropped_by_the_next_write(depth: int, home: Path) -> None:
-    measured.save(CPU, RATES)
+    rates.save(CPU, RATES)
     path = home / "measured.json"
     known = path.read_text().rstrip().removesuffix("}")
     nested = "[" * depth + "]" * depth
     path.write_text(f'{known}, "x": {{"a": {nested}}}, "y": {nested}}}')
-    measured.keep(CPU, 1, "avx2", {"a": 1})
+    rates.keep(CPU, 1, "avx2", {"a": 1})
     kept = json.loads(path.read_text())
     assert len(kept) in (1, 2) and not {"x", "y"} & kept.keys()
     assert measured.entry(CPU, 1, "avx2") == {"a": 1}
@@ -65,7 +66,7 @@ def test_what_nests_is_dropped_by_the_next_write(depth: int, home: Path) -> None
 
 @pytest.mark.parametrize("nodes", [-5, 0, 10**18])
 def test_so_many_nodes_are_none(nodes: int) -> None:
-    measured.save(CPU, replace(RATES, nodes=nodes))
+    rates.save(CPU, replace(RATES, nodes=nodes))
     assert measured.load(CPU, 2) is None
 
 

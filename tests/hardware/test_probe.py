@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hardware.trees import TREES, Tree, build
 
-from ktcli.hardware import measured, profile
+from ktcli.hardware import profile
 from ktcli.hardware.gpu import parse_gpus
 from ktcli.hardware.machine import Machine, Measured
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.hardware.probe import probe
 from ktcli.hardware.text import cpu_list, cpu_text
+from ktcli.measure.rates import save
 from ktcli.planner.host import host_of
 
 GIB = 1 << 30
@@ -138,7 +139,7 @@ def test_rates_are_those_of_the_teams_that_would_start(
         monkeypatch.delenv(name, raising=False)
     cpu = probe().cpu
     rates = Measured(cpu.isa[0], max(16, cpu.threads), 1e10, 1e12, 1e11, "2026-01-01")
-    measured.save(cpu, rates)
+    save(cpu, rates)
     assert probe().measured == rates
     monkeypatch.setenv("KT_THREADS", "1")
     monkeypatch.setenv("KT_NUMA", "off")

@@ -251,8 +251,8 @@ def test_what_is_started(monkeypatch: pytest.MonkeyPatch):
     started: list[tuple[int, dict[str, object]]] = []
     monkeypatch.setattr("ktcli.native.Pool", lambda size, **words: started.append((size, words)))
     nodes = tuple(Node(i, (4 * i, 4 * i + 2), 1, 1) for i in (0, 1))
-    make_team(CPU, 3, nodes=nodes, numa=AUTO)
-    make_team(CPU, 3, nodes=nodes, numa=Numa(8))
+    make_team(node_teams(nodes, CPU, 3, AUTO))
+    make_team(node_teams(nodes, CPU, 3, Numa(8)))
     ((size, words), (pretend, unpinned)) = started
     assert (size, words["cpus"]) == (3, [0, 2, 4])
     assert words["teams"] == (NodeTeam(2, (0, 2), (0,)), NodeTeam(1, (4,), (1,)))
@@ -260,7 +260,7 @@ def test_what_is_started(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_team_runs_the_row_that_was_asked_for():
-    team = make_team(replace(CPU, cores=(0,)), 1, isa="portable")
+    team = make_team((NodeTeam(1, (0,)),), isa="portable")
     assert (team.threads, team.isa) == (1, "portable")
 
 

@@ -1,33 +1,35 @@
 """As many layers as fit, and how evenly random weights spread their experts."""
 
 import pytest
-from shapes import GIB, config
+from shapes import GIB, RATES, config
 
+from ktcli.assembly.load import load_random
+from ktcli.assembly.request import Wanted
 from ktcli.errors import NotEnoughMemory
-from ktcli.measure.synthetic import (
-    Request,
-    expert_spread,
-    fitting_layers,
-    random_engine,
-)
-from ktcli.models import build, cut
+from ktcli.measure.synthetic import expert_spread, fitting_plan
 from ktcli.native import Program
-from ktcli.planner.memory import PREFILL_CHUNK, need_bytes, scratch_bytes
+from ktcli.planner.host import Host
+from ktcli.planner.memory import PREFILL_CHUNK, scratch_bytes
+from ktcli.planner.plan import Request
 from ktcli.weights.recipe import Recipe
+
+
+def host(gib: float) -> Host:
+    return Host("made up", 1, "avx2", 0, int(gib * GIB), RATES)
 
 
 @pytest.mark.parametrize("gib", [3, 10, 18, 64])
 def test_as_many_layers_as_fit(gib: int):
-    model, recipe = config("qwen3-30b-a3b"), Recipe()
-    layers = fitting_layers(model, recipe, 512, gib * GIB)
-    assert need_bytes(build(cut(model, layers)), recipe, 512) <= gib * GIB
-    if layers < 48:
-        assert need_bytes(build(cut(model, layers + 1)), recipe, 512) > gib * GIB
+    asked = Request(context=512)
+    model, plan = fitting_plan(config("qwen3-30b-a3b"), host(gib), asked)
+    assert plan.fits
+    if (layers := model.spec.layers) < 48:
+        assert not fitting_plan(config("qwen3-30b-a3b"), host(gib), asked, layers + 1)[1].fits
 
 
 def test_not_even_one_layer():
     with pytest.raises(NotEnoughMemory, match="one layer"):
-        fitting_layers(config("kimi-k2"), Recipe(), 512, 1 * GIB)
+        fitting_plan(config("kimi-k2"), host(1), Request(context=512))
 
 
 @pytest.mark.parametrize("experts", ["int4", "int8", "bf16"])
@@ -46,7 +48,7 @@ def test_random_weights_choose_every_expert_about_equally_often(experts: str):
         vocab_size=4096,
     )
     recipe = Recipe.named(experts, "bf16")
-    made = random_engine(shape, Request(recipe, None, 256, GIB, threads=1))
+    made = load_random(shape, recipe, Wanted(256, threads=1))
     spread = expert_spread(made, made.session(), seed=7)
     assert spread is not None
     assert spread.even
@@ -67,5 +69,5 @@ def test_the_plan_reserves_at_least_the_buffers_of_the_program(
 
     monkeypatch.setattr(Program, "finish", noted)
     small = config(name, vocab_size=512, num_experts=8, n_routed_experts=8)
-    made = random_engine(small, Request(Recipe(), 2, PREFILL_CHUNK, 4 * GIB, threads=1))
+    made = load_random(small, Recipe(), Wanted(PREFILL_CHUNK, threads=1), 2)
     assert sizes[0] <= scratch_bytes(made.model) < 1.5 * sizes[0]

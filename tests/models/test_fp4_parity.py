@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from cores import TWO
+from loading import load_engine
 from models.test_fp8_parity import blockwise
 from reference import CASES, Judged, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from ktcli.engine import Engine
 from ktcli.main import main
 
 # Experts' columns in groups of 32; dense widths that are no multiple of a block.
@@ -101,6 +101,6 @@ def test_experts_and_dense_are_kept_exactly(both, tmp_path: Path, capsys) -> Non
     convert(published, tmp_path / "pack", "mxfp4", "fp8")
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["experts"] == error["down"] == error["dense"] == 0
-    engine = Engine.load(tmp_path / "pack", exact=True, all_logits=True, threads=TWO)
+    engine = load_engine(tmp_path / "pack", exact=True, all_logits=True, threads=TWO)
     logits = engine.session().logits(ids)
     assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()

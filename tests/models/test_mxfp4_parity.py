@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from convert import convert_checkpoint
 from cores import TWO
+from loading import load_engine
 from reference import CASES, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-
-from ktcli.engine import Engine
 
 CASE = next(case for case in CASES if case.name == "gpt-oss")
 # Columns come in blocks of 32.
@@ -58,6 +57,6 @@ def test_mxfp4_is_taken_over_exactly(tmp_path: Path) -> None:
     ids = np.random.default_rng(1).integers(0, 99, 40).tolist()
     judged = judge(WIDE, decoded, ids)
     pack = convert_checkpoint(published, tmp_path / "pack", experts="mxfp4", dense="bf16")
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=TWO)
+    engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
     logits = engine.session().logits(ids)
     assert np.abs(logits - judged.logits).max() / judged.logits.std() <= 1e-4

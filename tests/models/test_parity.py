@@ -7,6 +7,7 @@ router is undecided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 from convert import convert_checkpoint
 from cores import TWO
-from reference import CASES, ONE_OF_EACH, Case, Judged, judge, write_checkpoint
+from loading import load_engine
+from reference import CASES, ONE_OF_EACH, Case, Judged, judge
 
 from ktcli.engine import Engine
 from ktcli.native import isa_rows
@@ -37,7 +39,7 @@ class Converted:
 
     @cached_property
     def exact(self) -> Engine:
-        return Engine.load(self.pack, exact=True, all_logits=True, threads=TWO)
+        return load_engine(self.pack, exact=True, all_logits=True, threads=TWO)
 
     def feed(self, engine: Engine, sizes: list[int]) -> np.ndarray:
         """Logits of every position, fed in pieces of these sizes; the rest in pieces of the last."""
@@ -60,17 +62,19 @@ def converted(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     made: dict[str, Converted],
+    checkpoint_of: Callable[[Case], Path],
 ) -> Converted:
     case: Case = request.param
     if case.name not in made:
-        folder = tmp_path_factory.mktemp(case.name)
-        checkpoint = write_checkpoint(case, folder / "checkpoint")
-        pack = convert_checkpoint(checkpoint, folder / "pack", experts="bf16", dense="bf16")
+        checkpoint = checkpoint_of(case)
+        out = tmp_path_factory.mktemp(case.name) / "pack"
+        pack = convert_checkpoint(checkpoint, out, experts="bf16", dense="bf16")
         ids = np.random.default_rng(1).integers(0, 99, N_TOKENS).tolist()
         made[case.name] = Converted(case, pack, ids, judge(case, checkpoint, ids))
     return made[case.name]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("converted", CASES, indirect=True, ids=lambda case: case.name)
 @pytest.mark.parametrize(
     "sizes", [[7, 70, 40], [N_TOKENS - STEPS, 1]], ids=["chunks", "token-by-token"]
@@ -92,18 +96,17 @@ def test_exact_in_one_piece_routes_alike(converted: Converted) -> None:
         np.testing.assert_array_equal(np.sort(chosen, axis=1), expected)
 
 
-# The portable row computes what the exact engine above does, and costs ten times the best: one case for
-# each kind of part runs it, and those between.
-FAST = [(case, isa) for case in CASES for isa in (ROWS if case.thorough else ROWS[:1])]
+FAST = [(case, isa) for case in CASES for isa in ROWS]
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("converted", "isa"), FAST, indirect=["converted"], ids=[f"{c.name}-{isa}" for c, isa in FAST]
 )
 @pytest.mark.parametrize("sizes", [[1000], [N_TOKENS - STEPS, 1]], ids=["prefill", "decode"])
 def test_fast_stays_close(converted: Converted, isa: str, sizes: list[int]) -> None:
     judged = converted.judged
-    engine = Engine.load(converted.pack, all_logits=True, threads=TWO, isa=isa)
+    engine = load_engine(converted.pack, all_logits=True, threads=TWO, isa=isa)
     logits = converted.feed(engine, sizes)
     decided = judged.margin >= UNDECIDED
     left_out = f"{(~decided).sum()} of {N_TOKENS} positions left out"
@@ -123,7 +126,7 @@ def test_an_f32_cache_is_no_worse(converted: Converted) -> None:
     """
 
     def error(*, kv_f32: bool) -> float:
-        engine = Engine.load(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
+        engine = load_engine(converted.pack, all_logits=True, threads=TWO, kv_f32=kv_f32)
         difference = converted.feed(engine, [N_TOKENS - 9, 1]) - converted.judged.logits
         return float(np.median(np.sqrt((difference**2).mean(axis=1))))
 

@@ -16,10 +16,10 @@ import torch
 from convert import convert_checkpoint
 from cores import TWO
 from device import DeviceRun
+from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from ktcli.engine import Engine
 from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.models import build
 from ktcli.weights.pack import Pack
@@ -71,6 +71,7 @@ def tell_lowest(_: Any, __: Any, out: tuple[torch.Tensor, ...]) -> tuple[torch.T
     return (*out[:2], chosen)
 
 
+@pytest.mark.each_once("change")
 @pytest.mark.parametrize(
     ("name", "change", "chosen", "tell"),
     [
@@ -106,11 +107,11 @@ def test_ties_and_crowds(
     pack = convert_checkpoint(checkpoint, tmp_path / "pack", experts="bf16", dense="bf16")
     bound = 1e-4 * judged.logits.std()
 
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=TWO)
+    engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
     assert np.abs(engine.session().logits(IDS) - judged.logits).max() <= bound
     device = DeviceRun.load(pack, exact=True)
     assert np.abs(device.feed(IDS, [1000]) - judged.logits).max() <= bound
-    fast = Engine.load(pack, all_logits=True, threads=TWO)
+    fast = load_engine(pack, all_logits=True, threads=TWO)
     fast.session().logits(IDS)
     for one in (engine, fast):
         for number in one.routings:
@@ -139,6 +140,6 @@ def test_a_damaged_table_is_not_loaded(tmp_path: Path) -> None:
     data = bytearray(place.path.read_bytes())
     data[place.offset : place.offset + 4] = np.float32(16.0).tobytes()
     place.path.write_bytes(data)
-    for load in (Engine.load, DeviceRun.load):
+    for load in (load_engine, DeviceRun.load):
         with pytest.raises(BadPack, match=r"router_table holds 16\.0 as number 0"):
             load(pack)

@@ -5,8 +5,8 @@ from enum import IntEnum
 import pytest
 
 from ktcli import native
-from ktcli.hardware.crossover import TileMin
 from ktcli.hardware.numa import MAX_TEAMS
+from ktcli.measure.tiles import TileMin
 from ktcli.native.library import library
 from ktcli.ops.backend import Gate, Reads
 

@@ -122,6 +122,7 @@ def test_the_places_are_found() -> None:
     assert {6, 8, 16, 240} <= {*crossovers()} and {239, 240, 241, 242} <= {*counts()}
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("isa", ROWS)
 @pytest.mark.parametrize("fmt", INTEGER, ids=lambda fmt: fmt.name)
 def test_same_bits(fmt: Format, isa: str) -> None:

@@ -84,7 +84,7 @@ DECIDING = [
 ]
 # Names there are those of a profiler's records and of files.
 OTHER_NAMES = {
-    "engine/device/tracing.py": ("record.name", "device_type().name"),
+    "measure/device_trace.py": ("record.name", "device_type().name"),
     "weights/pack.py": ("record.name",),
 }
 TESTS_OF_TEXT = {

@@ -18,7 +18,6 @@ from ktcli.planner.memory import DEFAULT_CONTEXT
 from ktcli.planner.nodes import (
     extra_bytes,
     node_needs,
-    node_shortage,
     slice_bytes,
     traffic_bytes,
 )
@@ -103,12 +102,11 @@ def test_a_team_on_two_nodes_has_half_of_its_share_on_each():
 
 def test_shortage_names_node_need_and_free():
     model, teams = shape("qwen3-30b-a3b"), [NodeTeam(8, (), (0,)), NodeTeam(8, (), (1,))]
-    nodes = [Node(0, (), 64 * GIB, 64 * GIB), Node(1, (), 64 * GIB, GIB), Node(2, (), 0, 0)]
-    ((number, need, free),) = node_shortage(model, Recipe(), teams, nodes, 0)
-    assert (number, free) == (1, GIB)
-    assert 7 * GIB < need < 9 * GIB
-    assert node_shortage(model, Recipe(), teams, [nodes[0], replace(nodes[0], id=1)], 0) == ()
-    assert node_shortage(model, Recipe(), [NodeTeam(8)], nodes, 0) == ()
+    nodes = [Node(0, (), 64 * GIB, 64 * GIB), Node(1, (), 64 * GIB, GIB)]
+    enough, short = node_needs(model, Recipe(), teams, nodes, 0)
+    assert enough.fits and not short.fits
+    assert (short.node, short.free_bytes) == (1, GIB)
+    assert 7 * GIB < short.need_bytes < 9 * GIB
 
 
 # --- plans ------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A hub on this machine: serves repositories over HTTP as Hugging Face and ModelScope do, with faults.
 
 Only what their clients ask for when kt pulls a model. Faults are attributes that a test sets: files that
-arrive cut off, with other bytes, an answer with an error status, a server that is slow.
+arrive cut off, with other bytes, an answer with an error status, a server that falls silent.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +29,8 @@ class Hub:
         self.corrupt: set[str] = set()  # files sent with their first byte changed
         self.status: int = 0  # answer everything with this status
         self.error_code = ""  # Hugging Face's X-Error-Code that goes with it
-        self.delay_s = 0.0  # before each MiB of a file
+        self.stall_after: dict[str, int] = {}  # file: bytes sent before the hub falls silent
+        self.goes_on = threading.Event()  # ends that silence
         self.sent: dict[str, int] = {}  # bytes of each file that went out
 
     def fetched(self, name: str) -> int:
@@ -57,6 +57,7 @@ def serve() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.goes_on.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -181,7 +182,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _trickle(self, name: str, data: bytes) -> None:
         for i in range(0, len(data), 1 << 20):
-            time.sleep(self.hub.delay_s)
+            if self.hub.sent.get(name, 0) >= self.hub.stall_after.get(name, len(data) + 1):
+                self.hub.goes_on.wait()
             piece = data[i : i + (1 << 20)]
             self.wfile.write(piece)
             self.hub.sent[name] = self.hub.sent.get(name, 0) + len(piece)

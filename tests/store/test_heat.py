@@ -29,6 +29,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+def map_of(pack: Path) -> Path:
+    return library.heat_path(library.model_name(pack))
+
+
 @pytest.fixture
 def pack() -> Path:
     return pretend_pack(library.pack_path("kimi-k2", "int4", "int8"))
@@ -73,8 +77,8 @@ def test_merging_is_addition(pack: Path) -> None:
     assert same(found, parts[2] + parts[0] + parts[1])
     assert found is not None and found.counts.dtype == np.int64
     assert (found.counts.sum(axis=1) == 44 * TOP_K).all()
-    files = [p.name for p in library.heat_path(pack).parent.iterdir()]
-    assert files == ["kimi-k2@int4-int8.json"]
+    files = [p.name for p in map_of(pack).parent.iterdir()]
+    assert files == ["kimi-k2.json"]
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -131,35 +135,40 @@ def test_writers_at_once_lose_nothing(pack: Path) -> None:
 # --- where maps lie -------------------------------------------------------------------------------
 
 
-def test_a_map_goes_with_its_model(pack: Path) -> None:
+def test_a_map_belongs_to_the_model_and_stays_when_a_conversion_goes(pack: Path) -> None:
     other = pretend_pack(library.pack_path("kimi-k2", "int8", "int8"))
-    for folder in (pack, other):
-        heat.add(folder, chosen(5))
+    heat.add(pack, chosen(5))
+    heat.add(other, chosen(3, seed=3))
+    both = chosen(5) + chosen(3, seed=3)
     removal.remove(library.resolve("kimi-k2@int4-int8"))
-    assert heat.read(pack, SHAPE) is None and same(heat.read(other, SHAPE), chosen(5))
-    # A chat that ends after its model was removed leaves nothing behind.
-    assert not heat.add(pack, chosen(5)) and heat.read(pack, SHAPE) is None
-
-
-def test_removing_what_was_never_recorded_makes_no_folder(pack: Path, home: Path) -> None:
+    assert same(heat.read(other, SHAPE), both) and same(heat.read(pack, SHAPE), both)
+    # A chat that ends after its conversion was removed adds nothing.
+    assert not heat.add(pack, chosen(5)) and same(heat.read(other, SHAPE), both)
     removal.remove(library.resolve("kimi-k2"))
+    assert removal.forget("kimi-k2") and heat.read(pack, SHAPE) is None
+    assert not removal.forget("kimi-k2")
+
+
+def test_forgetting_what_was_never_recorded_makes_no_folder(pack: Path, home: Path) -> None:
+    removal.remove(library.resolve("kimi-k2"))
+    assert not removal.forget("kimi-k2")
     assert not (home / "heat").exists()
 
 
-def test_a_linked_pack_takes_its_map_along(pack: Path, tmp_path: Path) -> None:
+def test_a_linked_pack_is_a_model_of_its_own(pack: Path) -> None:
     link = pack.with_name("linked@int4-int8")
     link.symlink_to(pack)
     heat.add(link, chosen(5))
-    assert library.heat_path(link) != library.heat_path(pack)
+    assert same(heat.read(link, SHAPE), chosen(5)) and heat.read(pack, SHAPE) is None
     removal.remove(Entry("linked", Kind.PACK, link))
-    assert not library.heat_path(link).exists() and pack.is_dir()
+    assert pack.is_dir() and not link.exists()
 
 
 def test_packs_elsewhere_are_told_apart(tmp_path: Path, home: Path) -> None:
     one, two = (pretend_pack(tmp_path / part / "my model") for part in ("a", "b"))
     heat.add(one, chosen(5))
     assert same(heat.read(one, SHAPE), chosen(5)) and heat.read(two, SHAPE) is None
-    assert library.heat_path(one).parent == home / "heat"
+    assert map_of(one).parent == home / "heat"
     assert sorted(path.name for path in one.iterdir()) == [manifest.PACK]
 
 
@@ -176,7 +185,7 @@ def test_a_library_that_cannot_be_written_is_no_error(
 
     monkeypatch.setattr(os, "fsync", full)
     assert not heat.add(pack, chosen(5)) and same(heat.read(pack, SHAPE), chosen(5))
-    assert len(list(library.heat_path(pack).parent.iterdir())) == 1
+    assert len(list(map_of(pack).parent.iterdir())) == 1
 
 
 def test_a_library_that_is_a_file_in_the_wrong_place(pack: Path, home: Path) -> None:
@@ -229,19 +238,19 @@ def test_a_hostile_map_is_ignored_in_a_sentence_and_replaced(pack: Path, kind: s
     heat.add(pack, chosen(5))
     content = HOSTILE[kind]
     raw = content if isinstance(content, bytes) else content.encode("latin-1")
-    library.heat_path(pack).write_bytes(raw)
+    map_of(pack).write_bytes(raw)
     said: list[str] = []
     assert heat.read(pack, SHAPE, said.append) is None
     assert len(said) == 1 and "\n" not in said[0] and len(said[0]) < 400
-    assert said[0].startswith(f"the heat map {library.heat_path(pack)} is ignored: ")
+    assert said[0].startswith(f"the heat map {map_of(pack)} is ignored: ")
     assert heat.add(pack, chosen(7)) and same(heat.read(pack, SHAPE, said.append), chosen(7))
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("content", ["[]", "7", "{}", "null", '"kt_heat"'])
 def test_what_is_no_map_is_called_so(pack: Path, content: str) -> None:
-    library.heat_path(pack).parent.mkdir(parents=True)
-    library.heat_path(pack).write_text(content)
+    map_of(pack).parent.mkdir(parents=True)
+    map_of(pack).write_text(content)
     said: list[str] = []
     assert heat.read(pack, SHAPE, said.append) is None
     assert said[0].endswith(" is ignored: it is no heat map")
@@ -249,7 +258,7 @@ def test_what_is_no_map_is_called_so(pack: Path, content: str) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "dangling link"])
 def test_what_is_no_file_is_not_read(pack: Path, kind: str) -> None:
-    path = library.heat_path(pack)
+    path = map_of(pack)
     path.parent.mkdir(parents=True)
     if kind == "folder":
         path.mkdir()

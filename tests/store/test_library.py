@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from packs import pretend_pack
 
-from ktcli import manifest
-from ktcli.errors import BadCheckpoint, NotFound, UsageError
+from ktcli import manifest, smallfiles
+from ktcli.errors import BadCheckpoint, Busy, NotFound, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library, removal
 from ktcli.store.library import Entry, Kind
@@ -100,6 +100,33 @@ def test_what_was_interrupted_is_not_used_and_says_how_to_go_on() -> None:
     assert caught.value.hint == "continue with: kt convert kimi-k2"
 
 
+@pytest.mark.parametrize("text", ["acme/md", "acme/md@v1", "ms:acme/md", "ms:acme/md@dev"])
+def test_a_pull_that_left_no_record_is_continued_by_its_repository(text: str) -> None:
+    """Not by the name in the library, which no hub knows."""
+    name = parse(text).name
+    add_checkpoint(name, complete=False)
+    [entry] = library.matching(text)
+    assert entry.again == f"kt pull {text}" and parse(text).name == entry.name
+
+
+def test_work_of_a_process_is_running_and_not_interrupted() -> None:
+    folder = add_pack("kimi-k2", complete=False)
+    add_checkpoint("org--repo", complete=False)
+    me = f"process {os.getpid()} is"
+    with (
+        smallfiles.lock(folder / manifest.LOCK, "converting kimi-k2"),
+        smallfiles.lock(library.lock_path("org--repo"), "pulling org--repo"),
+    ):
+        states = {e.name: (e.problem, e.running) for e in library.entries() if e.managed}
+        assert states["kimi-k2"] == (f"{me} converting kimi-k2", True)
+        assert states["org--repo"] == (f"{me} pulling org--repo", True)
+        with pytest.raises(Busy, match=f"{me} pulling") as caught:
+            library.resolve("org/repo")
+        assert "wait until it ends" in caught.value.hint
+    assert not any(e.running for e in library.entries())
+    assert {e.problem for e in library.entries() if e.managed} == {library.INTERRUPTED}
+
+
 def test_a_name_of_the_catalogue_that_is_not_here() -> None:
     with pytest.raises(NotFound, match="not in the library") as caught:
         library.resolve("kimi-k2")
@@ -170,6 +197,16 @@ def test_a_path_outside_the_library_cannot_be_made(name: str) -> None:
     ):
         with pytest.raises(UsageError):
             make(name)
+
+
+def test_a_file_that_vanishes_while_a_folder_is_walked_is_left_out(tmp_path: Path) -> None:
+    """A hub's client renames its files as they are completed."""
+    for name in "ab":
+        (tmp_path / name).write_text("x")
+    found = library.walk(tmp_path)
+    assert next(found)[0].name == "a"
+    (tmp_path / "b").unlink()
+    assert list(found) == []
 
 
 # --- removing ---------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,7 @@ from safetensors import safe_open
 from weights.fake_checkpoint import DEEPSEEK3, damaged, random_checkpoint
 
 from ktcli.errors import BadPack
-from ktcli.manifest import parse
+from ktcli.manifest import Seal, parse
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role
@@ -95,7 +97,7 @@ def test_the_safetensors_library_reads_it(original: Path):
 def test_manifest_tells_nothing_of_the_machine(original: Path):
     document = json.loads((original / "kt.json").read_text())
     assert list(document) == [
-        "kt_pack", "family", "source", "recipe", "formats", "extras", "files",
+        "kt_pack", "family", "source", "recipe", "formats", "extras", "files", "sha256",
     ]  # fmt: skip
     assert list(document["source"]) == ["hub", "repository", "revision", "digest"]
     assert str(original.parent) not in json.dumps(document)
@@ -116,6 +118,26 @@ def test_manifest_of_a_published_model():
       "group": 0, "scale": "none", "codebook": []}}, "extras": [], "files": []}"""
     manifest = parse(text)
     assert (manifest.hub, manifest.repository, manifest.revision) == ("hf", "a/b", "c")
+
+
+def test_a_manifest_watches_itself(original: Path):
+    """Whatever bit changes, it is no manifest any more, or not the one that was written."""
+    data = (original / "kt.json").read_bytes()
+    assert parse(data).seal is Seal.INTACT
+    draw = random.Random(7)
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(ValueError):
+            assert parse(bytes(changed)).seal is Seal.BROKEN, bytes(changed[at - 20 : at + 20])
+
+
+def test_a_manifest_without_a_hash_of_itself_is_read(original: Path):
+    document = json.loads((original / "kt.json").read_text())
+    del document["sha256"]
+    found = parse(json.dumps(document).encode())
+    assert found.seal is Seal.NONE and found.files
+    assert parse(json.dumps({**document, "sha257": ""}).encode()).seal is Seal.BROKEN
 
 
 # --- what is damaged or hostile -------------------------------------------------------------------

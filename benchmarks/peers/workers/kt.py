@@ -6,10 +6,10 @@ from typing import Any
 
 from benchmarks.peers.workers.serve import serve
 from ktcli import __version__
-from ktcli.engine.cpu import Engine
+from ktcli.assembly.load import load_random
+from ktcli.assembly.request import Wanted
 from ktcli.engine.sampler import Sampler, SamplingSettings
-from ktcli.hardware.probe import probe
-from ktcli.measure.synthetic import Request, expert_spread, random_engine
+from ktcli.measure.synthetic import expert_spread
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
@@ -23,9 +23,8 @@ class Kt:
         profile = catalog.find(spec["model"])
         assert profile is not None, "the rows name models of the catalogue"
         recipe = Recipe.named(spec["experts"], spec["dense"])
-        free_bytes = probe().memory.free_bytes
-        request = Request(recipe, spec["layers"], spec["context"], free_bytes, spec["threads"])
-        engine: Engine = random_engine(profile.config, request)
+        wanted = Wanted(spec["context"], spec["threads"])
+        engine = load_random(profile.config, recipe, wanted, spec["layers"])
         self._session = engine.session()
         self.vocab = engine.spec.vocab
         spread = expert_spread(engine, self._session, _SEED)

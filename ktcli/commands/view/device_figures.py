@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.policy import COPIES, GPU_EXPERTS, SEQUENTIAL
-from ktcli.engine.trace import CPU, DEVICE, Trace
 from ktcli.measure.bench import Result
+from ktcli.measure.trace import CPU, DEVICE, Trace
 from ktcli.planner.plan import DevicePlan
 
 if TYPE_CHECKING:

@@ -7,14 +7,15 @@ from typing import Any
 from ktcli.assembly.subject import Subject
 from ktcli.commands.view.device_figures import device_rows
 from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
+from ktcli.engine import Engine
 from ktcli.errors import gib
-from ktcli.measure.bench import Ceilings, Kind, Measured, Result
+from ktcli.measure.bench import Ceilings, Kind, Result
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.output import out, table
 
 
-def speed_row(subject: Subject, engine: Measured, result: Result) -> dict[str, Any]:
+def speed_row(subject: Subject, engine: Engine, result: Result) -> dict[str, Any]:
     """One result, with the keys every benchmark of kt has first."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it

@@ -8,30 +8,30 @@ where, and a policy in which order CPU and device work.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.engine.cpu import refusals
+from ktcli.engine.arenas import refusals
+from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.decode import DecodeStep, Sizes
-from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.device.experts import HostExperts, LayerWeights, Shape
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, OnDemand, Resident, Streamed
 from ktcli.engine.device.slabs import SlabStream, slabs_of
-from ktcli.engine.device.steps import DeviceSteps, LongPrompts, Runner, Ways
+from ktcli.engine.device.steps import DeviceSteps, Runner, Ways
 from ktcli.engine.device.stream import device_errors, stream_on
-from ktcli.engine.device.tracing import trace
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import Progress, TensorSource, load
 from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
-from ktcli.engine.trace import Trace
 from ktcli.models import Model, Spec
 from ktcli.native import Pool
 from ktcli.ops.state import STATE_SLOTS
@@ -43,47 +43,12 @@ from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.weights.recipe import Recipe, stored_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What goes where.
-
-    Attributes:
-        mask: bool [layers with experts, experts]: those on the device.
-        context: positions of the cache.
-        depths: (position, depth): from which position on how many experts of a token may come a layer later;
-            positions ascend from 0.
-        slab_bytes: of each of two buffers through which experts come to the device.
-        on_cpu: whether an expert with so many tokens is computed on the CPU; FIDDLER needs it, nobody else.
-    """
-
-    mask: NDArray[np.bool_]
-    context: int
-    depths: tuple[tuple[int, int], ...] = ((0, 0),)
-    long_prompts: LongPrompts = field(default_factory=lambda: LongPrompts(None, 4096))
-    slab_bytes: int = 256 << 20
-    handoff: Handoff = Handoff.CALLS
-    policy: Policy = Policy.KT
-    on_cpu: Callable[[int], bool] | None = None
-
-    def under_policy(self) -> Placement:
-        """As the policy wants it."""
-        if self.policy is Policy.KT:
-            return self
-        if self.policy is not Policy.ALL_CPU:
-            return replace(self, depths=((0, 0),))
-        long = replace(self.long_prompts, short=PREFILL_CHUNK)
-        mask = np.zeros_like(self.mask)
-        return replace(self, mask=mask, depths=((0, 0),), long_prompts=long)
-
-
 class DeviceEngine:
-    """A loaded model.
+    """A loaded model, see `Engine`.
 
     Attributes:
-        spec: the model's shape.
-        context: positions the cache can hold.
-        pool: the team that runs the experts in main memory.
-        warnings: what the system refused, and what that costs; a sentence each.
+        placement: what it follows.
+        stream: of the device, in which its steps run.
 
     Args:
         max_outputs: rows of a chunk that can give logits.
@@ -109,16 +74,15 @@ class DeviceEngine:
         self.spec: Spec = model.spec
         self.context = placement.context
         self._max_outputs = max_outputs
-        self._stream, self._copies = stream_on(device), stream_on(device)
+        self.stream, self._copies = stream_on(device), stream_on(device)
         # Also what lies on the device is made in the stream: it does not wait for any other.
-        with device_errors("loading"), self._stream.running():
+        with device_errors("loading"), self.stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
 
     def depth_at(self, position: int) -> int:
         """How many experts the token at `position` may defer."""
-        depths = self.placement.depths
-        return next(depth for start, depth in reversed(depths) if start <= position)
+        return depth_at(self.placement.depths, position)
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
         """Defer by other depths from now on, see `Placement.depths`."""
@@ -153,7 +117,7 @@ class DeviceEngine:
 
     def forget_choices(self) -> None:
         """Count from nothing again: what was chosen to measure says nothing."""
-        with self._stream.running():
+        with self.stream.running():
             self._chosen.zero_()
 
     @property
@@ -162,7 +126,7 @@ class DeviceEngine:
 
     def chosen(self) -> NDArray[np.int64]:
         """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
-        with device_errors("counting"), self._stream.running():
+        with device_errors("counting"), self.stream.running():
             counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
 
@@ -175,14 +139,10 @@ class DeviceEngine:
         """(operation of the CPU, or phase of a sequential policy, nanoseconds so far)."""
         return self._ways.runner.operations()
 
-    def traced(self, step: Callable[[], None]) -> Trace:
-        """Run one step, and say what happened when on the CPU, the device, and between them."""
-        return trace(step, self._stream, self._ways.host)
-
     # -- loading -------------------------------------------------------------------------------------
 
     def _load(self, source: TensorSource, progress: Progress | None) -> None:
-        mask, device = self.placement.mask, self._stream.device
+        mask, device = self.placement.mask, self.stream.device
         first, then = _one_count(progress, self.model, self.recipe)
         self._kernels: Kernels = kernels_for(device, exact=self.exact)
         # Before a byte is read: where memory is short, that is found out at once.
@@ -206,7 +166,7 @@ class DeviceEngine:
     # -- how steps run -------------------------------------------------------------------------------
 
     def _make_ways(self) -> Ways:
-        placement, stream = self.placement, self._stream
+        placement, stream = self.placement, self.stream
         host = self._host_experts() if any(self._layers) else None
         resident = Resident(self._kernels, self._on_device.stacks)
         runner = self._runner(host, resident)
@@ -251,7 +211,7 @@ class DeviceEngine:
             self._layers,
             shape,
             elsewhere,
-            self._stream,
+            self.stream,
             deferral=placement.policy is Policy.KT,
             handoff=placement.handoff,
             exact=self.exact,
@@ -264,7 +224,7 @@ class DeviceEngine:
         on_cpu = placement.on_cpu if placement.policy is Policy.FIDDLER else lambda n_tokens: False
         assert on_cpu is not None
         return OnDemand(
-            host, resident, self._layers, placement.mask, self._stream, self.pool, on_cpu
+            host, resident, self._layers, placement.mask, self.stream, self.pool, on_cpu
         )
 
     def _streamed(self, resident: Resident) -> Streamed | None:
@@ -272,7 +232,7 @@ class DeviceEngine:
         if placement.long_prompts.threshold is None:
             return None
         slabs = slabs_of(self._layers, ~placement.mask, placement.slab_bytes)
-        stream = SlabStream(slabs, self.pool, self._stream, self._copies, self.spec.experts)
+        stream = SlabStream(slabs, self.pool, self.stream, self._copies, self.spec.experts)
         return Streamed(stream, resident)
 
 

@@ -1,20 +1,9 @@
-"""Models in these tests are tiny: a second thread of torch only waits for the first."""
+"""The two models of these tests, converted once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from hybrid import Made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=["qwen3", "deepseek-v3"])

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
+from loading import load_engine
 
-from ktcli.engine import Engine
 from ktcli.engine.device.engine import Policy
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.steps import LongPrompts
 from ktcli.hardware.team import NodeTeam
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("handoff", Handoff)
 @pytest.mark.parametrize("mask", ["none", "some", "front", "all"])
 def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Handoff) -> None:
@@ -35,6 +36,7 @@ def test_where_experts_lie_changes_nothing(made: Made, mask: str, handoff: Hando
 DEPTHS = (0, 1, 2, 9)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("mask", ["none", "some", "front"])
 def test_deferral_is_the_formula(made: Made, mask: str) -> None:
     engine = made.engine(made.placed(mask))
@@ -48,8 +50,8 @@ def test_deferral_on_the_cpu_alone_is_the_same(made: Made, depth: int) -> None:
 
 
 def test_depth_zero_is_bit_identical(made: Made) -> None:
-    plain = Engine.load(made.path, context=CONTEXT, threads=TWO)
-    deferring = Engine.load(made.path, context=CONTEXT, threads=TWO, defer=3)
+    plain = load_engine(made.path, context=CONTEXT, threads=TWO)
+    deferring = load_engine(made.path, context=CONTEXT, threads=TWO, defer=made.most)
     np.testing.assert_array_equal(answer(deferring, 0), answer(plain))
     # Only the policy kt records what deferral needs.
     engines = [
@@ -78,6 +80,7 @@ def test_a_step_leaves_no_residue(made: Made) -> None:
     np.testing.assert_array_equal(np.stack(rows), straight)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("threshold", "slab_bytes", "mask"),
     [
@@ -114,6 +117,7 @@ def test_biases_and_windows_lie_where_the_experts_do(tmp_path: Path) -> None:
         assert close(answer(made.engine(streamed, teams=teams)), made.reference(mask, 0)), teams
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("policy", Policy)
 def test_policies_compute_the_same(made: Made, policy: Policy) -> None:
     engine = made.engine(made.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))

@@ -22,7 +22,7 @@ from ktcli.engine.device import engine as engine_module
 from ktcli.engine.device.decode import DecodeStep, Sizes, summarize
 from ktcli.engine.device.engine import DeviceEngine, Policy, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts
-from ktcli.engine.device.load import placement
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
 from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.device.stream import HostStream
@@ -250,6 +250,7 @@ def test_a_failed_step_is_one_sentence_and_the_next_one_works(
         session.truncate(20)
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(
     ("threshold", "handoff"), [(None, Handoff.CALLS), (None, Handoff.FLAGS), (0, Handoff.CALLS)]
 )
@@ -302,6 +303,6 @@ def test_a_model_that_is_all_on_the_device_reads_prompts_in_planned_chunks() -> 
         plan = place(shape("qwen3-30b-a3b"), host, Request(gpu_experts=experts))
         device = plan.device
         assert device is not None and device.mask.all() == whole and device.chunk > PREFILL_CHUNK
-        long = placement(plan, device).long_prompts
+        long = Placement.of(plan, device).long_prompts
         assert long.short == (device.chunk if whole else PREFILL_CHUNK)
         assert long.chunk_tokens(100_000) == device.chunk

@@ -6,6 +6,7 @@ positions left out where rounding made a router choose otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import pytest
 import torch
 from convert import convert_checkpoint
 from device import DeviceRun
-from reference import CASES, ONE_OF_EACH, Case, write_checkpoint
+from loading import load_engine
+from reference import CASES, ONE_OF_EACH, Case
 
-from ktcli.engine import Engine
 from ktcli.ops.torch.backend import (
     ResidentRunner,
     StepInputs,
@@ -82,18 +83,19 @@ def pair(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     made: dict[str, Pair],
+    checkpoint_of: Callable[[Case], Path],
 ) -> Pair:
     case, formats = request.param
     name = "-".join((case.name, *formats))
     if name not in made:
-        made[name] = _make(case, *formats, tmp_path_factory.mktemp(name))
+        pack = tmp_path_factory.mktemp(name) / "pack"
+        convert_checkpoint(checkpoint_of(case), pack, experts=formats[0], dense=formats[1])
+        made[name] = _make(case, pack)
     return made[name]
 
 
-def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
-    checkpoint = write_checkpoint(case, folder / "checkpoint")
-    pack = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=1)
+def _make(case: Case, pack: Path) -> Pair:
+    engine = load_engine(pack, exact=True, all_logits=True, threads=1)
     logits = engine.session().logits(IDS)
     top_k = engine.spec.top_k
     routed = [engine.program.routing(number, len(IDS), top_k)[0] for number in engine.routings]
@@ -103,6 +105,7 @@ def _make(case: Case, experts: str, dense: str, folder: Path) -> Pair:
     )
 
 
+@pytest.mark.each_once
 @thorough
 @pytest.mark.parametrize("sizes", SIZES, ids=["whole", "chunks", "decode"])
 def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
@@ -110,6 +113,7 @@ def test_exact_equals_the_native_engine(pair: Pair, sizes: list[int]) -> None:
     assert np.abs(logits - pair.logits).max() <= 1e-4 * pair.logits.std()
 
 
+@pytest.mark.each_once
 @every
 def test_exact_routes_like_the_native_engine(pair: Pair) -> None:
     logits = pair.exact.feed(IDS, [1000])
@@ -119,6 +123,7 @@ def test_exact_routes_like_the_native_engine(pair: Pair) -> None:
         np.testing.assert_array_equal(np.sort(ids.numpy(), axis=1), expected)
 
 
+@pytest.mark.each_once
 @every
 def test_fast_stays_close(pair: Pair) -> None:
     logits = pair.fast.feed(IDS, [1000])
@@ -146,6 +151,7 @@ def test_sequences_of_different_length_step_together(pair: Pair) -> None:
         assert np.abs(found - alone).max() <= 1e-4 * pair.logits.std()
 
 
+@pytest.mark.each_once
 @every
 def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     """Tensors without values: an operation that needs one, a shape that depends on one, or a tensor that

@@ -23,6 +23,8 @@ LAWS = (
     ("tiles", "linear", "experts", "rotated", "groups", "gqa", "mla"),
 )
 CAPABILITIES = (80, 89, 90, 120)
+# What is compiled: each kernel for one generation of GPUs, or every launch for all of them, which takes a minute.
+COMPILED = ("--each-once", "--all")
 # Bytes of shared memory a program may have.
 SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 FEW_ROWS = ("_product_kernel", "_gate_up_kernel")
@@ -31,10 +33,17 @@ Children = dict[str, subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
-def children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Children]:
-    """The processes, by their first argument."""
-    commands = [["triton_laws.py", *laws] for laws in LAWS]
-    commands.append(["triton_launches.py", "--in-turn", *map(str, CAPABILITIES)])
+def children(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Children]:
+    """The processes that this run's tests wait for, by their first argument."""
+    names = {item.name for item in request.session.items}
+    commands = [["triton_laws.py", *laws] for laws in LAWS if f"test_laws[{laws[0]}]" in names]
+    commands += [
+        ["triton_launches.py", way, *map(str, CAPABILITIES)]
+        for way in COMPILED
+        if f"test_what_models_launch_compiles[{way}]" in names
+    ]
     environment = os.environ | {
         "PYTHONPATH": str(HERE.parents[2]),
         "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
@@ -85,10 +94,12 @@ def test_every_law_is_run() -> None:
     assert sorted(law for laws in LAWS for law in laws) == sorted(listed)
 
 
-def test_what_models_launch_compiles(children: Children) -> None:
-    """At the shapes of published models, each kernel for one GPU generation after the other; for all
-    of them: triton_launches.py 80 89 90 120. Products of few rows, above all, keep everything in registers."""
-    made = [json.loads(line) for line in _output(children["--in-turn"]).splitlines()]
+@pytest.mark.parametrize(
+    "way", [COMPILED[0], pytest.param(COMPILED[1], marks=pytest.mark.thorough)]
+)
+def test_what_models_launch_compiles(way: str, children: Children) -> None:
+    """At the shapes of published models. Products of few rows, above all, keep everything in registers."""
+    made = [json.loads(line) for line in _output(children[way]).splitlines()]
     assert {each["capability"] for each in made} == set(CAPABILITIES)
     for each in made:
         assert each["shared"] <= SHARED[each["capability"]], each

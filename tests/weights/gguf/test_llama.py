@@ -12,6 +12,7 @@ from gguf_cases import CASES
 from gguf_models import GgufCase, write_gguf
 from gguf_vocabularies import VOCABULARIES
 from llama_judge import Verdict, digest, judge, recorded, recorded_tokens, tokens
+from loading import load_engine
 
 from ktcli.engine import Engine
 
@@ -27,7 +28,7 @@ def converted(
     folder = tmp_path_factory.mktemp(case.name)
     path = write_gguf(case, folder / f"{case.name}.gguf")
     pack = convert_checkpoint(path, folder / "pack", experts="bf16", dense="bf16")
-    return case, path, Engine.load(pack, exact=True, all_logits=True, threads=1)
+    return case, path, load_engine(pack, exact=True, all_logits=True, threads=1)
 
 
 def agrees(engine: Engine, verdict: Verdict) -> None:

@@ -19,9 +19,10 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import HostExperts
-from ktcli.engine.device.stream import HostStream, Stream
-from ktcli.engine.trace import CPU, DEVICE, LAUNCHES, Event, Trace
+from ktcli.engine.device.stream import HostStream
+from ktcli.measure.trace import CPU, DEVICE, LAUNCHES, Event, Trace
 
 _MARKER = "kt.clock"
 _MARKERS = 8
@@ -29,13 +30,13 @@ _MARKERS = 8
 _LAUNCHES = ("Launch", "Memcpy", "Memset", "BatchMemOp")
 
 
-def trace(step: Callable[[], None], stream: Stream, host: HostExperts | None) -> Trace:
-    """Run a step that was run before, and say what happened when.
+def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
+    """Run a step that was run before, and say what happened when on the CPU, the device, and between them.
 
     Args:
-        step: returns when its stream is done.
-        host: the CPU's part; None: there is none.
+        step: of the engine; returns when its stream is done.
     """
+    stream, host = engine.stream, engine.host
     if isinstance(stream, HostStream):
         start, end = _timed(step)
         device = [

@@ -7,7 +7,12 @@ import math
 import pytest
 from hybrid import Made
 
-from ktcli.engine.device.timing import layer_times
+from ktcli.measure.layer_times import layer_times
+
+
+@pytest.fixture(scope="module", params=["qwen3", "deepseek-v3"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made.convert(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.mark.parametrize("mask", ["none", "some", "front"])

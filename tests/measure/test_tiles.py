@@ -10,8 +10,11 @@ import pytest
 
 from ktcli import native
 from ktcli.errors import NotEnoughMemory, UsageError
-from ktcli.hardware import crossover, measured
-from ktcli.hardware.crossover import (
+from ktcli.hardware import measured
+from ktcli.hardware.machine import Cpu, Measured
+from ktcli.hardware.team import NodeTeam, make_team
+from ktcli.measure import rates, tiles
+from ktcli.measure.tiles import (
     BEYOND,
     COUNTS,
     Choice,
@@ -22,10 +25,9 @@ from ktcli.hardware.crossover import (
     look,
     measure,
     save,
+    start_team,
     tile_min,
 )
-from ktcli.hardware.machine import Cpu, Measured
-from ktcli.hardware.team import make_team
 from ktcli.native import AmxInfo, IsaRow, Program, Step
 
 CPU = Cpu("Some Xeon", (), (), 1, 2, 2, (0, 1))
@@ -53,7 +55,7 @@ def xeon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(native, "isa_rows", lambda: (IsaRow("amx", True, ""),))
     monkeypatch.setattr(native, "amx_info", lambda: AMX)
-    monkeypatch.setattr(crossover, "measure", fake)
+    monkeypatch.setattr(tiles, "measure", fake)
     return taken
 
 
@@ -63,23 +65,23 @@ def xeon(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("first", [*COUNTS, BEYOND])
 def test_tiles_begin_where_they_start_to_win(first: int) -> None:
     times = {n: ((1.0, 2.0) if n >= first else (2.0, 1.0)) for n in COUNTS}
-    assert crossover.crossover(times) == first
+    assert tiles.crossover(times) == first
 
 
 def test_the_order_of_the_times_does_not_matter() -> None:
     times = {n: (10.0, 2.0 * n) for n in COUNTS}
-    assert crossover.crossover(dict(reversed(times.items()))) == crossover.crossover(times) == 6
+    assert tiles.crossover(dict(reversed(times.items()))) == tiles.crossover(times) == 6
 
 
 def test_equal_kernels_have_no_crossover() -> None:
-    assert crossover.crossover(dict.fromkeys(COUNTS, (1.0, 1.0))) == BEYOND
+    assert tiles.crossover(dict.fromkeys(COUNTS, (1.0, 1.0))) == BEYOND
 
 
 def test_one_loss_does_not_outweigh_the_rest() -> None:
     # 24 tokens take two tiles, and win by little less.
     times = {n: (1.0, 1.0 + n / 4) for n in COUNTS} | {24: (1.1, 1.0)}
-    assert crossover.crossover(times) == 2
-    assert crossover.crossover(times | {2: (9.0, 1.0)}) == 3
+    assert tiles.crossover(times) == 2
+    assert tiles.crossover(times | {2: (9.0, 1.0)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -112,10 +114,10 @@ def test_the_first_load_measures_and_later_ones_read(xeon: list[int]) -> None:
 
 
 def test_rates_and_crossover_share_an_entry(home: Path) -> None:
-    rates = Measured("amx", 2, 1e10, 1e12, 1e11, "2026-01-01")
-    measured.save(CPU, rates)
+    found = Measured("amx", 2, 1e10, 1e12, 1e11, "2026-01-01")
+    rates.save(CPU, found)
     save(CPU, 2, "amx", FOUND)
-    measured.save(CPU, replace(rates, read_bps=2e10))
+    rates.save(CPU, replace(found, read_bps=2e10))
     assert len(json.loads((home / "measured.json").read_text())) == 1
     assert look(CPU, 2, "amx").tile_min == FOUND
     kept = measured.load(CPU, 2, "amx")
@@ -175,7 +177,7 @@ def test_what_cannot_be_measured_is_left_to_the_library(
     def fail(*_: object) -> TileMin:
         raise NotEnoughMemory("an arena", 2, 1)
 
-    monkeypatch.setattr(crossover, "measure", fail)
+    monkeypatch.setattr(tiles, "measure", fail)
     assert tile_min(CPU, 2) is None
 
 
@@ -203,14 +205,18 @@ def test_a_damaged_file_is_measured_again(content: str, xeon: list[int], home: P
     assert xeon == [2]
 
 
-def test_a_team_is_told(xeon: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_team_is_told_and_measures_nothing_itself(
+    xeon: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ktcli.native import pool
 
     told: list[object] = []
     monkeypatch.setattr(native, "Pool", lambda *_, **options: told.append(options["tile_min"]))
-    make_team(CPU, 2)
-    make_team(CPU, 2, isa="portable")
-    assert told == [FOUND, None]
+    make_team((NodeTeam(2, (0, 1)),))
+    assert xeon == []
+    start_team(CPU, (NodeTeam(2, (0, 1)),))
+    start_team(CPU, (NodeTeam(2, (0, 1)),), isa="portable")
+    assert told == [None, FOUND, None]
     assert pool.Pool(1, tile_min=FOUND).tile_min == FOUND  # any row takes it
 
 
@@ -252,4 +258,4 @@ def test_every_part_is_as_large_as_the_others() -> None:
 
 
 def test_the_usual_effort_is_bounded() -> None:
-    assert 0 < crossover._usual_effort().stack_bytes <= 256 << 20
+    assert 0 < tiles._usual_effort().stack_bytes <= 256 << 20

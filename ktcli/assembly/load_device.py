@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ktcli.engine.cpu import Options, make_pool
-from ktcli.engine.device.engine import DeviceEngine, Placement
-from ktcli.engine.device.steps import LongPrompts
-from ktcli.engine.device.timing import layer_times
+from ktcli.assembly.plan import Planner
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress
 from ktcli.errors import OutOfDeviceMemory
-from ktcli.hardware.numa import Numa
-from ktcli.models import Model
+from ktcli.measure.layer_times import layer_times
 from ktcli.planner.deferral import Times
 from ktcli.planner.device import step_down
-from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import DevicePlan, Plan, Request
 from ktcli.weights.pack import Pack
 
@@ -28,15 +25,11 @@ class Attempt:
     """What is tried, and how the next smaller attempt is found.
 
     Attributes:
-        place: the plan that a request gives.
-        numa: of the CPU's part, whose threads are those of the plan.
         say: told in a sentence of every step down.
     """
 
     pack: Pack
-    model: Model
-    place: Callable[[Request], Plan]
-    numa: Numa | None
+    planner: Planner
     say: Callable[[str], object]
     progress: Progress | None = None
 
@@ -58,8 +51,8 @@ class Loaded:
     measured: Times | None = None
 
 
-def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
-    """Load a model as the plan for `request` says, or the largest plan below it that the device holds.
+def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loaded:
+    """Load a model as the plan says, or as the largest plan below it that the device holds.
 
     Args:
         device: of torch; its type and number, whatever the plan calls it.
@@ -67,7 +60,7 @@ def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
         NotEnoughMemory: main memory does not suffice.
         DeviceError: the device failed otherwise.
     """
-    plan, lowered = attempt.place(request), False
+    request, lowered = attempt.planner.request, False
     while plan.device is not None:
         engine = _try(attempt, plan, plan.device, device)
         if engine is not None:
@@ -77,7 +70,7 @@ def load(attempt: Attempt, request: Request, device: torch.device) -> Loaded:
         assert lower is not None
         attempt.say(lower.sentence)
         request, lowered = lower.request, True
-        plan = attempt.place(request)
+        plan = attempt.planner.place(request)
     return Loaded(None, plan, lowered)
 
 
@@ -89,23 +82,10 @@ def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
     times = layer_times(engine, device.times.shared_s)
     if times is None:
         return loaded
-    again = attempt.place(replace(request, times=times)).device
+    again = attempt.planner.place(replace(request, times=times)).device
     if again is not None:
         engine.follow(again.depths)
     return replace(loaded, measured=times)
-
-
-def placement(plan: Plan, device: DevicePlan) -> Placement:
-    """What goes where, as planned."""
-    threshold = device.prefill_threshold if device.streams else None
-    short = device.chunk if device.mask.all() else PREFILL_CHUNK
-    return Placement(
-        mask=device.mask,
-        context=plan.context,
-        depths=device.depths,
-        long_prompts=LongPrompts(threshold, device.chunk, short),
-        slab_bytes=device.need.stream // 2,
-    )
 
 
 def release(device: torch.device) -> None:
@@ -120,15 +100,15 @@ def _try(
 ) -> DeviceEngine | None:
     """None: the device's memory is not enough."""
     plan.require("the model with its context")
-    pool = make_pool(Options(threads=plan.host.threads, numa=attempt.numa))
-    source = PackSource(attempt.pack, pool)
+    pool = attempt.planner.start(plan.host)
+    source = PackSource.planned(attempt.pack, pool, plan)
     try:
         return DeviceEngine(
-            attempt.model,
-            attempt.pack.recipe,
+            attempt.planner.model,
+            plan.recipe,
             source,
             pool,
-            placement(plan, planned),
+            Placement.of(plan, planned),
             device,
             progress=attempt.progress,
         )

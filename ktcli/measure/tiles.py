@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -31,7 +31,10 @@ from ktcli.hardware import measured
 from ktcli.hardware.amx import ROW
 from ktcli.hardware.machine import Cpu
 from ktcli.hardware.memory import read_memory
-from ktcli.hardware.team import pinned_to
+from ktcli.hardware.team import NodeTeam, make_team, pinned_to
+from ktcli.measure import rates
+from ktcli.planner.host import Host
+from ktcli.weights.formats import FORMATS
 
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
@@ -189,6 +192,28 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
     return found
 
 
+def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
+    """Start the threads of these teams, with what tiles are worth to them.
+
+    Raises:
+        UsageError: KT_TILE_MIN makes no sense.
+        NativeError: the native library is missing or refuses the row.
+    """
+    size = sum(team.threads for team in teams)
+    return make_team(teams, isa=isa, tile_min=tile_min(cpu, size, isa))
+
+
+def planned_team(cpu: Cpu, host: Host) -> Pool:
+    """Start the teams that a plan was made with.
+
+    Args:
+        cpu: of this machine; host: of the plan.
+    Raises:
+        UsageError, NativeError: as `start_team`.
+    """
+    return start_team(cpu, host.teams or (NodeTeam(host.threads),), host.isa)
+
+
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
     """Keep a measurement for the next load.
 
@@ -196,7 +221,7 @@ def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
         KtError: the library folder cannot be written.
     """
     values = found._asdict() | {"date": date.today().isoformat()}
-    measured.keep(cpu, threads, isa, {_KEY: values})
+    rates.keep(cpu, threads, isa, {_KEY: values})
 
 
 def _kept(cpu: Cpu, threads: int, isa: str) -> tuple[TileMin, str] | None:
@@ -241,7 +266,7 @@ def measure(
         Pool(threads, isa=isa, cpus=pins, spin_us=_SPIN_US, tile_min=(least, least, least))
         for least in (2, _NEVER)
     ]
-    formats = _formats()
+    formats = [FORMATS[kind] for kind in TileMin._fields]
     one = max(packed_bytes(fmt, effort.n, effort.k) for fmt in formats)
     arena = Arena(max(one, effort.stack_bytes))
     return TileMin(
@@ -303,17 +328,6 @@ def _programs(
         return made
 
     return [tuple(program(pool, part) for pool in pools) for part in range(parts)]
-
-
-def _formats() -> tuple[Format, Format, Format]:
-    """One format of each kind, in the order of `TileMin`."""
-    from ktcli.native import Format, Scale
-
-    return (
-        Format("int4", 4, 64, Scale.BF16, tuple(range(-8, 8))),
-        Format("int8", 8, 0, Scale.F32),
-        Format("bf16", 16),
-    )
 
 
 def _usual_effort() -> Effort:

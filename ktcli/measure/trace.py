@@ -7,11 +7,13 @@ are nanoseconds of CLOCK_MONOTONIC; who measures on another clock converts befor
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktcli.engine import Engine
 from ktcli.errors import KtError
 
 CPU, DEVICE, LAUNCHES = "CPU team", "GPU", "launches"
@@ -113,3 +115,13 @@ def one_after_another(
         events.append(Event(track, name, start_ns, start_ns + duration))
         start_ns += duration
     return events
+
+
+def trace(engine: Engine, step: Callable[[], None]) -> Trace:
+    """Run a step of an engine whose operations follow one another on the CPU, and say what happened when."""
+    before, start = engine.operations(), time.monotonic_ns()
+    step()
+    end = time.monotonic_ns()
+    pairs = zip(before, engine.operations(), strict=True)
+    durations = [(name, now - then) for (name, then), (_, now) in pairs]
+    return Trace(tuple(one_after_another(CPU, start, durations)), 1, (end - start) / 1e9)

@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from loading import engine_on
 from shapes import config
 from torch.profiler import ProfilerActivity, profile
 
-from ktcli.engine.cpu import Engine, Options, make_pool
-from ktcli.engine.device.engine import DeviceEngine, Placement
+from ktcli.engine import Engine
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
-from ktcli.engine.device.tracing import Record, _marked, clock_offset, recorded, track_of
+from ktcli.engine.device.placement import Placement
 from ktcli.engine.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, Policy
-from ktcli.engine.trace import CPU, DEVICE, LAUNCHES, Trace
 from ktcli.measure.bench import Ceilings, Job, Kind, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
+from ktcli.measure.device_trace import Record, _marked, clock_offset, recorded, track_of
+from ktcli.measure.device_trace import trace as device_trace
 from ktcli.measure.synthetic import ApartSource
+from ktcli.measure.trace import CPU, DEVICE, LAUNCHES, Trace, trace
 from ktcli.models import Model, build
+from ktcli.native import Pool
 from ktcli.planner.spec import Step, step_work
 from ktcli.weights.recipe import Recipe
 
 HERE = torch.device("cpu")
-POOL = make_pool(Options(threads=1))
+POOL = Pool(1)
 
 
 def tiny() -> Model:
@@ -48,6 +53,10 @@ def engine(**changes: object) -> DeviceEngine:
     return DeviceEngine(model, Recipe(), ApartSource(POOL, 1), POOL, placed, HERE)
 
 
+def on_cpu() -> Engine:
+    return engine_on(POOL, ApartSource(POOL, 1), tiny(), Recipe(), 300)
+
+
 def events(trace: Trace, track: str) -> list[str]:
     return [event.name for event in trace.events if event.track == track]
 
@@ -55,7 +64,8 @@ def events(trace: Trace, track: str) -> list[str]:
 @pytest.mark.parametrize("handoff", Handoff)
 def test_a_step_with_a_device(handoff: Handoff) -> None:
     """Layer 2 defers nothing, as it is the last; layer 0 has no experts on the CPU."""
-    found = traced(engine(depths=((0, 1),), handoff=handoff), 10)
+    made = engine(depths=((0, 1),), handoff=handoff)
+    found = traced(made, 10, partial(device_trace, made))
     parts = ["experts, MoE layer 1", "deferred, MoE layer 1", "experts, MoE layer 2"]
     assert events(found, CPU) == parts
     assert events(found, DEVICE) == []
@@ -69,9 +79,8 @@ def test_a_step_with_a_device(handoff: Handoff) -> None:
 
 
 def test_a_step_on_the_cpu_alone(tmp_path: Path) -> None:
-    options = Options(context=300, threads=1)
-    alone = Engine(tiny(), Recipe(), ApartSource(POOL, 1), POOL, options)
-    found = traced(alone, 10)
+    alone = on_cpu()
+    found = traced(alone, 10, partial(trace, alone))
     assert events(found, CPU) == alone.program.labels
     pairs = zip(found.events, found.events[1:], strict=False)
     assert all(one.end_ns == next_.start_ns for one, next_ in pairs)
@@ -94,8 +103,7 @@ def test_sequential_policies_say_what_their_time_went_to(policy: Policy) -> None
 def test_both_engines_are_measured_alike() -> None:
     """The same job gives the same demand, and every choice of the measured runs is counted."""
     made, job = engine(), Job(Kind.DECODE, 3, 10)
-    options = Options(context=300, threads=1)
-    alone = Engine(tiny(), Recipe(), ApartSource(POOL, 1), POOL, options)
+    alone = on_cpu()
     yardstick = replace(Ceilings.of(POOL), seconds=0.001)
     device = DeviceCeilings(yardstick, measure_rates(HERE), made.placement)
     found = [run(alone, job, yardstick, pairs=2), run(made, job, device, pairs=2)]

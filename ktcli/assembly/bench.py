@@ -1,0 +1,115 @@
+"""The engine that `kt bench` measures: a conversion, or a model's true shapes with random weights, as planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ktcli.assembly.host import host_here, machine_here, usable
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.load import WHAT
+from ktcli.assembly.plan import informed
+from ktcli.assembly.request import Wanted
+from ktcli.assembly.subject import Subject
+from ktcli.engine import CpuEngine
+from ktcli.engine.loader import PackSource, Progress
+from ktcli.hardware.gpu import CPU
+from ktcli.hardware.machine import Machine
+from ktcli.hardware.numa import asked_numa
+from ktcli.measure.bench import CEILING_BYTES
+from ktcli.measure.synthetic import fitting_plan, random_engine
+from ktcli.measure.tiles import planned_team
+from ktcli.models import Model, build, cut
+from ktcli.native import Pool
+from ktcli.planner.host import Host
+from ktcli.planner.placement import place
+from ktcli.planner.plan import Plan, Request
+from ktcli.weights.pack import Pack
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is to be measured.
+
+    Attributes:
+        layers: decoder layers; None: all of a conversion, else as many as fit.
+    """
+
+    subject: Subject
+    wanted: Wanted
+    layers: int | None = None
+
+    @property
+    def pack(self) -> Path | None:
+        """The conversion that is loaded; None: random weights."""
+        return self.subject.pack if self.layers is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTrial:
+    """A trial with its plan.
+
+    Attributes:
+        machine: as it was when the plan was made.
+    """
+
+    trial: Trial
+    machine: Machine
+    model: Model
+    plan: Plan
+
+    def start(self) -> Pool:
+        """The planned teams."""
+        return planned_team(self.machine.cpu, self.plan.host)
+
+    def load(self, progress: Progress | None = None) -> CpuEngine:
+        """The engine of a plan with every layer on the CPU.
+
+        Raises:
+            NotEnoughMemory: the plan does not fit.
+        """
+        self.plan.require(WHAT)
+        pool, pack = self.start(), self.trial.pack
+        if pack is None:
+            return random_engine(self.model, self.plan, pool, progress)
+        source = PackSource.planned(Pack.open(pack), pool, self.plan)
+        return CpuEngine(self.model, source, pool, self.plan, progress)
+
+
+def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
+    """Plan what is measured: on the CPU, or with a GPU where one can be used and helps.
+
+    Raises:
+        UsageError: what is asked for is not of this model or machine.
+        NotEnoughMemory: not even one layer fits.
+        DeviceError: a GPU was asked for, and there is none or it cannot be used.
+    """
+    wanted, subject = trial.wanted, trial.subject
+    machine = machine_here()
+    where = wanted.where
+    if where != CPU and not usable(machine, where, listener):
+        where = CPU
+    numa = asked_numa(None) if wanted.numa is None else wanted.numa
+    host = host_here(machine, wanted.threads, numa, torch=where != CPU)
+    model = build(subject.config)
+    shown = model if trial.layers is None else build(cut(subject.config, trial.layers))
+    request = wanted.request(subject.recipe, shown.spec, where)
+    if trial.pack is not None:
+        known = _informed(request, trial.pack, model, machine, listener)
+        return PlannedTrial(trial, machine, model, place(model, host, known))
+    found = fitting_plan(subject.config, _without_ceilings(host), request, trial.layers)
+    return PlannedTrial(trial, machine, *found)
+
+
+def _informed(
+    request: Request, pack: Path, model: Model, machine: Machine, listener: Listener
+) -> Request:
+    if request.device == CPU:
+        return request
+    return informed(request, pack, model.spec, machine.gpus, listener.warn)
+
+
+def _without_ceilings(host: Host) -> Host:
+    """The host with the memory taken that the ceilings are measured in."""
+    beside = None if host.beside is None else _without_ceilings(host.beside)
+    return replace(host, available_bytes=host.available_bytes - CEILING_BYTES, beside=beside)

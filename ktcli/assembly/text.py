@@ -1,0 +1,20 @@
+"""Text files of a checkpoint that a chat would refuse are refused before its weights are converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktcli.chat.tokenizer import examine_tokenizer
+from ktcli.weights.reader import small_files_of
+
+
+def require_known_tokenizer(path: Path) -> None:
+    """Refuses a checkpoint whose tokenizer has parts that no published one has; one without a tokenizer passes.
+
+    Args:
+        path: a folder, or a GGUF file.
+    Raises:
+        BadCheckpoint: it has one.
+    """
+    with small_files_of(path) as folder:
+        examine_tokenizer(folder)

@@ -1,0 +1,99 @@
+"""Settings as a person types and reads them: the lines of `/set`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ktcli.chat.settings import Settings, override
+from ktcli.engine.sampler import RANGES, SamplingSettings
+from ktcli.errors import UsageError
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _switch(text: str) -> bool:
+    return {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}[
+        text.lower()
+    ]
+
+
+_SAMPLING: dict[str, Callable[[str], Any]] = {
+    "temperature": _number,
+    "top-k": int,
+    "top-p": _number,
+    "min-p": _number,
+    "repetition-penalty": _number,
+    "seed": int,
+    "greedy": _switch,
+}
+SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
+# What each setting of sampling is where it does nothing.
+_OFF: dict[str, Any] = {
+    "top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0, "seed": None, "greedy": False
+}  # fmt: skip
+_WORDS = {
+    **{name.replace("_", "-"): words for name, (_, _, words) in RANGES.items()},
+    "seed": "a whole number, or off: a new one for each chat",
+    "greedy": "on or off",
+    "max-tokens": "a whole number from 1 on, or off",
+    "stop": "any text, or off: none",
+    "thinking": "on, off or default: as the model likes",
+}
+
+
+def changed(settings: Settings, name: str, value: str) -> Settings:
+    """`settings` with one value from a line of text.
+
+    Raises:
+        UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
+    """
+    if name not in SETTABLE:
+        raise UsageError(f"there is no setting {name!r}", hint=f"settings: {', '.join(SETTABLE)}")
+    off = value in ("", "off", "none")
+    key = name.replace("-", "_")
+    try:
+        if name == "stop":
+            return replace(settings, stops=() if off else (*settings.stops, value))
+        if name == "max-tokens":
+            return replace(settings, max_tokens=None if off else int(value))
+        if name == "thinking":
+            return replace(settings, thinking=None if value == "default" else _switch(value))
+        if off and name in _OFF and name != "greedy":
+            return replace(settings, sampling=replace(settings.sampling, **{key: _OFF[name]}))
+        given = {key: _SAMPLING[name](value)}
+        return replace(settings, sampling=override(settings.sampling, **given))
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{name} cannot be {value!r}", hint=f"it can be {_WORDS[name]}") from error
+
+
+def silent_seed(sampling: SamplingSettings) -> str:
+    """That a seed changes nothing, where that is so."""
+    if sampling.seed is None or not sampling.is_greedy:
+        return ""
+    return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
+
+
+def shown(settings: Settings) -> str:
+    """All settings, a line each."""
+    sampling = settings.sampling
+    rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
+    rows += [("max-tokens", "off" if settings.max_tokens is None else str(settings.max_tokens))]
+    rows += [("stop", ", ".join(map(repr, settings.stops)) or "off")]
+    thinking = {None: "default", True: "on", False: "off"}[settings.thinking]
+    return "\n".join(f"  {name:<20}{words}" for name, words in [*rows, ("thinking", thinking)])
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in _OFF and value == _OFF[name]:
+        return "off"
+    if value is True:
+        return "on"
+    return f"{value} (greedy)" if name == "temperature" and value == 0 else str(value)

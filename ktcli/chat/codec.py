@@ -1,0 +1,132 @@
+"""A tokenizer of the library as a pair of functions: text to tokens, ids to text. And what its file adds to them.
+
+`Codec` is the contract; `LibraryCodec` runs the library here, `confined.ConfinedCodec` in a helper process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is found in a text before it is cut into words.
+
+    Attributes:
+        special: left out of an answer's text.
+    """
+
+    id: int
+    text: str
+    special: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text as tokens.
+
+    Attributes:
+        ids: [T].
+        spans: [T] of (first character, one after the last).
+    """
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+
+
+class Codec(Protocol):
+    """What a tokenizer needs of the library, wherever that runs.
+
+    Every call may raise whatever the library does; its panics are no Exceptions.
+    """
+
+    @property
+    def added(self) -> tuple[AddedToken, ...]:
+        """The added tokens, in the order of their ids."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; added tokens in it are recognised."""
+
+    def encode_spans(self, text: str) -> Encoded:
+        """The same, with the place of each token in the text."""
+
+    def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        """The ids of texts in which the added tokens `unknown` are words like any other."""
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        """The text of ids, with special tokens or without."""
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token."""
+
+    def word_of(self, id: int) -> str | None:
+        """A token by its id, in the letters of the vocabulary."""
+
+
+class LibraryCodec:
+    """The library in this process.
+
+    Args:
+        inner: a tokenizer; cutting, filling up and framing of texts are switched off, as a conversation wants none.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        inner.no_truncation()
+        inner.no_padding()
+        inner.post_processor = None
+        rows = sorted(inner.get_added_tokens_decoder().items())
+        self.added = tuple(AddedToken(id, row.content, row.special) for id, row in rows)
+        self._plain: dict[tuple[int, ...], tokenizers.Tokenizer] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._inner.encode(text, add_special_tokens=False).ids)
+
+    def encode_spans(self, text: str) -> Encoded:
+        found = self._inner.encode(text, add_special_tokens=False)
+        return Encoded(list(found.ids), list(found.offsets))
+
+    def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        key = tuple(unknown)
+        if key not in self._plain:
+            self._plain[key] = _without(self._inner, frozenset(unknown))
+        inner = self._plain[key]
+        return [list(inner.encode(text, add_special_tokens=False).ids) for text in texts]
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=not special))
+
+    def id_of(self, token: str) -> int | None:
+        return self._inner.token_to_id(token)
+
+    def word_of(self, id: int) -> str | None:
+        return self._inner.id_to_token(id)
+
+
+# No text holds it: it stands for an added token whose own text is to be a word like any other.
+_NOWHERE = "\ufdd2kt-no-text-holds-this\ufdd3"
+BORDER = "\ufdd4kt-border\ufdd5"  # an added token of `encode_plain`: what follows is not the beginning of a text
+
+
+def _without(inner: tokenizers.Tokenizer, unknown: frozenset[int]) -> tokenizers.Tokenizer:
+    """A copy of a tokenizer that does not find the added tokens `unknown`, but BORDER; all other ids are the same."""
+    import tokenizers
+
+    document: dict[str, Any] = json.loads(inner.to_str())
+    size = inner.get_vocab_size(with_added_tokens=False)
+    rows = []
+    for row in document["added_tokens"]:
+        if row["id"] not in unknown:
+            rows.append(row)
+        elif row["id"] >= size:  # it holds a place: the ids of those after it are counted from it
+            rows.append({**row, "content": f"{_NOWHERE}{row['id']}", "special": True})
+    document["added_tokens"] = rows
+    copy = tokenizers.Tokenizer.from_str(json.dumps(document))
+    copy.add_special_tokens([tokenizers.AddedToken(BORDER, normalized=False, special=True)])
+    return copy

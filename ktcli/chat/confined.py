@@ -1,0 +1,212 @@
+"""A tokenizer in a helper process: it may take only so much memory and processor time, and can be killed.
+
+Tokenizers that nobody has looked at (`components`) run here. The helper is this module run by the same Python; it is
+given the file's text on its standard input, and answers requests, one line of JSON each. When it dies, by its limits or
+by a fault of the library, the caller gets one sentence, and the next call starts another. Ctrl-C kills it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import IO, Any
+
+from ktcli.chat.codec import AddedToken, Encoded, LibraryCodec
+from ktcli.chat.interrupt import stoppable
+
+MEMORY_BYTES = (
+    1 << 30
+)  # address space of the helper; the largest published tokenizer takes a third of it
+LOAD_S = 15  # of processor time
+CALL_S = 5  # of processor time, and so much more for each
+CALL_S_PER_MB = 5  # megabyte of text
+MAX_ANSWER_BYTES = 256 << 20
+
+
+class ConfinedError(Exception):
+    """The helper refused, or ended."""
+
+
+class ConfinedCodec:
+    """A `Codec` whose library runs in a helper process.
+
+    Args:
+        document: the text of a `tokenizer.json`.
+    Raises:
+        ConfinedError: the library cannot read it within the limits.
+    """
+
+    def __init__(self, document: str) -> None:
+        self._document = document
+        self._helper: _Helper | None = None
+        rows = self._call(op="added")
+        self.added = tuple(AddedToken(*row) for row in rows)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._call(op="encode", text=text))
+
+    def encode_spans(self, text: str) -> Encoded:
+        ids, spans = self._call(op="spans", text=text)
+        return Encoded(ids, [(first, last) for first, last in spans])
+
+    def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        return list(self._call(op="plain", text=list(texts), unknown=list(unknown)))
+
+    def decode(self, ids: Sequence[int], *, special: bool) -> str:
+        return str(self._call(op="decode", ids=list(ids), special=special))
+
+    def id_of(self, token: str) -> int | None:
+        found = self._call(op="id", text=token)
+        return None if found is None else int(found)
+
+    def word_of(self, id: int) -> str | None:
+        found = self._call(op="word", id=id)
+        return None if found is None else str(found)
+
+    def _call(self, **request: Any) -> Any:
+        if self._helper is None:
+            self._helper = _Helper(self._document)
+        try:
+            return self._helper.ask(request)
+        except _Refused as error:
+            raise ConfinedError(str(error)) from None
+        except BaseException:  # it died, or Ctrl-C: the next call starts another
+            self._helper.kill()
+            self._helper = None
+            raise
+
+
+class _Refused(Exception):
+    """The library raised; the helper goes on."""
+
+
+class _Helper:
+    """One helper process, with the tokenizer read."""
+
+    def __init__(self, document: str) -> None:
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ktcli.chat.confined"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the caller, who kills it
+        )
+        self._end = weakref.finalize(self, _kill, self._process)
+        try:
+            self.ask({"document": document})
+        except BaseException as error:
+            self.kill()
+            if isinstance(error, _Refused):
+                raise ConfinedError(str(error)) from None
+            raise
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """The answer to a request; waits as long as the helper's processor time lasts."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            with stoppable():
+                line = self._process.stdout.readline(MAX_ANSWER_BYTES)
+        except BrokenPipeError:
+            line = b""
+        if not line.endswith(b"\n"):
+            raise ConfinedError(self._why())
+        answer = json.loads(line)
+        if "error" in answer:
+            raise _Refused(str(answer["error"]))
+        return answer["value"]
+
+    def _why(self) -> str:
+        """Why the helper ended, or has to."""
+        self._process.kill()
+        status = self._process.wait()
+        if -status == _XCPU:
+            return "it takes more processor time than any published tokenizer would"
+        return f"it takes more than {MEMORY_BYTES >> 20:,} MiB of memory, or is damaged"
+
+    def kill(self) -> None:
+        self._end()
+
+
+_XCPU = 24  # SIGXCPU
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    process.wait()
+
+
+# --- the helper -----------------------------------------------------------------------------------
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    codec: LibraryCodec | None = None
+    for line in requests:
+        _allow(LOAD_S if codec is None else CALL_S + CALL_S_PER_MB * len(line) / 1e6)
+        try:
+            request = json.loads(line)
+            if codec is None:
+                codec, value = _read(request["document"]), None
+            else:
+                value = _answer(codec, request)
+            answer: dict[str, Any] = {"value": value}
+        except MemoryError:
+            os._exit(1)
+        except BaseException as error:  # the library's panics are no Exceptions
+            answer = {"error": " ".join(str(error).split())[:150]}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+        if codec is None:
+            return
+
+
+def _allow(seconds: float) -> None:
+    """So much more processor time; SIGXCPU ends the process after it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def _read(document: str) -> LibraryCodec:
+    import tokenizers
+
+    return LibraryCodec(tokenizers.Tokenizer.from_str(document))
+
+
+def _answer(codec: LibraryCodec, request: dict[str, Any]) -> Any:
+    match request["op"]:
+        case "added":
+            return [(token.id, token.text, token.special) for token in codec.added]
+        case "encode":
+            return codec.encode(request["text"])
+        case "spans":
+            found = codec.encode_spans(request["text"])
+            return found.ids, found.spans
+        case "plain":
+            return codec.encode_plain(request["text"], request["unknown"])
+        case "decode":
+            return codec.decode(request["ids"], special=request["special"])
+        case "id":
+            return codec.id_of(request["text"])
+        case "word":
+            return codec.word_of(request["id"])
+    raise ValueError(f"no such request: {request['op']}")
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,230 @@
+"""Where checkpoints keep the parts of an MLP: their names, and how experts lie in a tensor that holds many.
+
+Publishers differ in both. Names are data of a family; each way of keeping experts is a class, which says of a layer's
+experts what of the checkpoint gives them. Ways are alternatives: the one whose names a checkpoint has is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ktcli.ops.tensors import Stored
+
+Pieces = tuple[Stored, ...]
+Sources = tuple[Pieces, ...]  # alternatives, as `Tensor.sources`
+
+
+@dataclass(frozen=True, slots=True)
+class MlpNames:
+    """Checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one for both."""
+
+    gate: str = "gate_proj.weight"
+    up: str = "up_proj.weight"
+    down: str = "down_proj.weight"
+    fused: str = ""
+
+
+USUAL_MLP = MlpNames()
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredExperts:
+    """The experts of one layer as a checkpoint has them: `count` of `width` columns.
+
+    Attributes:
+        source: checkpoint prefix of the MLP.
+    """
+
+    source: str
+    count: int
+    width: int
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class EachExpert:
+    """Gate, up and down of each expert are tensors of their own; "{e}" is the expert's number.
+
+    A name without it is of one tensor of all experts' gates, ups or downs, [E, I, H] or [E, H, I] (Step-3.5).
+    """
+
+    gate: str = "experts.{e}.gate_proj.weight"
+    up: str = "experts.{e}.up_proj.weight"
+    down: str = "experts.{e}.down_proj.weight"
+
+    def gate_up_of(self, of: StoredExperts) -> Sources:
+        shape = of.width, of.hidden
+        return ((self._piece(of, self.gate, shape), self._piece(of, self.up, shape)),)
+
+    def down_of(self, of: StoredExperts) -> Sources:
+        return ((self._piece(of, self.down, (of.hidden, of.width)),),)
+
+    def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        return ((self._bias(of, self.gate, of.width), self._bias(of, self.up, of.width)),)
+
+    def down_bias_of(self, of: StoredExperts) -> Sources:
+        return ((self._bias(of, self.down, of.hidden),),)
+
+    @staticmethod
+    def _piece(of: StoredExperts, name: str, shape: tuple[int, int]) -> Stored:
+        if "{e}" not in name:
+            return Stored(f"{of.source}.{name}", (of.count, *shape), matrix=True)
+        return Stored(f"{of.source}.{name}", shape)
+
+    @staticmethod
+    def _bias(of: StoredExperts, weight: str, length: int) -> Stored:
+        """The bias beside a weight."""
+        return Stored(f"{of.source}.{weight.removesuffix('weight')}bias", (length,))
+
+
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """All experts in two tensors: [E, 2I, H] with gate above up, and [E, H, I]; without biases.
+
+    Attributes:
+        across: they lie transposed, [E, H, 2I] with gate beside up, and [E, I, H] (Qwen3-VL).
+    """
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    across: bool = False
+
+    def gate_up_of(self, of: StoredExperts) -> Sources:
+        rows = 2 * of.width
+        shape = (of.count, of.hidden, rows) if self.across else (of.count, rows, of.hidden)
+        name = f"{of.source}.{self.gate_up}"
+        gate = Stored(name, shape, matrix=True, transposed=self.across, count=of.width)
+        return ((gate, replace(gate, first=of.width)),)
+
+    def down_of(self, of: StoredExperts) -> Sources:
+        n, k = (of.width, of.hidden) if self.across else (of.hidden, of.width)
+        name = f"{of.source}.{self.down}"
+        return ((Stored(name, (of.count, n, k), matrix=True, transposed=self.across),),)
+
+    def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        return ()
+
+    def down_bias_of(self, of: StoredExperts) -> Sources:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedExperts:
+    """All experts in two tensors where rows of gate and up lie in turn (gpt-oss): transposed, or, packed in 4 bits,
+    as they are. Biases are [E, 2I], in turn too, and [E, H]."""
+
+    gate_up: str = "experts.gate_up_proj"
+    down: str = "experts.down_proj"
+    packed_gate_up: str = "experts.gate_up_proj_blocks"
+    packed_down: str = "experts.down_proj_blocks"
+    gate_up_bias: str = "experts.gate_up_proj_bias"
+    down_bias: str = "experts.down_proj_bias"
+
+    def gate_up_of(self, of: StoredExperts) -> Sources:
+        e, rows = of.count, 2 * of.width
+        across = self._stored(of, self.gate_up, (e, of.hidden, rows), transposed=True)
+        return _in_turn(across), _in_turn(
+            self._stored(of, self.packed_gate_up, (e, rows, of.hidden))
+        )
+
+    def down_of(self, of: StoredExperts) -> Sources:
+        across = self._stored(of, self.down, (of.count, of.width, of.hidden), transposed=True)
+        return (across,), (self._stored(of, self.packed_down, (of.count, of.hidden, of.width)),)
+
+    def gate_up_bias_of(self, of: StoredExperts) -> Sources:
+        return (_in_turn(self._stored(of, self.gate_up_bias, (of.count, 2 * of.width))),)
+
+    def down_bias_of(self, of: StoredExperts) -> Sources:
+        return ((self._stored(of, self.down_bias, (of.count, of.hidden)),),)
+
+    @staticmethod
+    def _stored(
+        of: StoredExperts, name: str, shape: tuple[int, ...], transposed: bool = False
+    ) -> Stored:
+        return Stored(f"{of.source}.{name}", shape, matrix=True, transposed=transposed)
+
+
+def _in_turn(both: Stored) -> Pieces:
+    """Gate and up of a tensor whose rows are theirs in turn."""
+    gate = replace(both, step=2)
+    return gate, replace(gate, first=1)
+
+
+# --- router, shared expert, all -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionNames:
+    """The learned bias that experts are chosen with.
+
+    Attributes:
+        is_row: it is [1, E] (ERNIE).
+        may_lack: it is of zeros where a checkpoint has none (A.X K1).
+    """
+
+    bias: str = "gate.e_score_correction_bias"
+    is_row: bool = False
+    may_lack: bool = False
+
+    def of(self, of: StoredExperts) -> Sources:
+        shape = (1, of.count) if self.is_row else (of.count,)
+        there = (Stored(f"{of.source}.{self.bias}", shape),)
+        return (there, ()) if self.may_lack else (there,)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterNames:
+    """Checkpoint names of what chooses experts; `table` is of those that a token's id says."""
+
+    weight: str = "gate.weight"
+    bias: str = "gate.bias"
+    correction: CorrectionNames = CorrectionNames()
+    table: str = "gate.tid2eid"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNames:
+    """Where the shared expert lies.
+
+    Attributes:
+        expert: below the MLP.
+        within: names below the expert.
+        beside: it lies beside the MLP, not in it (Granite).
+        gate: of what scales its output, below the MLP.
+    """
+
+    expert: str = "shared_experts"
+    within: MlpNames = USUAL_MLP
+    beside: bool = False
+    gate: str = "shared_expert_gate.weight"
+
+    def source(self, mlp: str) -> str:
+        """The expert's prefix, below or beside that of the MLP."""
+        return f"{mlp.rpartition('.')[0] if self.beside else mlp}.{self.expert}"
+
+
+USUAL_EXPERTS = EachExpert(), FusedExperts()
+# Gate, down and up by number (Mixtral, MiniMax, DeepSeek-V4).
+NUMBERED_EXPERTS = (
+    EachExpert("experts.{e}.w1.weight", "experts.{e}.w3.weight", "experts.{e}.w2.weight"),
+    FusedExperts(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseNames:
+    """Names below the prefix of an MLP with experts.
+
+    Attributes:
+        experts: the ways in which they may lie, the first that a checkpoint has is taken.
+    """
+
+    experts: tuple[EachExpert | FusedExperts | InterleavedExperts, ...] = USUAL_EXPERTS
+    router: RouterNames = RouterNames()
+    shared: SharedNames = SharedNames()
+
+
+USUAL_SPARSE = SparseNames()

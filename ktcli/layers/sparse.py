@@ -1,0 +1,172 @@
+"""The feed-forward half of a layer with routed experts, and a shared one where the family has it.
+
+The experts' matrices lie as those of a dense MLP do: gate and up as one, whose 16-row panels alternate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import USUAL_SPARSE, Pieces, SparseNames, StoredExperts
+from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.ops.backend import Backend, Reads, Routing, Value
+from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.scratch import Scratch
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
+
+
+@dataclass(frozen=True)
+class SparseMlp:
+    """top_k of many experts per token, plus a shared expert where the family has one.
+
+    Attributes:
+        correction: the router chooses with a learned bias (DeepSeek-V3).
+        shared_width: width of the shared expert; 0 = none.
+        shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
+            router's: they read the same input.
+        glu: the activation of experts and shared expert.
+        shared_glu: the shared expert's, where it is another.
+        biases: router and experts have them (gpt-oss).
+        by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
+        layer, name, source: as of `DenseMlp`.
+    """
+
+    hidden: int
+    width: int
+    routing: Routing
+    correction: bool = False
+    shared_width: int = 0
+    shared_gate: bool = False
+    names: SparseNames = USUAL_SPARSE
+    glu: Glu = SILU
+    shared_glu: Glu | None = None
+    biases: bool = False
+    by_id: int = 0
+    layer: int = 0
+    name: str = ""
+    source: str = ""
+
+    @cached_property
+    def router(self) -> Tensor:
+        """[experts, hidden], with a shared gate one row more."""
+        pieces = [(self.names.router.weight, (self.routing.experts, self.hidden))]
+        if self.shared_gate:
+            pieces.append((self.names.shared.gate, (1, self.hidden)))
+        stored = (Stored(f"{self.source}.{name}", shape) for name, shape in pieces)
+        name, part = f"{self.name}.router", ModelPart.ROUTER
+        return matrix(name, *stored, role=Role.KEPT, layer=self.layer, part=part)
+
+    @cached_property
+    def router_correction(self) -> Tensor | None:
+        if not self.correction:
+            return None
+        sources = self.names.router.correction.of(self._stored)
+        return replace(self._router_bias("router_bias", sources[0]), sources=sources)
+
+    @cached_property
+    def router_bias(self) -> Tensor | None:
+        if not self.biases:
+            return None
+        stored = Stored(f"{self.source}.{self.names.router.bias}", (self.routing.experts,))
+        return self._router_bias("router_logit_bias", (stored,))
+
+    def _router_bias(self, name: str, pieces: Pieces) -> Tensor:
+        return vector(f"{self.name}.{name}", *pieces, layer=self.layer, neutral=0.0)
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
+        if not self.by_id:
+            return None
+        name = f"{self.source}.{self.names.router.table}"
+        stored = Stored(name, (self.by_id, self.routing.top_k))
+        name, below = f"{self.name}.router_table", self.routing.experts
+        return vector(name, stored, layer=self.layer, below=below)
+
+    @property
+    def _stored(self) -> StoredExperts:
+        return StoredExperts(self.source, self.routing.experts, self.width, self.hidden)
+
+    @cached_property
+    def expert_biases(self) -> tuple[Tensor, Tensor] | None:
+        """Of gate_up, in the order of its rows, and of down."""
+        if not self.biases:
+            return None
+        ways, of = self.names.experts, self._stored
+        both = [pieces for way in ways for pieces in way.gate_up_bias_of(of)]
+        down = [pieces for way in ways for pieces in way.down_bias_of(of)]
+        made = self._of_experts("gate_up_bias", 1, self._inner, both, Role.VECTOR)
+        return (
+            replace(made, alternate=True, neutral=0.0),
+            replace(self._of_experts("down_bias", 1, self.hidden, down, Role.VECTOR), neutral=0.0),
+        )
+
+    @property
+    def _inner(self) -> int:
+        """Rows of gate and up, each in whole panels."""
+        return 2 * ceil_to(self.width, PANEL_ROWS)
+
+    @cached_property
+    def gate_up(self) -> Tensor:
+        sources = [p for way in self.names.experts for p in way.gate_up_of(self._stored)]
+        made = self._of_experts("gate_up", self._inner, self.hidden, sources)
+        return replace(made, alternate=True, cut=Cut.ROWS)
+
+    @cached_property
+    def down(self) -> Tensor:
+        sources = [p for way in self.names.experts for p in way.down_of(self._stored)]
+        made = self._of_experts("down", self.hidden, self.width, sources)
+        return replace(made, cut=Cut.COLUMNS)
+
+    def _of_experts(
+        self, name: str, n: int, k: int, sources: list[Pieces], role: Role = Role.EXPERTS
+    ) -> Tensor:
+        """A matrix or a vector of each expert."""
+        part = ModelPart.EXPERTS if role is Role.EXPERTS else ModelPart.VECTORS
+        name, count = f"{self.name}.experts.{name}", self.routing.experts
+        made = Tensor(name, n, k, role, tuple(sources), count, part=part, access=Access.CHOSEN)
+        return replace(made, layer=self.layer)
+
+    @cached_property
+    def shared(self) -> DenseMlp | None:
+        if not self.shared_width:
+            return None
+        names, glu = self.names.shared, self.shared_glu or self.glu
+        made = DenseMlp(self.hidden, self.shared_width, names.within, glu, ModelPart.SHARED)
+        name, source = f"{self.name}.shared", names.source(self.source)
+        return replace(made, layer=self.layer, name=name, source=source)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        vectors = (
+            self.router_bias,
+            self.router_correction,
+            self.table,
+            *(self.expert_biases or ()),
+        )
+        shared = self.shared.tensors if self.shared else ()
+        kept = (vector for vector in vectors if vector is not None)
+        return (self.gate_up, self.down, *shared, self.router, *kept)
+
+    @property
+    def scratch(self) -> Scratch:
+        """Those of the shared expert, and of the experts of a token side by side."""
+        return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        # [T, experts], and a column for the gate
+        logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
+        if self.shared_gate:
+            logits, gate = b.split(logits, self.routing.experts, 1)
+        routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
+        started = b.experts(
+            x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
+        )
+        shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
+        if shared is not None and self.shared_gate:
+            shared = b.gate(shared, gate)
+        mixed = b.collect(started)
+        return mixed if shared is None else b.add(mixed, shared)

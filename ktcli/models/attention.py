@@ -1,0 +1,78 @@
+"""Attention as configs describe it: grouped-query and latent, read with their bounds.
+
+What a family has beside the usual it adds to the part that was read. Names are those of transformers 5.23 and of the
+hub.
+"""
+
+from __future__ import annotations
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.grouped_query import GroupedQueryAttention, QkNorms
+from ktcli.layers.latent import LatentAttention
+from ktcli.models.config import (
+    MAX_CONTEXT,
+    MAX_HEADS,
+    STRETCHED,
+    Fields,
+    read_eps,
+    read_rope,
+    rope_type,
+    rotated_columns,
+)
+from ktcli.ops.backend import GqaShape, MlaShape
+
+
+def read_gqa(
+    f: Fields,
+    *,
+    norms: QkNorms | None = None,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    interleaved: bool = False,
+) -> GroupedQueryAttention:
+    """Grouped-query attention.
+
+    Args:
+        interleaved: pairs of neighbours are rotated.
+    """
+    hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
+    kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
+    f.require_multiple("num_attention_heads", heads, kv_heads)
+    head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
+    f.require_multiple("head_dim", head_dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * head_dim)
+    columns = rotated_columns(f, head_dim)
+    # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
+    interleaved = f.flag("rope_interleave", interleaved)
+    rope, _ = read_rope(f, columns, interleaved=interleaved)
+    shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
+    return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
+
+
+def read_mla(f: Fields) -> LatentAttention:
+    """Multi-head latent attention."""
+    heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
+    rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
+    f.require_multiple("qk_rope_head_dim", rope_dim, 2)
+    f.require_width("num_attention_heads x head width", heads * (nope + max(rope_dim, v)))
+    # The published code of the family rotates interleaved pairs; transformers has a switch for it.
+    rope, score_scale = read_rope(f, rope_dim, interleaved=f.flag("rope_interleave", True))
+    scale = (nope + rope_dim) ** -0.5 * score_scale
+    shape = MlaShape(heads, nope, rope_dim, v, f.whole("kv_lora_rank"), scale)
+    q_lora = f.whole("q_lora_rank") if f.has("q_lora_rank") else 0
+    bias = f.flag("attention_bias", False)
+    if bias and not q_lora:
+        raise BadCheckpoint(
+            f"{f.where}: attention_bias is true and q_lora_rank null; this version computes biases only with"
+            " a query latent"
+        )
+    return LatentAttention(f.whole("hidden_size"), q_lora, shape, rope, bias)
+
+
+def of_kind(f: Fields, kind: str) -> Fields:
+    """The config with the rotation of one kind of layer, of which transformers lists one for each."""
+    own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
+    rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
+    if rope_type(rope) in STRETCHED:  # transformers fills it in only where one rotation is for all
+        rope.whole("original_max_position_embeddings", high=MAX_CONTEXT)
+    return Fields({**f.values, "rope_parameters": rope.values}, f.where)

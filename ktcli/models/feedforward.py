@@ -1,0 +1,95 @@
+"""Dense MLPs, experts and how they are chosen, as configs describe them, read with their bounds.
+
+Names are those of transformers 5.23 and of the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.mlp import DenseMlp
+from ktcli.layers.names import USUAL_MLP, USUAL_SPARSE, MlpNames, SparseNames
+from ktcli.layers.sparse import SparseMlp
+from ktcli.models.config import (
+    MAX_EXPERTS,
+    MAX_TOP_K,
+    Fields,
+)
+from ktcli.ops.backend import GroupScore, Routing, Score
+
+# What configs of DeepSeek-V3's experts may leave out.
+V3_EXPERTS: Mapping[str, Any] = {
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "norm_topk_prob": True,
+    "n_group": 1,
+    "topk_group": 1,
+}
+
+
+def read_dense(f: Fields, names: MlpNames = USUAL_MLP) -> DenseMlp:
+    """An MLP without experts."""
+    return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), names)
+
+
+def read_sparse(
+    f: Fields, routing: Routing, *, correction: bool = False, names: SparseNames = USUAL_SPARSE
+) -> SparseMlp:
+    """Experts, with so many shared ones as the config says, which lie in one MLP."""
+    width = f.whole("moe_intermediate_size")
+    shared = f.whole("n_shared_experts", low=0, high=64, default=0) * width
+    f.require_width("n_shared_experts x moe_intermediate_size", shared)
+    return SparseMlp(f.whole("hidden_size"), width, routing, correction, shared, names=names)
+
+
+def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
+    """The best of all experts by softmax.
+
+    Args:
+        scaled: the weights have a factor in the config.
+    """
+    experts, top_k = read_experts(f)
+    scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
+    return Routing(experts, top_k, normalize=normalize, scale=scale)
+
+
+def read_corrected_routing(f: Fields) -> Routing:
+    """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best."""
+    experts, top_k = read_experts(f)
+    routing = Routing(
+        experts,
+        top_k,
+        Score.SIGMOID,
+        group_score=GroupScore.TOP2,
+        normalize=f.flag("norm_topk_prob", False),
+        scale=f.number("routed_scaling_factor", high=1e4, default=1.0),
+    )
+    n_group, topk_group = read_groups(f, routing)
+    return replace(routing, n_group=n_group, topk_group=topk_group)
+
+
+def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
+    """Groups of experts, and how many of them a token may use."""
+    experts, top_k = routing.experts, routing.top_k
+    n_group = f.whole("n_group", high=experts)
+    topk_group = f.whole("topk_group", high=n_group)
+    f.require_multiple("n_routed_experts", experts, n_group)
+    available = experts // n_group * topk_group
+    if top_k > available:
+        raise BadCheckpoint(
+            f"{f.where}: num_experts_per_tok is {top_k}, of only {available} experts in"
+            f" {topk_group} of {n_group} groups"
+        )
+    return n_group, topk_group
+
+
+def read_experts(f: Fields) -> tuple[int, int]:
+    """(experts, experts per token)"""
+    experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
+    top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
+    if top_k > experts:
+        raise BadCheckpoint(f"{f.where}: {top_k} of only {experts} experts per token")
+    return experts, top_k

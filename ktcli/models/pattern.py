@@ -1,0 +1,122 @@
+"""Which of a model's layers are of which kind: windows, experts or none; and a config with only its first layers.
+
+Configs list the kinds, or say from which layer on, or in which steps. A cut leaves at least one layer with experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ktcli.errors import BadCheckpoint
+from ktcli.models.config import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    Fields,
+)
+
+
+def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
+    """Which of `kinds` each layer is, as the field `name` lists; None: it is not there. A list may go on behind the
+    last layer, of what predicts several tokens at once."""
+    types = f.values.get(name)
+    if types is None:
+        return None
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    if not isinstance(types, list) or len(types) < n_layers:
+        raise BadCheckpoint(f"{f.where}: {name} is not a list of {n_layers} layers")
+    for kind in types[:n_layers]:
+        f.require(name, kind, *kinds)
+    return types[:n_layers]
+
+
+def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
+    """How many positions a token of each layer sees; 0: all.
+
+    Args:
+        default: whether a layer has a window, unless the config lists the layers' types.
+    """
+    window = f.whole("sliding_window", high=MAX_CONTEXT) if f.has("sliding_window") else 0
+    types = read_types(f, "layer_types", "full_attention", "sliding_attention")
+    if types is None:
+        return lambda i: window if default(i) else 0
+    if not window and "sliding_attention" in types:
+        raise BadCheckpoint(f"{f.where}: sliding_window is missing, but layer_types has windows")
+    return lambda i: window if types[i] == "sliding_attention" else 0
+
+
+def read_late_windows(f: Fields) -> Callable[[int], int]:
+    """The windows of a model whose layers have one from a number on, unless the config lists the layers' types."""
+    first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
+    return read_windows(f, default=lambda i: i >= first)
+
+
+def read_first_dense(f: Fields) -> int:
+    """How many layers come before the first with experts."""
+    return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
+
+
+def read_typed_dense(f: Fields) -> Callable[[int], bool]:
+    """Whether a layer has no experts: by a list of types, or the first so many."""
+    types = _mlp_types(f)
+    if types is not None:
+        return lambda i: types[i] == "dense"
+    first = read_first_dense(f)
+    return lambda i: i < first
+
+
+def _mlp_types(f: Fields) -> list[str] | None:
+    """Of each layer "dense" or "sparse"; None: the config does not list them."""
+    return read_types(f, "mlp_layer_types", "dense", "sparse")
+
+
+def read_listed_dense(f: Fields) -> Callable[[int], bool]:
+    """Whether a layer has no experts: those of a list, and all but every so many-th."""
+    listed, step = _listed_dense(f), _sparse_step(f)
+    return lambda i: i in listed or bool((i + 1) % step)
+
+
+def _listed_dense(f: Fields) -> list[int]:
+    listed = f.values.get("mlp_only_layers") or []
+    short = isinstance(listed, list) and len(listed) <= MAX_LAYERS
+    if not short or any(type(each) is not int for each in listed):
+        raise BadCheckpoint(f"{f.where}: mlp_only_layers is not a short list of layers")
+    return listed
+
+
+def _sparse_step(f: Fields) -> int:
+    return f.whole("decoder_sparse_step", high=MAX_LAYERS, default=1)
+
+
+def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, where all have experts or none."""
+    each = ("layer_types", "mlp_layer_types")
+    lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
+    return {**config, "num_hidden_layers": layers, **lists}
+
+
+def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers; fewer dense ones, so that one has experts."""
+    dense = min(read_first_dense(Fields(config)), layers - 1)
+    return {**cut_layers(config, layers), "first_k_dense_replace": dense}
+
+
+def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, at least one of them with experts."""
+    types = _mlp_types(Fields(config))
+    if types is None:
+        return cut_first_dense(config, layers)
+    kept = types[:layers]
+    if "sparse" not in kept:
+        kept = [*kept[:-1], "sparse"]
+    return {**cut_layers(config, layers), "mlp_layer_types": kept}
+
+
+def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The config with only its first layers, the last of them with experts."""
+    f = Fields(config)
+    return {
+        **cut_layers(config, layers),
+        "mlp_only_layers": [i for i in _listed_dense(f) if i < layers - 1],
+        "decoder_sparse_step": min(_sparse_step(f), layers),
+    }

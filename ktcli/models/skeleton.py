@@ -1,0 +1,182 @@
+"""The decoder that every family is made of: where a checkpoint keeps the parts, and each layer's in their place.
+
+A family file says what attention and MLP a layer has, and where its checkpoint differs from the usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ktcli.layers.decoder import (
+    NO_MULTIPLIERS,
+    NO_NORMS,
+    USUAL_NORMS,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Mlp,
+    Multipliers,
+    below,
+)
+from ktcli.layers.hyper import HyperConnection
+from ktcli.models.config import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    MAX_VOCAB,
+    TEXT,
+    Fields,
+    read_eps,
+)
+from ktcli.models.model import DecoderModel
+from ktcli.ops.backend import MixShape
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """Where a checkpoint keeps the parts.
+
+    Attributes:
+        body: before "embed_tokens", "layers" and "norm".
+        head: of the output projection.
+        attention, mlp: below a layer.
+        norm_plus: added to the weights of the norms before attention, MLP and head.
+        ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
+        embedding: below the body.
+        norms: before attention and MLP, below a layer.
+        after: norms of what those give; "": there is none.
+    """
+
+    body: str = "model"
+    head: str = "lm_head"
+    attention: str = "self_attn"
+    mlp: str = "mlp"
+    norm_plus: float = 0.0
+    ignored: tuple[str, ...] = ()
+    embedding: str = "embed_tokens"
+    norms: tuple[str, str] = USUAL_NORMS
+    after: tuple[str, str] = NO_NORMS
+
+
+USUAL_PREFIXES = Prefixes()
+# Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
+_MTP_LAYERS = 8
+_LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
+_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
+
+
+def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
+    """The config of the text model in one that also sees.
+
+    Args:
+        model_types: that it may have; the first, unless it says.
+    """
+    text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
+    kind = text.text("model_type", model_types[0])
+    text.require("model_type", kind, *model_types)
+    said = {"model_type": kind, "tie_word_embeddings": config.get("tie_word_embeddings")}
+    return Fields({**text.values, **{k: v for k, v in said.items() if v is not None}}, text.where)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What all layers of a model have around their attention and MLP."""
+
+    hidden: int
+    eps: float
+    prefixes: Prefixes
+    streams: MixShape | None
+    residual: float
+
+    def layer(self, i: int, attention: Attention, mlp: Mlp) -> DecoderLayer:
+        """Attention and MLP in their place. One that names a source lies there below its layer, and not where the
+        others do."""
+        names, source = self.prefixes, below(self.prefixes.body, f"layers.{i}")
+        where = f"{source}.{attention.source or names.attention}"
+        attention = replace(attention, layer=i, source=where)
+        where = f"{source}.{mlp.source or names.mlp}"
+        mlp = replace(mlp, layer=i, name=f"layers.{i}.mlp", source=where)
+        return DecoderLayer(
+            i,
+            source,
+            self.hidden,
+            self.eps,
+            attention,
+            mlp,
+            names.norm_plus,
+            names.norms,
+            self._mixers(i, source),
+            self.residual,
+            names.after,
+        )
+
+    def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:
+        """What goes around attention and MLP where the residual has several streams."""
+        if self.streams is None:
+            return None
+        around = HyperConnection(self.hidden, self.streams, self.eps, layer=i)
+        return (
+            replace(around, name=f"layers.{i}.attn_mix", source=f"{source}.hc_attn"),
+            replace(around, name=f"layers.{i}.mlp_mix", source=f"{source}.hc_ffn"),
+        )
+
+    @property
+    def last(self) -> HyperConnection | None:
+        """What makes one stream of several behind the layers."""
+        if self.streams is None:
+            return None
+        source = below(self.prefixes.body, "hc_head")
+        return HyperConnection(self.hidden, self.streams, self.eps, True, None, "mix", source)
+
+
+def assemble(
+    f: Fields,
+    family: str,
+    parts: Callable[[int], tuple[Attention, Mlp]],
+    prefixes: Prefixes = USUAL_PREFIXES,
+    streams: MixShape | None = None,
+    multipliers: Multipliers = NO_MULTIPLIERS,
+) -> DecoderModel:
+    """The model of a config.
+
+    Args:
+        parts: attention and MLP of a layer; this puts them in their place.
+        streams: of the residual; None: one, which is added to.
+        multipliers: of rows and logits.
+    """
+    f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
+    n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
+    hidden = f.whole("hidden_size")
+    frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual)
+    decoder = Decoder(
+        hidden=hidden,
+        vocab=f.whole("vocab_size", high=MAX_VOCAB),
+        eps=frame.eps,
+        layers=tuple(frame.layer(i, *parts(i)) for i in range(n_layers)),
+        tied=f.flag("tie_word_embeddings", False),
+        body=prefixes.body,
+        head_source=prefixes.head,
+        norm_plus=prefixes.norm_plus,
+        embedding_name=prefixes.embedding,
+        mixer=frame.last,
+        multipliers=multipliers,
+    )
+    context = f.whole("max_position_embeddings", high=MAX_CONTEXT)
+    ignored = _ignored(prefixes, n_layers)
+    return DecoderModel(family, decoder, context, ignored)
+
+
+def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
+    """Patterns of names that are left out on purpose."""
+    beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
+    return (*_LEFT_OUT, *beyond, *prefixes.ignored)
+
+
+def read_streams(f: Fields) -> MixShape:
+    """Hyper-connections of the residual."""
+    return MixShape(
+        f.whole("hc_mult", high=_MAX_STREAMS),
+        f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS),
+        f.number("hc_eps", high=1.0),
+    )

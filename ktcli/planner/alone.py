@@ -1,0 +1,183 @@
+"""A model with every layer on the CPU: what it needs, which context fits, how fast it is, part by part.
+
+Memory is the sum of what `memory` and `nodes` count, time the roofline of `cost`. Whether it is wanted so is decided in
+`placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ktcli.errors import gib
+from ktcli.models.model import Model, Spec
+from ktcli.ops.part import ModelPart
+from ktcli.planner.cost import Rates, seconds, step_seconds
+from ktcli.planner.host import Host, node_words
+from ktcli.planner.memory import (
+    PREFILL_CHUNK,
+    PROCESS_BYTES,
+    Use,
+    beside_bytes,
+    default_context,
+    need_bytes,
+    node_room_bytes,
+    scratch_bytes,
+)
+from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
+from ktcli.planner.plan import EARLY_TOKENS, Line, Request, Speed
+from ktcli.planner.spec import (
+    STATES_REASON,
+    Step,
+    Work,
+    parts,
+    sequence_bytes,
+    step_work,
+)
+from ktcli.weights.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A model with every layer on the CPU of a host."""
+
+    model: Model
+    host: Host
+    recipe: Recipe
+    use: Use
+
+    @classmethod
+    def of(cls, model: Model, host: Host, request: Request) -> Alone:
+        return cls(model, host, request.recipe, request.use)
+
+    @property
+    def extra_bytes(self) -> int:
+        """What cutting between teams adds."""
+        return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
+
+    @property
+    def room_bytes(self) -> int:
+        """The `need_bytes` that fits: in the whole memory, and in that of the node which is full first."""
+        host = self.host
+        room = host.room_bytes - self.extra_bytes
+        fullest = node_room_bytes(
+            self.model, self.recipe, host.teams, host.nodes, host.margin_bytes, self.use
+        )
+        return room if fullest is None else min(room, fullest)
+
+    def context(self, asked: int | None) -> int:
+        """Positions to reserve."""
+        return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
+
+    def need_bytes(self, context: int) -> int:
+        """Memory of everything, without what cutting adds."""
+        return need_bytes(self.model, self.recipe, context, self.use)
+
+    def fits(self, context: int) -> bool:
+        return self.need_bytes(context) <= self.room_bytes
+
+    def total_bytes(self, context: int) -> int:
+        """Memory of everything, with what cutting adds and what is left free."""
+        return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
+
+    def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
+        """What each node must hold; (): no memory is bound to one."""
+        host = self.host
+        if not host.nodes:
+            return ()
+        others = beside_bytes(self.model, context, self.use) + host.margin_bytes
+        return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
+
+    def step_s(self, step: Step) -> float:
+        """Seconds of a step."""
+        works = step_work(self.model, self.recipe, step)
+        return step_seconds(works, self.model.spec, self.host.rates, step.n_tokens)
+
+    def speed(self, context: int) -> Speed:
+        """Of decode early and at the end of a context, and of a prefill chunk."""
+        chunk = min(PREFILL_CHUNK, context)
+        return Speed(
+            decode=1 / self.step_s(Step(1, min(EARLY_TOKENS, context - 1))),
+            decode_full=1 / self.step_s(Step(1, context - 1)),
+            prefill=chunk / self.step_s(Step(chunk)),
+        )
+
+    def lines(self, context: int) -> Iterator[Line]:
+        """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
+        model, host, recipe, use = self.model, self.host, self.recipe, self.use
+        spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
+        extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
+        spread = f"{node_words(host.nodes)}, interleaved" if host.nodes else "memory"
+        split = f"{node_words(host.nodes)}, cut between {teams} teams"
+        for part in parts(model, recipe):
+            where = split if part.part in extra else spread
+            size = part.size_bytes + extra.get(part.part, 0)
+            yield line(part.part, part.format, where, size, _reason(part.part, spec))
+        positions = f"{context} positions, {gib(use.position_bytes(spec))} each"
+        states = sequence_bytes(spec)
+        cache, fmt = use.session_bytes(spec, context) - states, "f32" if use.f32_cache else "bf16"
+        yield line(ModelPart.CACHE, fmt, spread, cache, positions)
+        if states:
+            yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)
+        buffers = f"buffers of a step of {PREFILL_CHUNK} tokens"
+        scratch = scratch_bytes(model) + use.logits_bytes(spec, context)
+        yield Line.reserved("scratch", "f32", spread, scratch, buffers)
+        others = f"the program; {gib(host.margin_bytes)} for others"
+        yield Line.reserved(
+            "process, margin", "", spread, PROCESS_BYTES + host.margin_bytes, others
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
+
+    decode: Mapping[ModelPart, Work]
+    prefill: Mapping[ModelPart, Work]
+    chunk: int
+    rates: Rates
+
+    @classmethod
+    def of(cls, model: Model, recipe: Recipe, context: int, rates: Rates) -> _Timing:
+        chunk = min(PREFILL_CHUNK, context)
+        decode, prefill = (
+            {work.part: work for work in step_work(model, recipe, step)}
+            for step in (Step(1, min(EARLY_TOKENS, context - 1)), Step(chunk))
+        )
+        return cls(decode, prefill, chunk, rates)
+
+    def line(self, part: ModelPart, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
+        one, many = self.decode.get(part), self.prefill.get(part)
+        return Line(
+            part=part.value,
+            format=fmt,
+            where=where,
+            size_bytes=size_bytes,
+            decode_bytes=one.read_bytes if one else 0,
+            decode_s=seconds(one, self.rates, 1) if one else 0.0,
+            prefill_s=seconds(many, self.rates, self.chunk) / self.chunk if many else 0.0,
+            reason=reason,
+        )
+
+
+_REASONS: Mapping[ModelPart, str] = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.ATTENTION: "every token reads all of it",
+    ModelPart.LATENT: "cached latents to keys and values",
+    ModelPart.LINEAR: "every token reads all of it",
+    ModelPart.LINEAR_GATES: "what is learned and forgotten",
+    ModelPart.POOLING: "windows of positions become a row each",
+    ModelPart.INDEXER: "what chooses the positions",
+    ModelPart.HYPER: "how the residual's streams are mixed",
+    ModelPart.DENSE_MLP: "every token reads all of it",
+    ModelPart.SHARED: "every token uses them",
+    ModelPart.ROUTER: "chooses the experts",
+    ModelPart.VECTORS: "small, kept exact",
+    ModelPart.HEAD: "read once per token that is sampled",
+}
+
+
+def _reason(part: ModelPart, spec: Spec) -> str:
+    if part is ModelPart.EXPERTS:
+        return f"{spec.top_k} of {spec.experts} per token in {spec.moe_layers} layers"
+    return _REASONS[part]

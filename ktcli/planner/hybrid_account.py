@@ -1,0 +1,233 @@
+"""What a plan with a GPU says of itself: a line for each part, where it lies and what it takes, and sentences.
+
+All of it follows from decisions that `hybrid` has taken; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ktcli.errors import gib
+from ktcli.models.model import Model
+from ktcli.ops.part import ModelPart
+from ktcli.planner.experts import Choice
+from ktcli.planner.host import Host, node_words
+from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES
+from ktcli.planner.nodes import extra_bytes
+from ktcli.planner.plan import EARLY_TOKENS, DevicePlan, Line, Request
+from ktcli.planner.prefill import Prefill
+from ktcli.planner.spec import (
+    STATES_REASON,
+    PartSize,
+    Share,
+    Step,
+    Unit,
+    Work,
+    kv_bytes_per_token,
+    parts,
+    sequence_bytes,
+    step_work,
+    tensor_work,
+)
+from ktcli.planner.stack import Stack, device_bytes
+
+# Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
+TORCH_BYTES = 3 << 30
+ON_GPU = "GPU"  # where a line lies
+# What main memory holds beside experts; a GPU has all else.
+_HOST_REASONS = {
+    ModelPart.EMBEDDING: "one row per token",
+    ModelPart.VECTORS: "biases of experts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HybridAccount:
+    """What was decided, and the lines and sentences that follow.
+
+    Attributes:
+        here, there: what main memory and what the GPU's memory hold.
+    """
+
+    model: Model
+    host: Host
+    request: Request
+    stack: Stack
+    context: int
+    device: DevicePlan
+    prefill: Prefill
+    choice: Choice
+    here: Share
+    there: Share
+
+    @property
+    def _chunk(self) -> int:
+        return min(PREFILL_CHUNK, self.context)
+
+    # --- main memory, beside weights ---
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Buffers of the CPU's experts; none where all experts are on the GPU."""
+        spec = self.model.spec
+        columns = 3 * spec.hidden + 2 * spec.scratch.experts
+        return 4 * PREFILL_CHUNK * columns if any(self.device.k_cpu) else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What copies to and from the GPU go through."""
+        spec = self.model.spec
+        return self.device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + 4 * spec.vocab
+
+    @property
+    def extra_bytes(self) -> int:
+        """What cutting weights between teams adds."""
+        return sum(extra_bytes(self.here, self.request.recipe, self.host.teams).values())
+
+    @property
+    def other_bytes(self) -> int:
+        """Main memory of everything but weights, with what is left free."""
+        process = PROCESS_BYTES + TORCH_BYTES
+        return self.scratch_bytes + self.pinned_bytes + process + self.host.margin_bytes
+
+    # --- lines ---
+
+    def lines(self) -> Iterator[Line]:
+        """The GPU's first."""
+        yield from self._device_parts()
+        yield from self._device_others()
+        yield from self._main_parts()
+        yield from self._main_others()
+
+    def _device_parts(self) -> Iterator[Line]:
+        """Parts on the GPU; predicted times are those of its own work, part by part."""
+        model, recipe, need = self.model, self.request.recipe, self.device.need
+        steps = Step(1, min(EARLY_TOKENS, self.context - 1)), Step(self._chunk)
+        one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
+        hybrid = self.prefill.hybrid
+
+        def line(part: ModelPart, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
+            nothing = Work(part, Unit.BF16, 0, 0)
+            first, chunked = one.get(part, nothing), many.get(part, nothing)
+            return Line(
+                part.value,
+                fmt,
+                ON_GPU,
+                size,
+                round(first.read_bytes * share),
+                hybrid.part_s(first) * share,
+                hybrid.part_s(chunked) * share / self._chunk,
+                reason,
+            )
+
+        sizes: defaultdict[ModelPart, int] = defaultdict(int)
+        for tensor in self.there.tensors:
+            sizes[tensor.part] += device_bytes(tensor, recipe)
+        for part in parts(self.there, recipe):
+            routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
+            reason = _resident_words(self.device) if routed else "every token needs it"
+            fmt = part.format if size == part.size_bytes else "f32"
+            yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
+        kept = f"{self.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
+        states = sequence_bytes(model.spec)
+        yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
+        if states:
+            yield line(ModelPart.STATES, "f32", states, STATES_REASON)
+
+    def _device_others(self) -> Iterator[Line]:
+        device, need = self.device, self.device.need
+        words = f"activations of {device.chunk} tokens"
+        yield Line.reserved("workspace", "f32", ON_GPU, need.workspace, words)
+        if need.stream:
+            words = f"two buffers of {device.stream_experts} experts for long prompts"
+            name = self.request.recipe.experts_name
+            yield Line.reserved("stream buffers", name, ON_GPU, need.stream, words)
+        runtime = f"CUDA, graphs; {gib(need.margin)} left free"
+        rest = need.runtime + need.graph + need.margin
+        yield Line.reserved("runtime, margin", "", ON_GPU, rest, runtime)
+
+    def _main_parts(self) -> Iterator[Line]:
+        for part in parts(self.here, self.request.recipe):
+            experts = part.part is ModelPart.EXPERTS
+            yield self._routed(part) if experts else self._looked_up(part)
+
+    def _routed(self, part: PartSize) -> Line:
+        """The CPU's experts."""
+        spec, hybrid, teams = self.model.spec, self.prefill.hybrid, len(self.host.teams)
+        hits, moe, extra = hybrid.hits.k_cpu, self.stack.moe, self.extra_bytes
+        sizes, each = self.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
+        cut = f"{node_words(self.host.nodes)}, cut between {teams} teams"
+        mean = sum(hits) / len(hits)
+        return Line(
+            part.part.value,
+            part.format,
+            cut if extra else self._spread,
+            part.size_bytes + extra,
+            round(float(np.dot(sizes, hits))),
+            float(np.dot(each, hits)),
+            self.prefill.cpu_experts_s(self._chunk) / self._chunk,
+            f"{mean:.1f} of {spec.top_k} per token in {spec.moe_layers} layers",
+        )
+
+    def _looked_up(self, part: PartSize) -> Line:
+        """What a token reads some rows of, in no time that counts."""
+        spec, recipe = self.model.spec, self.request.recipe
+        of_it = (tensor for tensor in self.here.tensors if tensor.part is part.part)
+        read = sum(tensor_work(tensor, spec, recipe, Step(1)).read_bytes for tensor in of_it)
+        name, words = part.part.value, _HOST_REASONS[part.part]
+        return Line(name, part.format, self._spread, part.size_bytes, read, 0.0, 0.0, words)
+
+    def _main_others(self) -> Iterator[Line]:
+        if self.scratch_bytes:
+            words = f"experts of a step of {PREFILL_CHUNK} tokens"
+            yield Line.reserved("scratch", "f32", self._spread, self.scratch_bytes, words)
+        passing = "what passes to and from the GPU"
+        yield Line.reserved("pinned buffers", "", self._spread, self.pinned_bytes, passing)
+        others = f"the program, torch; {gib(self.host.margin_bytes)} for others"
+        rest = PROCESS_BYTES + TORCH_BYTES + self.host.margin_bytes
+        yield Line.reserved("process, margin", "", self._spread, rest, others)
+
+    @property
+    def _spread(self) -> str:
+        nodes = self.host.nodes
+        return f"{node_words(nodes)}, interleaved" if nodes else "memory"
+
+    # --- sentences ---
+
+    def reasons(self) -> Iterator[str]:
+        device, request = self.device, self.request
+        if self.choice.reason:
+            yield self.choice.reason
+        if not device.times.expert_s:
+            yield "all experts are on the GPU: nothing is deferred or streamed"
+            return
+        asked = " as asked" if request.defer is not None else ""
+        yield (
+            f"deferral {_depth_words(device)}{asked}: the GPU needs {device.times.device_s * 1e6:.0f} µs per layer"
+            f" before experts, the CPU {device.times.expert_s * 1e6:.0f} µs per expert"
+        )
+        copied = sum(
+            (self.stack.experts - n) * size
+            for n, size in zip(device.n_experts, self.stack.room(0).sizes, strict=True)
+        )
+        once = f"a pass copies {gib(copied)} in {copied / self.prefill.copy_bps:.1f} s"
+        if device.streams:
+            yield f"prompts from {device.prefill_threshold} tokens on are streamed: {once}"
+        else:
+            yield f"no prompt is streamed: {once}"
+
+
+def _resident_words(device: DevicePlan) -> str:
+    counts = device.n_experts
+    least, most = min(counts), max(counts)
+    each = f"{most}" if least == most else f"{least} to {most}"
+    return f"{device.rule}: {each} of {device.experts} per layer, {device.hit_rate:.0%} of the hits"
+
+
+def _depth_words(device: DevicePlan) -> str:
+    first, *later = device.depths
+    return ", ".join([str(first[1]), *(f"{depth} from {start} on" for start, depth in later)])
