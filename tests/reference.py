@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from stored import chosen, column_factors, view
 
 from ktcli.models import build
-from ktcli.native import Pool, packed_bytes
+from ktcli.native import Numbers, Pool, packed_bytes
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.oracle import unpack
 from ktcli.weights.recipe import Recipe, format_of
@@ -164,7 +164,7 @@ def requantised(folder: Path, out: Path, recipe: Recipe) -> Path:
                 matrix = rows.contiguous().numpy()
                 packed = np.zeros(packed_bytes(fmt, *matrix.shape), dtype=np.uint8)
                 factors = column_factors(tensor, fmt, matrix, gain_of(tensor, tensors))
-                pool.pack(fmt, matrix / factors, packed)
+                pool.pack(fmt, Numbers.of(matrix / factors).whole, packed)
                 rows.copy_(torch.from_numpy(unpack(fmt, packed, *matrix.shape) * factors))
     out.mkdir()
     save_file(

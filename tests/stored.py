@@ -1,4 +1,4 @@
-"""What a piece of a checkpoint tensor is, said by slices of the whole array: the oracle of `encode.cut`."""
+"""What a piece of a checkpoint tensor is, said by slices of the whole array: the oracle of `strips.cut`."""
 
 from __future__ import annotations
 

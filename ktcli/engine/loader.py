@@ -113,7 +113,7 @@ def load(
         done += place.filled_bytes
         if progress:
             progress(done, total)
-    empty = sum(place.size_bytes - place.filled_bytes for place in places)
+    empty = sum(place.empty_bytes for place in places)
     unbound = memory.refused if len(nodes) > 1 else ""
     return Tensors(by_name, memory.size_bytes - empty, unbound)
 
@@ -166,6 +166,12 @@ class _Place:
     @property
     def filled_bytes(self) -> int:
         return self.size_bytes // self.tensor.count * _count(self.kept)
+
+    @property
+    def empty_bytes(self) -> int:
+        """What is reserved for it, of matrices that are not filled."""
+        reserved = sum(cut.size_bytes for cut in self.slices) or self.size_bytes
+        return reserved // self.tensor.count * (self.tensor.count - _count(self.kept))
 
     def fill(self, source: TensorSource, memory: NodeMemory) -> Loaded:
         tensor = self.tensor

@@ -24,9 +24,10 @@ from ktcli.native.library import (
     isa_rows,
     packed_bytes,
 )
+from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, Span
 from ktcli.native.operands import SILU, Glu, Step, View
-from ktcli.native.pool import Axis, Blocked, PackError, Pool, Team
+from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
 __all__ = [
@@ -37,13 +38,16 @@ __all__ = [
     "AmxInfo",
     "Arena",
     "Axis",
+    "BadNumber",
     "Blocked",
     "Ceiling",
     "Codes",
     "DType",
     "Format",
+    "Gathered",
     "Glu",
     "IsaRow",
+    "Numbers",
     "Offload",
     "PackError",
     "Pool",

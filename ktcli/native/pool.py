@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +15,6 @@ from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     ERROR_BYTES,
-    PANEL_ROWS,
     Arena,
     Ceiling,
     DType,
@@ -27,6 +25,7 @@ from ktcli.native.library import (
     packed_bytes,
     require,
 )
+from ktcli.native.numbers import BadNumber, CGathered, Gathered
 
 
 class Team(Protocol):
@@ -63,26 +62,6 @@ class Axis(IntEnum):
 
 # The bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
 _MEMORY_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """How codes of a checkpoint are meant: (table[code] - zero) * scale; see kt_codes.
-
-    Attributes:
-        bits: 8, or 4 with the first of two in the low nibble.
-        table: [2 ** bits].
-        block: rows and columns that share a scale.
-        scale: [blocks of rows, blocks of columns]; `zero` too, None: all 0.
-        row: how many rows of the first block lie above.
-    """
-
-    bits: int
-    table: NDArray[np.float32]
-    block: tuple[int, int]
-    scale: NDArray[np.float32]
-    zero: NDArray[np.float32] | None = None
-    row: int = 0
 
 
 class Pool:
@@ -147,78 +126,57 @@ class Pool:
         of_a_file = result in (self._lib.KT_ERR_VALUE, self._lib.KT_ERR_IO)
         raise (BadCheckpoint if of_a_file else NativeError)(sentence)
 
-    def decode(self, dtype: DType, src: NDArray[Any], n: int, k: int) -> NDArray[np.float32]:
-        """f32 [n, k] of a checkpoint matrix given as raw bytes; see kt_decode.
+    def _check_numbers(self, result: int, bad_row: int) -> None:
+        """`check` for what reads a checkpoint's numbers: names the row of one that cannot be stored."""
+        try:
+            self.check(result)
+        except (BadCheckpoint, NativeError) as error:
+            if bad_row < 0:
+                raise
+            is_finite = result != self._lib.KT_ERR_VALUE
+            raise BadNumber(str(error), bad_row, is_finite) from None
 
+    def decode(self, source: Gathered, dst: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The numbers of a checkpoint's matrix [n, k] as f32; see kt_decode.
+
+        Args:
+            dst: where to write them, f32, or uint16 for the bits of bf16; None: to new memory, as f32.
         Raises:
-            BadCheckpoint: a value is NaN or Inf.
+            BadNumber: a value is NaN or Inf, or too large for bf16.
         """
-        elements, size_bytes = dtype.block
+        out: NDArray[Any] = np.empty(source.shape, dtype=np.float32) if dst is None else dst
+        fits = out.flags.c_contiguous and out.shape == source.shape
         require(
-            src.flags.c_contiguous and src.nbytes * elements == n * k * size_bytes,
-            f"source is not {n} x {k} {dtype.name}",
+            fits and out.dtype in (np.float32, np.uint16), "dst is not f32 or bf16 of the shape"
         )
-        out = np.empty((n, k), dtype=np.float32)
-        source = self._ffi.from_buffer("char[]", src.reshape(-1).view(np.uint8))
-        target = self._ffi.from_buffer("float[]", out, True)
-        self.check(self._lib.kt_decode(self.handle, int(dtype), source, n, k, target))
-        return out
-
-    def decode_codes(
-        self, codes: Blocked, src: NDArray[np.uint8], n: int, k: int
-    ) -> NDArray[np.float32]:
-        """f32 [n, k] of codes with scales of blocks, given as raw bytes; see kt_decode_codes.
-
-        Raises:
-            BadCheckpoint: a value is NaN or Inf.
-        """
-        row_bytes = k if codes.bits == 8 else -(-k // 2)
-        require(
-            src.flags.c_contiguous and src.nbytes == n * row_bytes,
-            f"source is not {n} x {k} codes of {codes.bits} bits",
-        )
-        high, wide = codes.block
-        shape = (-(-(codes.row + n) // high), -(-k // wide))
-        given = [(codes.table, (1 << codes.bits,)), (codes.scale, shape), (codes.zero, shape)]
-        pointers = []
-        for array, wanted in given:
-            require(array is None or array.shape == wanted, f"a table or scale is not {wanted}")
-            array = None if array is None else np.ascontiguousarray(array, dtype=np.float32)
-            pointers.append(
-                self._ffi.NULL if array is None else self._ffi.from_buffer("float[]", array)
-            )
-        how = self._ffi.new("kt_codes *", (codes.bits, high, wide, codes.row, *pointers))
-        out = np.empty((n, k), dtype=np.float32)
-        source = self._ffi.from_buffer("char[]", src.reshape(-1))
-        target = self._ffi.from_buffer("float[]", out, True)
-        self.check(self._lib.kt_decode_codes(self.handle, how, source, n, k, target))
+        dtype = DType.F32 if out.dtype == np.float32 else DType.BF16
+        given, bad_row = CGathered(source), self._ffi.new("int64_t *")
+        target = self._ffi.from_buffer("char[]", out.reshape(-1).view(np.uint8), True)
+        result = self._lib.kt_decode(self.handle, given.struct, int(dtype), target, bad_row)
+        self._check_numbers(result, bad_row[0])
         return out
 
     def pack(
         self,
         fmt: Format,
-        matrix: NDArray[np.float32],
+        source: Gathered,
         dst: NDArray[np.uint8],
         *,
         scales: NDArray[np.float32] | None = None,
         importance: NDArray[np.float32] | None = None,
-        panel_step: int = 1,
     ) -> PackError:
-        """Encode `matrix` [n, k] into `dst`.
+        """Encode a checkpoint's matrix [n, k] into `dst`, which holds its panels; see kt_pack.
 
-        `dst` must hold the panels, the gaps of `panel_step` included; `scales` [n, groups], instead of
-        those the encoder would choose, for 4 and 8 bits with f32 scales; 0: it chooses; `importance` [k], of the
-        squared errors of each column, 2^-20..2^20 (see kt_pack).
+        Args:
+            scales: [n, groups], instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0: it
+                chooses.
+            importance: [k], of the squared errors of each column, 2^-20..2^20.
+        Raises:
+            BadNumber: a value is NaN or Inf.
         """
+        n, k = source.shape
         require(
-            matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
-        )
-        n, k = matrix.shape
-        panels = -(-n // PANEL_ROWS)
-        panel = packed_bytes(fmt, PANEL_ROWS, k)
-        require(
-            dst.flags.c_contiguous and dst.nbytes >= ((panels - 1) * panel_step + 1) * panel,
-            "dst is too small",
+            dst.flags.c_contiguous and dst.nbytes >= packed_bytes(fmt, n, k), "dst is too small"
         )
         given = self._ffi.NULL
         if scales is not None:
@@ -233,22 +191,12 @@ class Pool:
             require(importance.shape == (k,), f"importance is not {k} columns")
             importance = np.ascontiguousarray(importance, dtype=np.float32)
             counts = self._ffi.from_buffer("float[]", importance)
-        error = self._ffi.new("kt_pack_error *")
-        target = self._ffi.from_buffer("char[]", dst, True)
-        self.check(
-            self._lib.kt_pack(
-                self.handle,
-                c_format(fmt),
-                n,
-                k,
-                self._ffi.from_buffer("float[]", matrix),
-                given,
-                counts,
-                panel_step,
-                target,
-                error,
-            )
+        matrix, error = CGathered(source), self._ffi.new("kt_pack_error *")
+        target, bad_row = self._ffi.from_buffer("char[]", dst, True), self._ffi.new("int64_t *")
+        result = self._lib.kt_pack(
+            self.handle, c_format(fmt), matrix.struct, given, counts, target, error, bad_row
         )
+        self._check_numbers(result, bad_row[0])
         sums = (error.sum_sq_error, error.sum_sq, error.out_error, error.out_sq, error.out_stored)
         return PackError(*map(float, sums))
 

@@ -17,9 +17,9 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
-from ktcli.planner.spec import kv_bytes, kv_bytes_per_token
+from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes
 from ktcli.planner.stack import Stack, near_bytes
-from ktcli.weights.recipe import Recipe
+from ktcli.weights.recipe import F32_BYTES, Recipe
 
 # Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
 # private pool and the workspace of cuBLAS (32 MiB on Hopper).
@@ -160,8 +160,13 @@ def share_out(
 
 
 def cache_bytes(spec: Spec, context: int) -> int:
-    """The cache of a context, with one page more, for rows of a step that belong to no session."""
-    return kv_bytes(spec, context + PAGE_TOKENS)
+    """The cache of a context, with one page and one state more, for rows of a step that belong to no session."""
+    return kv_bytes(spec, context + PAGE_TOKENS) - sequence_bytes(spec) + states_bytes(spec)
+
+
+def states_bytes(spec: Spec) -> int:
+    """What layers keep of sessions whatever their length, with one state more."""
+    return sequence_bytes(spec) + spec.sequence_elements * F32_BYTES
 
 
 def chunk_limit(context: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from ktcli.errors import gib
 from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
+from ktcli.planner.device import states_bytes
 from ktcli.planner.experts import Choice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES
@@ -29,7 +30,6 @@ from ktcli.planner.spec import (
     Work,
     kv_bytes_per_token,
     parts,
-    sequence_bytes,
     step_work,
     tensor_work,
 )
@@ -130,10 +130,10 @@ class HybridAccount:
         for part in parts(self.there, recipe):
             routed, size = part.part is ModelPart.EXPERTS, sizes[part.part]
             reason = _resident_words(self.device) if routed else "every token needs it"
-            fmt = part.format if size == part.size_bytes else "f32"
+            fmt = "f32" if size > part.size_bytes else part.format
             yield line(part.part, fmt, size, reason, self.device.hit_rate if routed else 1.0)
         kept = f"{self.context} positions, {gib(kv_bytes_per_token(model.spec))} each"
-        states = sequence_bytes(model.spec)
+        states = states_bytes(model.spec)
         yield line(ModelPart.CACHE, "bf16", need.cache - states, kept)
         if states:
             yield line(ModelPart.STATES, "f32", states, STATES_REASON)

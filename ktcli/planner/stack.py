@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.models.model import Model
+from ktcli.native import Format
 from ktcli.ops.part import ModelPart
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
@@ -25,7 +26,7 @@ from ktcli.planner.spec import (
     cache_work,
     tensor_work,
 )
-from ktcli.weights.recipe import F32_BYTES, Recipe, is_in_f32, stored_bytes
+from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, stored_bytes
 
 F64Array = NDArray[np.float64]
 
@@ -150,9 +151,19 @@ def near_bytes(model: Model, recipe: Recipe) -> int:
     )
 
 
+def plain_bytes(tensor: Tensor, fmt: Format) -> int:
+    """Bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
+
+    Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept
+    exact are f32, as they are computed so.
+    """
+    if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
+        return 0
+    return F32_BYTES if tensor.role is Role.KEPT or fmt.bits == 32 else BF16_BYTES
+
+
 def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of a tensor on a GPU: as stored, but matrices kept in bf16 lie there as the f32 they are computed in,
-    unless there are several of a kind (MLA's)."""
-    stored = stored_bytes(tensor, recipe)
-    widened = tensor.role is Role.KEPT and tensor.count == 1 and not is_in_f32(tensor, recipe)
-    return 2 * stored if widened else stored
+    """Bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
+    fmt = format_of(tensor, recipe)
+    each = 0 if fmt is None else plain_bytes(tensor, fmt)
+    return each * tensor.n * tensor.k if each else stored_bytes(tensor, recipe)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
-from ktcli.native import Blocked, Format, Pool
+from ktcli.native import Blocked, Format, Numbers, Pool
 from ktcli.weights.storage import PLAIN, Matrix, Part, Raw, Read, Source, Span, rows_of
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the nibble i of a word belongs to
@@ -57,7 +57,7 @@ class Across:
         ]
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)
@@ -65,7 +65,7 @@ class Across:
         wanted = slice(above, above + span.rows)
         zeros = _outputs(raws[2].view("<u4").reshape(groups, -1), self._order)[:, wanted]
         dtype = PLAIN[parts[1].entry.dtype].dtype
-        scale = pool.decode(dtype, raws[1], groups, span.rows).T
+        scale = pool.decode(Numbers(dtype, raws[1], groups, span.rows).whole).T
         zero = zeros.T.astype(np.float32) + np.float32(self.zero_plus)
         wide = group
         if (
@@ -79,8 +79,7 @@ class Across:
         else:
             words = raws[0].view("<u4").reshape(k // 8, span.rows)
             nibbles = np.ascontiguousarray(words.T).view(np.uint8)
-        how = Blocked(4, _CODES, (1, wide), scale, zero)
-        return pool.decode_codes(how, nibbles, span.rows, k)
+        return Numbers(Blocked(4, _CODES, (1, wide), scale, zero), nibbles, span.rows, k)
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return (

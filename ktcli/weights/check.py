@@ -13,9 +13,9 @@ from ktcli.native import Format
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
 from ktcli.weights.checkpoint import HINT
-from ktcli.weights.encode import pieces_of
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.storage import PLAIN, Reader
+from ktcli.weights.strips import pieces_of
 
 LEFT_OVER = (
     "kt would leave these weights out: check that config.json belongs to this checkpoint, and that the model is of a "

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint, hinted
-from ktcli.native import Pool
+from ktcli.native import Numbers, Pool
 from ktcli.numbered import numbered_set
 from ktcli.weights.claims import COMPANIONS, source_named, source_names
 from ktcli.weights.extras import extra_limit
@@ -133,13 +133,25 @@ class Checkpoint:
         """
         return self._files.read(wanted, into)
 
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        """The rows of a span as they are stored, from the bytes that its storage wanted.
+
+        Raises:
+            BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
+        """
+        return self._files.numbers(pool, span, raws)
+
     def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        """The rows of a span as f32, from the bytes that its storage wanted.
+        """The rows of a span as f32.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf.
         """
         return self._files.decode(pool, span, raws)
+
+    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+        """An error about the numbers of a source, with its name and file."""
+        return self._files.refusal(source, error)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

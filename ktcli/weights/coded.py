@@ -30,7 +30,7 @@ from math import prod
 
 import numpy as np
 
-from ktcli.native import Blocked, Codes, DType, Format, Pool, Scale
+from ktcli.native import Blocked, Codes, Format, Numbers, Pool, Scale
 from ktcli.weights.oracle import E4M3_VALUES
 from ktcli.weights.storage import PLAIN, Matrix, Raw, Read, Source, Span, rows_of
 
@@ -74,8 +74,7 @@ class Coded:
             found.append(rows_of(part, words, span.start * self.bits // 32, self._zero_stop(span)))
         return found
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        n, k = span.rows, span.source.columns
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
         high, wide = self._block(span.source)
         scale = self._scales(pool, span, raws[1])
         how = Blocked(
@@ -86,8 +85,7 @@ class Coded:
             self._zeros(span, raws[2], scale.shape[1]) if len(raws) > 2 else None,
             self._row(span) % high,
         )
-        codes, row_bytes = raws[0].reshape(n, -1), -(-k * self.bits // 8)
-        return pool.decode_codes(how, np.ascontiguousarray(codes[:, :row_bytes]), n, k)
+        return Numbers(how, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         high, wide = self._block(span.source)
@@ -109,11 +107,11 @@ class Coded:
         first, last = self._blocks(span)
         columns = -(-span.source.columns // self._block(span.source)[1])
         if dtype in PLAIN:
-            return pool.decode(PLAIN[dtype].dtype, raw, last - first, columns)
+            return pool.decode(Numbers(PLAIN[dtype].dtype, raw, last - first, columns).whole)
         bits = raw.astype(np.uint32) << 23
         bits[raw == E8M0_NAN] |= 1 << 22  # NaN; 0 is 2^-127, which an f32 holds as a subnormal
         values = np.where(raw == 0, np.float32(2.0**-127), bits.view(np.float32))
-        return pool.decode(DType.F32, values.view(np.uint8), last - first, columns)
+        return pool.decode(Numbers.of(values.reshape(last - first, columns)).whole)
 
     def _zeros(self, span: Span, raw: Raw, groups: int) -> Matrix:
         """What each group's zero means, [rows, groups]: codes of which several rows lie in one int32."""

@@ -9,10 +9,15 @@ the norm's gain.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
-from ktcli.native import Codes, Format
-from ktcli.weights.storage import Matrix
+from ktcli.native import Codes, Format, Pool
+from ktcli.ops.tensors import Tensor
+from ktcli.weights.storage import Matrix, Reader, Span
+from ktcli.weights.strips import cut, sample
+from ktcli.weights.vectors import vector_of
 
 MOST = 256.0  # between the factors of two columns, either way from the middle
 
@@ -37,3 +42,37 @@ def factors_of(largest: Matrix, gain: Matrix) -> Matrix:
         balanced = np.sqrt(largest[used], dtype=np.float64) / np.sqrt(typical[used])
         factors[used] = np.clip(balanced / np.median(balanced), 1 / MOST, MOST)
     return factors
+
+
+class Factors:
+    """The factors of a checkpoint's matrices, found once for each vector that takes them over."""
+
+    def __init__(self, checkpoint: Reader, pool: Pool) -> None:
+        self._checkpoint, self._pool = checkpoint, pool
+        self._found: dict[str, Matrix] = {}  # [k], by the vector
+
+    def of_vector(self, name: str) -> Matrix | None:
+        """Factors [k] to multiply a vector with; None: no matrix was divided."""
+        return self._found.get(name)
+
+    def of_columns(self, tensor: Tensor, gain: Tensor) -> Matrix:
+        """Factors [k] to divide the columns of a matrix by that `gain` is to be multiplied with.
+
+        Raises:
+            BadCheckpoint: a value is NaN or Inf, or a file cannot be read.
+        """
+        if gain.name not in self._found:
+            (strip,) = cut(gain, self._checkpoint)
+            values = vector_of(strip, [self._values(span) for span in strip.spans])
+            largest = self.largest(sample(tensor, self._checkpoint))
+            self._found[gain.name] = factors_of(largest, values)
+        return self._found[gain.name]
+
+    def largest(self, spans: list[Span]) -> Matrix:
+        """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
+        return reduce(np.maximum, (np.abs(self._values(span)).max(axis=0) for span in spans))
+
+    def _values(self, span: Span) -> Matrix:
+        """What a span holds, ahead of its turn."""
+        raws = [self._checkpoint.read(each) for each in span.source.storage.reads(span)]
+        return self._checkpoint.decode(self._pool, span, raws)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ktcli.errors import BadCheckpoint
-from ktcli.native import Pool
-from ktcli.weights.storage import Matrix, Raw, Read, Span
+from ktcli.native import BadNumber, Numbers, Pool
+from ktcli.weights.storage import Matrix, Raw, Read, Source, Span
 
 
 class Files:
@@ -60,16 +60,30 @@ class Files:
                 raise BadCheckpoint(f"{file} became shorter while it was read", hint=self._hint)
             done += got
 
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        """The rows of a span as they are stored, from the bytes that its storage wanted.
+
+        Raises:
+            BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
+        """
+        try:
+            return span.source.storage.numbers(pool, span, raws)
+        except BadCheckpoint as error:
+            raise self.refusal(span.source, error) from None
+
     def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        """The rows of a span as f32, from the bytes that its storage wanted.
+        """The rows of a span as f32.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or parts of the source contradict each other.
         """
-        source = span.source
+        numbers = self.numbers(pool, span, raws)
         try:
-            return source.storage.decode(pool, span, raws)
-        except BadCheckpoint as error:
-            bad_value = str(error).startswith("value at")
-            what = "holds NaN or Inf" if bad_value else f"is damaged: {error}"
-            raise BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint) from None
+            return pool.decode(numbers.whole)
+        except BadNumber as error:
+            raise self.refusal(span.source, error) from None
+
+    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+        """What is wrong with the numbers of a source, with its name and file."""
+        what = "holds NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
+        return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.native import DType, Format, Pool
+from ktcli.errors import BadCheckpoint
+from ktcli.native import DType, Format, Numbers, Pool
 from ktcli.weights.header import Entry
 
-PIECE_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
+STRIP_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 
 Raw = NDArray[np.uint8]
 Matrix = NDArray[np.float32]
@@ -125,11 +126,11 @@ class Storage(Protocol):
         """The bytes of a span. Spans that together are a source want each of its bytes once; what many rows
         share (the scales of a block) may be wanted by each of them."""
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        """f32 [span.rows, columns].
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        """The matrix [span.rows, columns], as it lies in the bytes where the library reads it so.
 
         Raises:
-            BadCheckpoint: a number is NaN or Inf.
+            BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
         """
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
@@ -180,8 +181,18 @@ class Reader(Protocol):
             BadCheckpoint: the file ended early or the disk failed.
         """
 
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        """`Storage.numbers`, with errors that name source and file."""
+
     def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        """`Storage.decode`, with errors that name source and file."""
+        """The same as f32.
+
+        Raises:
+            BadCheckpoint: a number is NaN or Inf.
+        """
+
+    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+        """An error about the numbers of a source, with its name and file."""
 
     def close(self) -> None:
         """Close the files."""
@@ -193,7 +204,7 @@ def read_rows(source: Source, checkpoint: Reader, pool: Pool) -> Iterator[tuple[
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
     """
-    step = max(PIECE_ELEMENTS // source.columns, 1)
+    step = max(STRIP_ELEMENTS // source.columns, 1)
     for start in range(0, source.rows, step):
         span = Span(source, start, min(start + step, source.rows))
         raws = [checkpoint.read(wanted) for wanted in source.storage.reads(span)]
@@ -221,8 +232,8 @@ class Plain:
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        return pool.decode(self.dtype, raws[0], span.rows, span.source.columns)
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None
@@ -243,9 +254,9 @@ class Whole:
         row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
         return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
-        numbers = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
-        return numbers.astype(np.float32)
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+        found = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
+        return Numbers.of(found.astype(np.float32))
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None

@@ -14,8 +14,8 @@ from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.ops.tensors import Tensor
 from ktcli.weights.checkpoint import HINT
-from ktcli.weights.encode import pieces_of
 from ktcli.weights.storage import Reader, read_rows
+from ktcli.weights.strips import pieces_of
 
 
 def first_outside(values: NDArray[np.float32], below: int) -> int | None:

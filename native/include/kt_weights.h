@@ -56,26 +56,43 @@ KT_API size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k);
 
 /* From 16 on: blocks of GGUF files, see blocks.c. A row has a whole number of them. */
 enum kt_dtype {
-    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2,
+    KT_F32 = 0, KT_BF16 = 1, KT_F16 = 2, KT_CODES = 3,
     KT_Q4_0 = 16, KT_Q4_1 = 17, KT_Q5_0 = 18, KT_Q5_1 = 19, KT_Q8_0 = 20,
     KT_Q4_K = 21, KT_Q5_K = 22, KT_Q6_K = 23, KT_GGUF_MXFP4 = 24
 };
 
-/* dst[n][k] f32 = src[n][k] of `dtype`, row major. KT_ERR_VALUE if any is NaN or Inf. */
-KT_API int kt_decode(kt_pool *pool, int32_t dtype, const void *src, int64_t n, int64_t k, float *dst);
-
-/* How a quantized checkpoint stores a matrix: codes, row major, and one scale for each block of them. */
+/* What codes of a quantized checkpoint mean: (table[code] - zero) * scale, with one scale for each block of them. */
 typedef struct kt_codes {
     int32_t bits;           /* 8: a byte each; 4: two in a byte, the first in its low nibble. Rows begin at bytes */
     int64_t block_rows, block_columns;
-    int64_t row;            /* how many rows of the first block lie above src */
-    const float *table;     /* [1 << bits] what each code means */
+    int64_t row;            /* how many rows of the first block lie above row 0 */
+    const float *table;     /* [1 << bits] */
     const float *scale;     /* [ceil((row + n) / block_rows)][ceil(k / block_columns)] */
     const float *zero;      /* as many, or NULL: all 0 */
 } kt_codes;
 
-/* dst[n][k] f32 = (table[src[n][k]] - zero) * scale. KT_ERR_VALUE if any is NaN or Inf. */
-KT_API int kt_decode_codes(kt_pool *pool, const kt_codes *codes, const void *src, int64_t n, int64_t k, float *dst);
+/* Rows of numbers as a checkpoint stores them. */
+typedef struct kt_numbers {
+    int32_t dtype;          /* enum kt_dtype */
+    int64_t n;              /* rows there are */
+    int64_t row_bytes;      /* from one row to the next */
+    int64_t column_bytes;   /* KT_F32, KT_BF16, KT_F16: from one column to the next, of a matrix that may be transposed */
+    const void *data;       /* row 0; these types are aligned to their size */
+    const kt_codes *codes;  /* KT_CODES: what they mean */
+} kt_numbers;
+
+/* A matrix [n, k] gathered from rows of sources: its row i is row rows[i][1] of sources[rows[i][0]], or zeros where
+ * rows[i][0] is negative. Its columns are divided by divisors [k], where those are not NULL. */
+typedef struct kt_gathered {
+    int64_t n, k, n_sources;
+    const kt_numbers *sources;
+    const int32_t *rows;    /* [n][2] */
+    const float *divisors;
+} kt_gathered;
+
+/* dst[n][k] = the matrix, row major, as KT_F32 or as KT_BF16, rounded to nearest even. KT_ERR_VALUE if a source's number
+ * is NaN or Inf, KT_ERR_RANGE if one is too large for dtype; *bad_row is then the least row with one. */
+KT_API int kt_decode(kt_pool *pool, const kt_gathered *src, int32_t dtype, void *dst, int64_t *bad_row);
 
 typedef struct kt_pack_error {
     double sum_sq_error;    /* sum over the matrix of (value - source)^2 */
@@ -85,17 +102,16 @@ typedef struct kt_pack_error {
     double out_stored;      /* inputs with independent columns. Without importance each column counts 1 */
 } kt_pack_error;
 
-/* Encode src [n][k] f32 and write its panels to dst. Panel i goes to position i * panel_step, so that
- * two matrices can alternate (gate: dst, step 2; up: dst + one panel, step 2). `error` may be NULL,
- * else it is added to. The bytes do not depend on the row, the threads or the machine.
+/* Encode the matrix and write its panels to dst, one behind the other. `error` may be NULL, else it is added to. The
+ * bytes do not depend on the row, the threads or the machine. KT_ERR_VALUE if a source's number is NaN or Inf; *bad_row
+ * is then the least row with one, and negative for other errors.
  * scales [n][groups] f32, for 4 and 8 bits with f32 scales: used instead of those that the encoder would choose,
  * except where one is outside 2^-60..2^60 in magnitude (0: choose); NULL: it chooses all. With the scales
  * that E4M3 values or integers were decoded with, these come back bit for bit: see kernels/formats.h.
  * importance [k] f32: how much the squared error of each column counts when scales are searched, 2^-20..2^20; of a
  * format with rotation, every column of a block counts the block's mean. NULL: all count the same. */
-KT_API int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src,
-                   const float *scales, const float *importance, int64_t panel_step, void *dst,
-                   kt_pack_error *error);
+KT_API int kt_pack(kt_pool *pool, const kt_format *format, const kt_gathered *src, const float *scales,
+                   const float *importance, void *dst, kt_pack_error *error, int64_t *bad_row);
 
 /* dst[n][k] f32 = matrix `index` of w, decoded, and rotated back. */
 KT_API int kt_unpack(kt_pool *pool, const kt_weight *w, int64_t index, float *dst);

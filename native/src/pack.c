@@ -1,13 +1,13 @@
 /* pack.c - whole matrices to and from the packed layout. Each panel is independent, so the team shares them out by
- * a counter and the bytes do not depend on it. The encoder itself is a kernel; its specification is in
- * kernels/formats.h.
+ * a counter and the bytes do not depend on it; who encodes a panel decodes its rows first. The encoder itself is a
+ * kernel; its specification is in kernels/formats.h.
  */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "kernels/formats.h"
-#include "pool.h"
+#include "numbers.h"
 
 #define LEAST_IMPORTANCE 0x1p-20f
 
@@ -25,37 +25,45 @@ size_t kt_packed_bytes(const kt_format *format, int64_t n, int64_t k)
 typedef struct pack_task {
     kt_pool *pool;
     const kt_format *format;
-    int64_t n, k, panels;
-    const float *src, *scales;      /* scales: NULL or [n][groups] */
-    const float *importance;        /* NULL or [k]; with a rotation the means of its blocks, [k rounded up to 64] */
+    const kt_gathered *src;
+    const float *scales;            /* NULL or [n][groups] */
+    const float *importance;        /* NULL or [k]; with a rotation the means of its blocks, [columns] */
     uint8_t *dst;
-    size_t stride;                  /* bytes from one panel to the next */
-    int64_t block, columns;         /* of the rotation, 0: none; columns of a rotated row */
-    float *rotated;                 /* [threads][16][columns] */
+    layout l;
+    int64_t panels, block, columns; /* block: of the rotation, 0: none; columns: of a row as it is encoded */
+    float *rows;                    /* [threads][16][stride]: rows that do not lie in memory as they are encoded */
+    int64_t stride;
     kt_pack_error *error;           /* [panels]: added up in order, so that the sum is always the same */
 } pack_task;
 
-/* The 16 rows of panel i, rotated, as a matrix of their own. */
-static void pack_rotated(const pack_task *t, const kt_kernels *kernels, int64_t i, float *rows, uint8_t *dst)
+/* Row i as it is encoded, in `buffer` or where it lies; NULL: zeros. */
+static const float *pack_row(const pack_task *t, const kt_kernels *kernels, int64_t i, float *buffer)
 {
-    int64_t first = i * KT_PANEL_ROWS, n = t->n - first < KT_PANEL_ROWS ? t->n - first : KT_PANEL_ROWS;
-    for (int64_t r = 0; r < n; r++)
-        kernels->rotate(t->src + (first + r) * t->k, t->k, t->block, rows + r * t->columns);
-    kernels->encode_panel(t->format, n, t->columns, rows, NULL, t->importance, 0, dst, &t->error[i]);
+    const kt_gathered *m = t->src;
+    const float *row = i < m->n ? gathered_row(kernels, m, i, buffer) : NULL;
+    if (!row)
+        return NULL;
+    for (int64_t c = 0; m->divisors && c < m->k; c++)
+        buffer[c] = row[c] / m->divisors[c];
+    row = m->divisors ? buffer : row;
+    if (t->block)
+        kernels->rotate(row, m->k, t->block, buffer);
+    return t->block ? buffer : row;
 }
 
 static void pack_panels(void *arg, int thread, int threads)
 {
     pack_task *t = arg;
     const kt_kernels *kernels = pool_kernels(t->pool);
+    float *buffer = t->rows + (int64_t)thread * KT_PANEL_ROWS * t->stride;
     (void)threads;
     for (int64_t i; (i = pool_take(t->pool, thread, 1)) < t->panels;) {
-        uint8_t *dst = t->dst + (size_t)i * t->stride;
-        if (t->block)
-            pack_rotated(t, kernels, i, t->rotated + (size_t)thread * KT_PANEL_ROWS * (size_t)t->columns, dst);
-        else
-            kernels->encode_panel(t->format, t->n, t->k, t->src, t->scales, t->importance, i * KT_PANEL_ROWS, dst,
-                                  &t->error[i]);
+        const float *x[KT_PANEL_ROWS];
+        int64_t first = i * KT_PANEL_ROWS;
+        for (int r = 0; r < KT_PANEL_ROWS; r++)
+            x[r] = pack_row(t, kernels, first + r, buffer + r * t->stride);
+        panel_rows rows = {t->columns, x, t->scales ? t->scales + first * t->l.groups : NULL, t->importance};
+        kernels->encode_panel(t->format, &rows, t->dst + (size_t)i * t->l.panel_bytes, &t->error[i]);
     }
 }
 
@@ -63,7 +71,7 @@ static void pack_panels(void *arg, int thread, int threads)
 static void spread_importance(const pack_task *t, const float *importance, float *means)
 {
     for (int64_t first = 0; first < t->columns; first += t->block) {
-        int64_t last = first + t->block < t->k ? first + t->block : t->k;
+        int64_t last = first + t->block < t->src->k ? first + t->block : t->src->k;
         float sum = 0.0f;
         for (int64_t c = first; c < last; c++)
             sum += importance[c];
@@ -80,12 +88,12 @@ static int importance_is_valid(const float *importance, int64_t k)
     return 1;
 }
 
-int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
-            const float *importance, int64_t panel_step, void *dst, kt_pack_error *error)
+static int pack_check(kt_pool *pool, const kt_format *format, const kt_gathered *src, const float *scales,
+                      const float *importance)
 {
-    if (!kt_packed_bytes(format, n, k) || panel_step < 1) {
-        pool_set_error(pool, "cannot pack a [%" PRId64 ", %" PRId64 "] matrix at %d bits, group %d, step %" PRId64,
-                       n, k, (int)format->bits, (int)format->group, panel_step);
+    if (!kt_packed_bytes(format, src->n, src->k)) {
+        pool_set_error(pool, "cannot pack a [%" PRId64 ", %" PRId64 "] matrix at %d bits, group %d", src->n, src->k,
+                       (int)format->bits, (int)format->group);
         return KT_ERR_SHAPE;
     }
     if (scales && (format->bits > 8 || format->scale != KT_SCALE_F32 || format->rotation)) {
@@ -93,42 +101,75 @@ int kt_pack(kt_pool *pool, const kt_format *format, int64_t n, int64_t k, const 
                        "%d", (int)format->bits, (int)format->scale, (int)format->rotation);
         return KT_ERR_SHAPE;
     }
-    if (!importance_is_valid(importance, k)) {
+    if (!importance_is_valid(importance, src->k)) {
         pool_set_error(pool, "the importance of a column is not within %g..%g", (double)LEAST_IMPORTANCE,
                        1.0 / (double)LEAST_IMPORTANCE);
         return KT_ERR_VALUE;
     }
-    layout l = layout_of(format, k);
-    int64_t panels = round_up(n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
-    pack_task t = {pool, format, n, k, panels, src, scales, importance, dst, (size_t)panel_step * l.panel_bytes,
-                   rotation_block(format, k), rotated_columns(format, k), NULL, NULL};
-    size_t row = (size_t)t.columns * sizeof(float), rows = (size_t)kt_pool_threads(pool) * KT_PANEL_ROWS + 1;
-    float *means = NULL;
+    return gathered_check(pool, src);
+}
+
+/* The first row of the sources with a NaN or Inf, or -1. Where there is one, the sum of squares is none. */
+static int64_t find_bad_row(const pack_task *t, const kt_pack_error *sums)
+{
+    if (isfinite(sums->sum_sq))
+        return -1;
+    for (int64_t i = 0; i < t->src->n; i++) {
+        const float *row = gathered_row(pool_kernels(t->pool), t->src, i, t->rows);
+        int64_t c = row ? first_bad(row, t->src->k) : t->src->k;
+        if (c < t->src->k) {
+            pool_set_error(t->pool, "value at row %" PRId64 ", column %" PRId64 " is %s", i, c,
+                           isnan(row[c]) ? "NaN" : "infinite");
+            return i;
+        }
+    }
+    return -1;
+}
+
+static void add_errors(const pack_task *t, kt_pack_error *sums)
+{
+    for (int64_t i = 0; i < t->panels; i++) {
+        sums->sum_sq_error += t->error[i].sum_sq_error;
+        sums->sum_sq += t->error[i].sum_sq;
+        sums->out_error += t->error[i].out_error;
+        sums->out_sq += t->error[i].out_sq;
+        sums->out_stored += t->error[i].out_stored;
+    }
+}
+
+int kt_pack(kt_pool *pool, const kt_format *format, const kt_gathered *src, const float *scales,
+            const float *importance, void *dst, kt_pack_error *error, int64_t *bad_row)
+{
+    int result = pack_check(pool, format, src, scales, importance);
+    *bad_row = -1;
+    if (result != KT_OK)
+        return result;
+    int64_t columns = rotated_columns(format, src->k), panels = round_up(src->n, KT_PANEL_ROWS) / KT_PANEL_ROWS;
+    pack_task t = {pool, format, src, scales, importance, dst, layout_of(format, src->k), panels,
+                   rotation_block(format, src->k), columns, NULL, round_up(columns, 16) + 16, NULL};
+    size_t rows = (size_t)kt_pool_threads(pool) * KT_PANEL_ROWS + 1;
+    t.rows = malloc(rows * (size_t)t.stride * sizeof *t.rows);
     t.error = calloc((size_t)panels, sizeof *t.error);
-    if (t.block)
-        t.rotated = means = calloc(rows, row);
-    if (!t.error || (t.block && !means)) {
-        pool_set_error(pool, "no memory for %" PRId64 " panels of %" PRId64 " columns", panels, k);
-    } else {
-        if (t.block) {
-            t.rotated += t.columns;
-            if (importance)
-                spread_importance(&t, importance, means);
-            t.importance = importance ? means : NULL;
+    if (t.rows && t.error) {
+        kt_pack_error sums = error ? *error : (kt_pack_error){0};
+        float *means = t.rows + (rows - 1) * (size_t)t.stride;
+        if (t.block && importance) {
+            spread_importance(&t, importance, means);
+            t.importance = means;
         }
         pool_run(pool, pack_panels, &t);
+        add_errors(&t, &sums);
+        *bad_row = find_bad_row(&t, &sums);
+        result = *bad_row < 0 ? KT_OK : KT_ERR_VALUE;
+        if (error && result == KT_OK)
+            *error = sums;
+    } else {
+        pool_set_error(pool, "no memory for %" PRId64 " panels of %" PRId64 " columns", panels, columns);
+        result = KT_ERR_MEMORY;
     }
-    for (int64_t i = 0; error && t.error && i < panels; i++) {
-        error->sum_sq_error += t.error[i].sum_sq_error;
-        error->sum_sq += t.error[i].sum_sq;
-        error->out_error += t.error[i].out_error;
-        error->out_sq += t.error[i].out_sq;
-        error->out_stored += t.error[i].out_stored;
-    }
-    int failed = !t.error || (t.block && !means);
     free(t.error);
-    free(means);
-    return failed ? KT_ERR_MEMORY : KT_OK;
+    free(t.rows);
+    return result;
 }
 
 typedef struct unpack_task {

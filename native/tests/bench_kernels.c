@@ -288,8 +288,8 @@ static void bench_encode(const bench *b)
         for (int i = 0; i < b->pairs; i++) {
             double a = now();
             error = (kt_pack_error){0};
-            for (int64_t row = 0; row < n; row += 16)
-                b->kernels->encode_panel(f, n, k, x, NULL, NULL, row, dst, &error);
+            for (int64_t panel = 0; panel < n / 16; panel++)
+                encode_floats(b->kernels, f, n, k, x, panel, dst, &error);
             rate[i] = (double)(n * k) * 2 / (now() - a) * 1e-6;
         }
         printf("encode %-9s %6.0f MB/s of bf16 source per core (best %6.0f), relative error %.4f\n", formats[c],

@@ -8,6 +8,7 @@
 #define KT_CHECK_H
 
 #include "amxtrap/amxtrap.h"
+#include "gather.h"
 #include "kt.h"
 
 #include <math.h>
@@ -168,7 +169,8 @@ static inline test_weight make_weight(kt_pool *pool, const kt_format *format, in
         fill(source, values, seed + (uint64_t)i);
         for (size_t j = 0; j < values; j++)
             source[j] *= 1.7f / sqrtf((float)k);
-        OK(kt_pack(pool, format, n, k, source, NULL, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(pack_floats(pool, format, n, k, source, NULL, (uint8_t *)t.data + (size_t)i * size, NULL),
+           kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, t.values + (size_t)i * values), kt_pool_error(pool));
     }
     free(source);
@@ -187,7 +189,8 @@ static inline test_weight make_transposed(kt_pool *pool, const test_weight *from
         float *to = t.values + (size_t)i * values;
         for (int64_t j = 0; j < n * k; j++)
             to[j] = from->values[(size_t)i * values + (size_t)(j % k * n + j / k)];
-        OK(kt_pack(pool, format, n, k, to, NULL, NULL, 1, (uint8_t *)t.data + (size_t)i * size, NULL), kt_pool_error(pool));
+        OK(pack_floats(pool, format, n, k, to, NULL, (uint8_t *)t.data + (size_t)i * size, NULL),
+           kt_pool_error(pool));
         OK(kt_unpack(pool, &t.w, i, to), kt_pool_error(pool));
     }
     return t;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "cpu.h"
+#include "gather.h"
 #include "kernels/formats.h"
 #include "kernels/kernels.h"
 
@@ -81,6 +82,18 @@ static inline double minifloat(unsigned bits, int exponent_bits, int mantissa_bi
     double fraction = (double)(bits & ((1u << mantissa_bits) - 1u)) / (double)(1 << mantissa_bits);
     double value = exponent ? ldexp(1.0 + fraction, exponent - bias) : ldexp(fraction, 1 - bias);
     return bits >> (exponent_bits + mantissa_bits) & 1 ? -value : value;
+}
+
+static inline kt_pool *make_pool(const char *isa, int32_t n_threads)
+{
+    char error[256] = "";
+    kt_pool_options options = {isa, n_threads, NULL, 0};
+    kt_pool *pool = kt_pool_create(&options, error, sizeof error);
+    if (!pool) {
+        printf("FAIL no pool: %s\n", error);
+        exit(1);
+    }
+    return pool;
 }
 
 /* ---- one packed matrix ---- */

@@ -41,7 +41,7 @@ static problem make_problem(const kt_format *f, int64_t n, int64_t k, int64_t mo
     float *source = random_floats_of((size_t)(n * k), state);
     p.w = allocate((size_t)panels * p.l.panel_bytes);
     for (int64_t i = 0; i < panels; i++)
-        vectors->encode_panel(f, n, k, source, NULL, NULL, 16 * i, p.w + (size_t)i * p.l.panel_bytes, &error);
+        encode_floats(vectors, f, n, k, source, i, p.w + (size_t)i * p.l.panel_bytes, &error);
     free(source);
     p.bias = random_floats_of((size_t)n, state);
     p.gate = random_floats_of((size_t)most, state);

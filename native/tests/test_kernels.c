@@ -30,7 +30,7 @@ static problem make_problem(const kt_kernels *kernels, const kt_kernels *referen
     p.w = allocate((size_t)panels * p.l.panel_bytes);
     kt_pack_error error = {0};
     for (int64_t i = 0; i < panels; i++)    /* much faster than the oracle; test_encode compares the two */
-        kernels->encode_panel(f, n, k, source, NULL, NULL, 16 * i, p.w + (size_t)i * p.l.panel_bytes, &error);
+        encode_floats(kernels, f, n, k, source, i, p.w + (size_t)i * p.l.panel_bytes, &error);
     free(source);
     p.x = random_floats_of((size_t)(MAX_TOKENS * k), state);
     p.bias = random_floats_of((size_t)n, state);
@@ -217,7 +217,7 @@ static int64_t check_encode(const kt_kernels *kernels, const kt_format *f, int64
     double wrong = 0, square = 0;
     memset(got, 0xa5, bytes);
     for (int64_t i = 0; i < (n + 15) / 16; i++)
-        kernels->encode_panel(f, n, k, x, NULL, NULL, 16 * i, got + (size_t)i * l.panel_bytes, &error);
+        encode_floats(kernels, f, n, k, x, i, got + (size_t)i * l.panel_bytes, &error);
     for (int64_t r = 0; r < n; r++)
         for (int64_t c = 0; c < k; c++) {
             double e = (double)x[r * k + c] - (double)oracle_value(f, want, k, r, c);
@@ -260,7 +260,7 @@ static void test_encode(const kt_kernels *kernels)
                 kt_pack_error error = {0};
                 decode_matrix(f, n, k, wanted[i][a], x);
                 for (int64_t p = 0; p < (n + 15) / 16; p++)
-                    kernels->encode_panel(f, n, k, x, NULL, NULL, 16 * p, w + (size_t)p * l.panel_bytes, &error);
+                    encode_floats(kernels, f, n, k, x, p, w + (size_t)p * l.panel_bytes, &error);
                 lossy += error.sum_sq_error != 0.0;
                 repeats++;
                 free(w);

@@ -1,22 +1,10 @@
-/* test_pack.c - whole matrices: sizes, decode of checkpoint types, pack and unpack with any number of
- * threads, random weights, the choice of a row, the ceilings.
+/* test_pack.c - whole matrices: sizes, pack and unpack with any number of threads, random weights, the choice of a
+ * row, the ceilings.
  */
 #define _POSIX_C_SOURCE 200112L     /* posix_memalign */
 
 #include "cpu.h"
 #include "oracle.h"
-
-static kt_pool *make_pool(const char *isa, int32_t n_threads)
-{
-    char error[256] = "";
-    kt_pool_options options = {isa, n_threads, NULL, 0};
-    kt_pool *pool = kt_pool_create(&options, error, sizeof error);
-    if (!pool) {
-        printf("FAIL no pool: %s\n", error);
-        exit(1);
-    }
-    return pool;
-}
 
 static void test_sizes(void)
 {
@@ -49,107 +37,6 @@ static void test_sizes(void)
     law("-", "kt_packed_bytes: known sizes, 0 for what is not valid", n + 13, broken);
 }
 
-static void test_decode(kt_pool *pool, const char *isa)
-{
-    int64_t broken = 0;
-    uint16_t half[64 * 1024], bf[300];
-    float *dst = allocate(sizeof(float) * 64 * 1024);
-    for (int i = 0; i < 64 * 1024; i++)         /* all finite halves */
-        half[i] = (uint16_t)((i >> 10 & 31) == 31 ? 0 : i);
-    broken += kt_decode(pool, KT_F16, half, 64, 1024, dst) != KT_OK;
-    for (int i = 0; i < 64 * 1024; i++)
-        broken += (double)dst[i] != minifloat(half[i], 5, 10);
-    for (int i = 0; i < 300; i++)
-        bf[i] = (uint16_t)(i * 100);
-    broken += kt_decode(pool, KT_BF16, bf, 20, 15, dst) != KT_OK;
-    for (int i = 0; i < 300; i++)
-        broken += dst[i] != float_of_bf16(bf[i]);
-    bf[77] = 0x7f80;
-    bf[201] = 0xffc0;
-    broken += kt_decode(pool, KT_BF16, bf, 20, 15, dst) != KT_ERR_VALUE;
-    broken += strcmp(kt_pool_error(pool), "value at row 5, column 2 is infinite") != 0;
-    broken += kt_decode(pool, 3, bf, 2, 3, dst) != KT_ERR_SHAPE;
-    free(dst);
-    law(isa, "kt_decode: all types, NaN and Inf are found", 5, broken);
-}
-
-/* (table[code] - zero) * scale, from any row of a block on. */
-static void test_decode_codes(kt_pool *pool, const char *isa)
-{
-    enum { N = 40, K = 75, MOST = 128 };
-    int64_t broken = 0, cases = 0;
-    uint64_t state = 7;
-    uint8_t *src = allocate(N * K);
-    float table[256], *scale = allocate((N + MOST) * K * 4), *zero = allocate((N + MOST) * K * 4);
-    float *dst = allocate(N * K * 4);
-    for (int i = 0; i < 256; i++)
-        table[i] = next_float(&state);
-    for (int i = 0; i < N * K; i++)
-        src[i] = (uint8_t)next_u32(&state);
-    for (int i = 0; i < (N + MOST) * K; i++) {
-        scale[i] = next_float(&state);
-        zero[i] = next_float(&state);
-    }
-    static const int64_t block[][3] = {{128, 128, 0}, {128, 128, 100}, {1, 32, 0}, {1, 1, 0}, {7, 75, 3}};
-    for (int bits = 4; bits <= 8; bits += 4)
-        for (int i = 0; i < 10; i++, cases++) {
-            const int64_t *b = block[i / 2], blocks = (K + b[1] - 1) / b[1], bytes = bits == 8 ? K : (K + 1) / 2;
-            kt_codes how = {bits, b[0], b[1], b[2], table, scale, i % 2 ? zero : NULL};
-            broken += kt_decode_codes(pool, &how, src, N, K, dst) != KT_OK;
-            for (int64_t r = 0; r < N; r++)
-                for (int64_t c = 0; c < K; c++) {
-                    int64_t at = (b[2] + r) / b[0] * blocks + c / b[1];
-                    uint8_t byte = src[r * bytes + (bits == 8 ? c : c / 2)];
-                    uint8_t code = bits == 8 ? byte : c % 2 ? byte >> 4 : byte & 15;
-                    broken += dst[r * K + c] != (table[code] - (i % 2 ? zero[at] : 0.0f)) * scale[at];
-                }
-        }
-    kt_codes how = {8, 1, K, 0, table, scale, NULL};
-    scale[5] = INFINITY;
-    broken += kt_decode_codes(pool, &how, src, N, K, dst) != KT_ERR_VALUE;
-    broken += strncmp(kt_pool_error(pool), "value at row 5, column 0 is", 27) != 0;
-    how.bits = 5;
-    broken += kt_decode_codes(pool, &how, src, N, K, dst) != KT_ERR_SHAPE;
-    how.bits = 4;
-    how.block_columns = 0;
-    broken += kt_decode_codes(pool, &how, src, N, K, dst) != KT_ERR_SHAPE;
-    free(src);
-    free(scale);
-    free(zero);
-    free(dst);
-    law(isa, "kt_decode_codes: 4 and 8 bits, blocks, zeros", cases + 3, broken);
-}
-
-/* Blocks of GGUF files, of just the bytes that they have: all codes 0, scales 2, minima 3. That the numbers are
- * those of the gguf package is a test in Python. */
-static void test_blocks(kt_pool *pool, const char *isa)
-{
-    static const struct { int32_t dtype, elements, bytes, scale, minimum; float first; } rows[] = {
-        {KT_Q4_0, 32, 18, 0, -1, -16}, {KT_Q4_1, 32, 20, 0, 2, 3},  {KT_Q5_0, 32, 22, 0, -1, -32},
-        {KT_Q5_1, 32, 24, 0, 2, 3},    {KT_Q8_0, 32, 34, 0, -1, 0}, {KT_Q4_K, 256, 144, 0, 2, 0},
-        {KT_Q5_K, 256, 176, 0, 2, 0},  {KT_Q6_K, 256, 210, 208, -1, 0}, {KT_GGUF_MXFP4, 32, 17, -1, -1, 0},
-    };
-    int broken = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const int32_t k = 3 * rows[i].elements, n = 5;
-        const size_t blocks = (size_t)n * 3, bytes = (size_t)rows[i].bytes;
-        uint8_t *src = calloc(blocks, bytes);
-        float *dst = malloc((size_t)n * (size_t)k * sizeof *dst);
-        for (size_t b = 0; b < blocks; b++) {
-            if (rows[i].scale >= 0)
-                src[b * bytes + (size_t)rows[i].scale + 1] = 0x40;      /* 2 in f16 */
-            if (rows[i].minimum >= 0)
-                memcpy(src + b * bytes + rows[i].minimum, &(uint16_t){0x4200}, 2);      /* 3 */
-        }
-        broken += kt_decode(pool, rows[i].dtype, src, n, k, dst) != KT_OK;
-        broken += dst[0] != rows[i].first || dst[n * k - 1] != rows[i].first;
-        broken += kt_decode(pool, rows[i].dtype, src, n, k - 1, dst) != KT_ERR_SHAPE;
-        free(src);
-        free(dst);
-    }
-    law(isa, "kt_decode: blocks", 27, broken);
-}
-
 static void test_pack(kt_pool *pool, const char *isa)
 {
     int64_t broken = 0;
@@ -157,21 +44,16 @@ static void test_pack(kt_pool *pool, const char *isa)
     for (int i = 0; i < N_FORMATS; i++) {
         const kt_format *f = &all_formats[i].format;
         int64_t n = 37 + i, k = 100 + 9 * i;
-        layout l = layout_of(f, k);
-        size_t bytes = kt_packed_bytes(f, n, k), panels = bytes / l.panel_bytes;
+        size_t bytes = kt_packed_bytes(f, n, k);
         float *x = random_floats_of((size_t)(n * k), &state), *back = allocate((size_t)(n * k) * 4);
         uint8_t *want = allocate(bytes), *got = allocate(2 * bytes);
         kt_pack_error error = {0, 0}, again = {0, 0};
         oracle_encode(f, n, k, x, want);
         memset(got, 0x11, 2 * bytes);
-        broken += kt_pack(pool, f, n, k, x, NULL, NULL, 2, got, &error) != KT_OK;
-        for (size_t p = 0; p < panels; p++) {   /* every second panel is written, the others are not */
-            broken += memcmp(want + p * l.panel_bytes, got + 2 * p * l.panel_bytes, l.panel_bytes) != 0;
-            broken += got[(2 * p + 1) * l.panel_bytes] != 0x11;
-        }
-        broken += kt_pack(pool, f, n, k, x, NULL, NULL, 1, got + bytes, &again) != KT_OK;
+        broken += pack_floats(pool, f, n, k, x, NULL, got, &error) != KT_OK || memcmp(got, want, bytes) != 0;
+        broken += got[bytes] != 0x11;
+        broken += pack_floats(pool, f, n, k, x, NULL, got + bytes, &again) != KT_OK;
         broken += error.sum_sq != again.sum_sq || error.sum_sq_error != again.sum_sq_error;
-        memcpy(got, want, bytes);
         kt_weight w = {*f, n, k, 2, got};
         broken += kt_unpack(pool, &w, 1, back) != KT_OK;
         for (int64_t j = 0; j < n * k; j++)
@@ -182,7 +64,7 @@ static void test_pack(kt_pool *pool, const char *isa)
         free(want);
         free(got);
     }
-    law(isa, "kt_pack and kt_unpack, alternating panels, same error twice", N_FORMATS, broken);
+    law(isa, "kt_pack and kt_unpack, same error twice", N_FORMATS, broken);
 }
 
 /* Integers of 4 bits times f32 scales, packed with those scales: the same values, though no division finds them. */
@@ -199,7 +81,7 @@ static void test_given_scales_of_integers(kt_pool *pool, const char *isa)
     for (int i = 0; i < N * K; i++)
         x[i] = (float)((int)(next_u32(&state) % 16) - 8) * scales[i / K * GROUPS + i % K / 32];
     kt_pack_error error = {0};
-    broken += kt_pack(pool, &f, N, K, x, scales, NULL, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
+    broken += pack_floats(pool, &f, N, K, x, scales, got, &error) != KT_OK || error.sum_sq_error != 0.0;
     kt_weight w = {f, N, K, 1, got};
     broken += kt_unpack(pool, &w, 0, back) != KT_OK;
     for (int i = 0; i < N * K; i++)
@@ -231,9 +113,11 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     for (int i = 0; i < 256; i++)
         e4m3[i] = (float)minifloat((uint32_t)i, 4, 3);
     kt_codes how = {8, 128, 128, 0, e4m3, blocks, NULL};
-    broken += kt_decode_codes(pool, &how, codes, N, K, x) != KT_OK;
+    kt_numbers source = {KT_CODES, N, K, 0, codes, &how};
+    int64_t bad_row;
+    broken += decode_numbers(pool, &source, K, x, &bad_row) != KT_OK;
     kt_pack_error error = {0};
-    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, &error) != KT_OK || error.sum_sq_error != 0.0;
+    broken += pack_floats(pool, &fp8, N, K, x, scales, got, &error) != KT_OK || error.sum_sq_error != 0.0;
     for (int64_t i = 0; i < N * K; i++) {
         broken += (uint8_t)oracle_code(&fp8, got, K, i / K, i % K) != codes[i];
         broken += oracle_scale(&fp8, got, K, i / K, i % K) != scales[i / K * GROUPS + i % K / 128];
@@ -241,17 +125,17 @@ static void test_given_scales(kt_pool *pool, const char *isa)
     for (int i = 0; i < N * GROUPS; i++)        /* scales that do not fit the values */
         scales[i] = next_float(&state) + 4.0f;
     oracle_encode_scaled(&fp8, N, K, x, scales, want);
-    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, NULL) != KT_OK;
+    broken += pack_floats(pool, &fp8, N, K, x, scales, got, NULL) != KT_OK;
     broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
     oracle_encode(&fp8, N, K, x, want);
     for (int i = 0; i < N * GROUPS; i++)        /* scales that are not used */
         scales[i] = i % 3 ? 0.0f : i % 2 ? 0x1p-61f : -INFINITY;
-    broken += kt_pack(pool, &fp8, N, K, x, scales, NULL, 1, got, NULL) != KT_OK;
+    broken += pack_floats(pool, &fp8, N, K, x, scales, got, NULL) != KT_OK;
     broken += memcmp(got, want, kt_packed_bytes(&fp8, N, K)) != 0;
     for (int i = 0; i < N_FORMATS; i++) {
         const kt_format *f = &all_formats[i].format;
         int fits = f->bits <= 8 && f->scale == KT_SCALE_F32 && !f->rotation;
-        broken += !fits && kt_pack(pool, f, 16, 64, x, scales, NULL, 1, want, NULL) != KT_ERR_SHAPE;
+        broken += !fits && pack_floats(pool, f, 16, 64, x, scales, want, NULL) != KT_ERR_SHAPE;
     }
     free(codes);
     free(got);
@@ -339,9 +223,6 @@ int main(void)
     for (int32_t i = 0; i < n && i < 8; i++)
         for (int32_t threads = 1; threads <= 3 && rows[i].usable; threads += 2) {
             kt_pool *pool = make_pool(rows[i].name, threads);
-            test_decode(pool, rows[i].name);
-            test_decode_codes(pool, rows[i].name);
-            test_blocks(pool, rows[i].name);
             test_pack(pool, rows[i].name);
             test_given_scales(pool, rows[i].name);
             test_given_scales_of_integers(pool, rows[i].name);

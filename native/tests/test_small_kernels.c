@@ -90,6 +90,24 @@ static void test_bf16(const kt_kernels *kernels)
     law(kernels->name, "to_bf16 rounds to nearest even, from_bf16 is exact", N_SIZES, broken);
 }
 
+/* All halves but NaNs, in rows of any length. */
+static void test_f16(const kt_kernels *kernels)
+{
+    static uint16_t h[1 << 16];
+    static float x[1 << 16];
+    int64_t broken = 0, n = 0;
+    for (int32_t i = 0; i < 1 << 16; i++)
+        if ((i & 0x7fff) <= 0x7c00)
+            h[n++] = (uint16_t)i;
+    for (int a = 0; a < N_SIZES; a++) {
+        for (int64_t c = 0; c < n; c += sizes[a])
+            kernels->from_f16(h + c, n - c < sizes[a] ? n - c : sizes[a], x + c);
+        for (int64_t c = 0; c < n; c++)
+            broken += bits_of_float(x[c]) != bits_of_float(float_of_f16(h[c]));
+    }
+    law(kernels->name, "from_f16 is exact", N_SIZES, broken);
+}
+
 static void test_norm(const kt_kernels *kernels)
 {
     int64_t broken = 0;
@@ -220,6 +238,7 @@ static void test_row(const kt_kernels *kernels)
     test_quantize(kernels);
     test_quantize_wide(kernels);
     test_bf16(kernels);
+    test_f16(kernels);
     test_norm(kernels);
     test_rope(kernels);
     test_elementwise(kernels);

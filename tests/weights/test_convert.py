@@ -28,7 +28,7 @@ from ktcli.native import Pool
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.weights import convert as module
-from ktcli.weights import encode, oracle, writer
+from ktcli.weights import oracle, strips, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
 from ktcli.weights.convert import Calibration, Provenance, convert
@@ -142,7 +142,7 @@ def test_bytes_are_the_oracles(
     folder = random_checkpoint(tmp_path / "source", config, dtype=dtype, shards=3)
     recipe = Recipe.named(experts, dense)
     report = convert(folder, tmp_path / "pack", recipe, POOL)
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 3000)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", 3000)
     convert(folder, tmp_path / "pieces", recipe, POOL)
     pack, pieces = Pack.open(tmp_path / "pack"), Pack.open(tmp_path / "pieces")
     assert damaged(pack.path) == []

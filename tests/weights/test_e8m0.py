@@ -18,7 +18,7 @@ from weights.test_storages import POOL, decoded
 from ktcli.errors import BadCheckpoint
 from ktcli.main import main
 from ktcli.ops.tensors import Role, Stored
-from ktcli.weights import encode, oracle
+from ktcli.weights import oracle, strips
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS
@@ -136,7 +136,7 @@ def test_fp4_is_held_by_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     of the same numbers stored as gpt-oss does."""
     rng = np.random.default_rng(0)
     n, k = 2 * len(LOSSLESS), 96
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 16 * k)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", 16 * k)
     codes = rng.integers(0, 16, (n, k))
     codes[0] = 0
     codes[1] = rng.choice([0, 1, 8, 9], k)  # a smaller scale could hold these too

@@ -16,11 +16,13 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Band, Role, Stored, Tensor
-from ktcli.weights import encode
+from ktcli.weights import strips
 from ktcli.weights.checkpoint import Checkpoint
-from ktcli.weights.encode import Encoder, sample
+from ktcli.weights.columns import Factors
+from ktcli.weights.encode import Encoder
 from ktcli.weights.recipe import Recipe
 from ktcli.weights.storage import Raw, Read
+from ktcli.weights.strips import sample
 
 POOL = Pool(2, spin_us=0)
 E, N, K = 3, 40, 70
@@ -80,7 +82,7 @@ def encoded(tensor: Tensor, reader: Checkpoint) -> bytes:
 @pytest.mark.parametrize("elements", [1 << 22, 1500])
 def test_pieces_are_slices(tmp_path: Path, how: str, elements: int, monkeypatch):
     """As plain rows, which are the values themselves; pieces are cut anywhere."""
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", elements)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", elements)
     pieces = LAYOUTS[how]
     n = sum(piece.rows for piece in pieces)
     tensor = lone(n, K, Role.TABLE, (pieces,), count=E)
@@ -99,7 +101,7 @@ def test_pieces_are_slices(tmp_path: Path, how: str, elements: int, monkeypatch)
 @pytest.mark.parametrize("how", ["one for each", "fused", "interleaved", "transposed"])
 def test_gate_and_up_alternate_however_they_lie(tmp_path: Path, how: str, monkeypatch):
     """The same values give the same bytes; a tensor that holds both is read once."""
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 5000)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", 5000)
     rng = np.random.default_rng(1)
     gate, up = rng.standard_normal((2, E, N, K)).astype(np.float32)
     one = {f"m.{e}.{part}": x[e] for part, x in (("g", gate), ("u", up)) for e in range(E)}
@@ -143,7 +145,7 @@ def test_the_alternative_that_is_there_is_taken(tmp_path: Path):
         [({"y": y}, third), ({"y": y.T.copy()}, second), ({"z": y}, first), ({"x": y, "y": y}, first)]
     ):  # fmt: skip
         with written(tmp_path / str(i), made) as reader:
-            assert encode.pieces_of(tensor, reader) == (wanted,)
+            assert strips.pieces_of(tensor, reader) == (wanted,)
 
 
 def test_a_vector_that_may_lack_is_of_zeros(tmp_path: Path):
@@ -176,9 +178,9 @@ def test_the_sample_of_a_head_is_never_in_memory_at_once(tmp_path: Path):
     matrix = np.random.default_rng(3).standard_normal((1024, 8192)).astype(np.float32)
     written(tmp_path, {"m.w": matrix}).close()
     with Checkpoint(tmp_path) as checkpoint:  # not one that remembers each byte
-        encoder = Encoder(checkpoint, Recipe(), POOL)
+        factors = Factors(checkpoint, POOL)
         tracemalloc.start()
-        found = encoder._largest(sample(head, checkpoint))
+        found = factors.largest(sample(head, checkpoint))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert np.array_equal(found, np.abs(matrix).max(axis=0))

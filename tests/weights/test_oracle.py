@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.errors import BadCheckpoint, NativeError
-from ktcli.native import Blocked, Codes, Format, Pool, Scale, Weight, isa_rows, packed_bytes
+from ktcli.native import (
+    Blocked,
+    Codes,
+    Format,
+    Gathered,
+    Numbers,
+    Pool,
+    Scale,
+    Weight,
+    isa_rows,
+    packed_bytes,
+)
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS, LINEAR
 
@@ -55,7 +66,7 @@ def matrices(n: int, k: int) -> dict[str, np.ndarray]:
 
 def c_pack(pool: Pool, fmt: Format, x: np.ndarray) -> np.ndarray:
     data = np.full(packed_bytes(fmt, *x.shape), 0xAA, dtype=np.uint8)
-    pool.pack(fmt, x, data)
+    pool.pack(fmt, Numbers.of(x).whole, data)
     return data
 
 
@@ -100,9 +111,9 @@ def test_reported_error_is_the_difference():
         k = 384 if fmt.rotation else 360
         x, counts = matrices(48, k)["heavy"], importance(k)
         data = np.zeros(packed_bytes(fmt, *x.shape), dtype=np.uint8)
-        sums = POOLS[ROWS[0]].pack(fmt, x, data)
+        sums = POOLS[ROWS[0]].pack(fmt, Numbers.of(x).whole, data)
         assert sums[:2] == pytest.approx(sums[2:4], rel=1e-5, abs=1e-12)
-        weighted = POOLS[ROWS[0]].pack(fmt, x, data, importance=counts)
+        weighted = POOLS[ROWS[0]].pack(fmt, Numbers.of(x).whole, data, importance=counts)
         back, source = oracle.unpack(fmt, data, *x.shape).astype(np.float64), x.astype(np.float64)
         squares = ((back - source) ** 2, source**2)
         assert weighted[:2] == pytest.approx([each.sum() for each in squares], rel=1e-5, abs=1e-12)
@@ -126,7 +137,7 @@ def test_weighted_search_is_the_oracles(fmt: Format):
         expected = oracle.pack(fmt, x, importance=counts).tobytes()
         for isa, pool in POOLS.items():
             data = np.zeros(packed_bytes(fmt, n, k), dtype=np.uint8)
-            pool.pack(fmt, x, data, importance=counts)
+            pool.pack(fmt, Numbers.of(x).whole, data, importance=counts)
             assert expected == data.tobytes(), f"{isa} {n} x {k}"
 
 
@@ -148,7 +159,7 @@ def test_importance_must_be_a_number():
         counts = np.ones(64, np.float32)
         counts[3] = wrong
         with pytest.raises(BadCheckpoint, match="importance of a column"):
-            POOLS[ROWS[0]].pack(FORMATS["int4"], x, data, importance=counts)
+            POOLS[ROWS[0]].pack(FORMATS["int4"], Numbers.of(x).whole, data, importance=counts)
 
 
 def test_a_rotation_is_the_hadamard_matrix():
@@ -186,11 +197,15 @@ def test_sizes_agree(fmt: Format):
 
 def test_panels_of_two_matrices_alternate():
     x, y = matrices(40, 96)["normal"], matrices(40, 96)["heavy"]
+    sources = Numbers.of(x), Numbers.of(y)
+    rows = np.full((3, 2, 16, 2), -1, np.int32)  # panels, matrices, rows, (matrix, row)
+    rows[..., 0], rows[..., 1] = np.arange(2)[:, None], np.arange(48).reshape(3, 1, 16)
+    rows[2, :, 8:] = -1  # there are 40
+    rows = rows.reshape(-1, 2)
     for fmt in FORMATS.values():
         panel = packed_bytes(fmt, 16, 96)
         both = np.zeros(6 * panel, dtype=np.uint8)
-        POOLS[ROWS[0]].pack(fmt, x, both, panel_step=2)
-        POOLS[ROWS[0]].pack(fmt, y, both[panel:], panel_step=2)
+        POOLS[ROWS[0]].pack(fmt, Gathered(sources, rows, 96), both)
         found = both.reshape(3, 2, panel)
         assert np.array_equal(found[:, 0].reshape(-1), oracle.pack(fmt, x))
         assert np.array_equal(found[:, 1].reshape(-1), oracle.pack(fmt, y))
@@ -242,7 +257,7 @@ def test_e4m3_rounds_to_nearest_even():
     fmt, given = FORMATS["fp8"], np.ones((1, 3), dtype=np.float32)
     data = np.empty(packed_bytes(fmt, *x.shape), dtype=np.uint8)
     for isa, pool in POOLS.items():
-        pool.pack(fmt, x, data, scales=given)
+        pool.pack(fmt, Numbers.of(x).whole, data, scales=given)
         assert np.array_equal(data, oracle.pack(fmt, x, given)), isa
 
 
@@ -261,10 +276,11 @@ def test_fp8_of_blocks_is_kept_bit_for_bit(n: int, k: int, seed: int, power: int
     blocks = rng.uniform(-1, 1, (-(-n // 128), -(-k // 128))).astype(np.float32)
     blocks = np.where(np.abs(blocks) < 2.0**-9, np.float32(1), blocks) * np.float32(2.0**power)
     pool, fmt = POOLS[ROWS[0]], FORMATS["fp8"]
-    x = pool.decode_codes(Blocked(8, oracle.E4M3_VALUES, (128, 128), blocks), codes, n, k)
+    source = Numbers(Blocked(8, oracle.E4M3_VALUES, (128, 128), blocks), codes, n, k).whole
+    x = pool.decode(source)
     scales = np.repeat(blocks, 128, axis=0)[:n]
     data = np.empty(packed_bytes(fmt, n, k), dtype=np.uint8)
-    error, *_ = pool.pack(fmt, x, data, scales=scales)
+    error, *_ = pool.pack(fmt, source, data, scales=scales)
     assert error == 0 and data.tobytes() == oracle.pack(fmt, x, scales).tobytes()
     lay = oracle.layout(fmt, k)
     panels = data.reshape(-1, lay.panel_bytes)
@@ -282,13 +298,19 @@ def test_scales_are_given_only_where_they_fit():
         data = np.empty(packed_bytes(fmt, 16, 64), dtype=np.uint8)
         groups = oracle.layout(fmt, 64).groups
         with pytest.raises(NativeError, match="scales are not"):
-            POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups + 1), np.float32))
+            POOLS[ROWS[0]].pack(
+                fmt, Numbers.of(x).whole, data, scales=np.zeros((16, groups + 1), np.float32)
+            )
         if fmt.bits <= 8 and fmt.scale is Scale.F32 and not fmt.rotation:
-            POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups), np.float32))
+            POOLS[ROWS[0]].pack(
+                fmt, Numbers.of(x).whole, data, scales=np.zeros((16, groups), np.float32)
+            )
             assert data.tobytes() == oracle.pack(fmt, x).tobytes()  # 0: the encoder chooses
         else:
             with pytest.raises(NativeError, match=f"not for {fmt.bits} bits"):
-                POOLS[ROWS[0]].pack(fmt, x, data, scales=np.zeros((16, groups), np.float32))
+                POOLS[ROWS[0]].pack(
+                    fmt, Numbers.of(x).whole, data, scales=np.zeros((16, groups), np.float32)
+                )
 
 
 def test_bf16_rounds_to_nearest_even():

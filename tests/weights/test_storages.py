@@ -18,7 +18,7 @@ from weights.test_encode import Counting, encoded
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Stored
-from ktcli.weights import encode, oracle
+from ktcli.weights import oracle, strips
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS
@@ -144,7 +144,7 @@ def test_each_byte_is_read_once_and_held(tmp_path: Path, what: str, monkeypatch)
     """Through the encoder, in pieces; the lossless format decodes to the same numbers."""
     case = CASES[what]
     n, k = case.shape
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 16 * k if case.shape == (40, 160) else 128 * k)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", 16 * k if case.shape == (40, 160) else 128 * k)
     parts, wanted = case.make("m", n, k, np.random.default_rng(1), **case.args)
     tensor = lone(n, k, Role.EXPERTS, ((Stored("m.weight", (n, k)),),))
     with written(tmp_path, parts, case.config) as reader:
@@ -168,7 +168,7 @@ def test_mxfp4_is_held_as_it_is(tmp_path: Path, monkeypatch):
     torch = pytest.importorskip("torch")
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    monkeypatch.setattr(encode, "PIECE_ELEMENTS", 3000)
+    monkeypatch.setattr(strips, "STRIP_ELEMENTS", 3000)
     n_experts, n, k = 2, 40, 96
     parts, wanted = quantised.mxfp4("w", (n_experts, n, k)[:2], k, np.random.default_rng(0))
     raw = {name: np.frombuffer(p[2], np.uint8).reshape(p[1]) for name, p in parts.items()}

@@ -26,9 +26,11 @@ from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.packed import Extras, Matrix, Packed, Plain, Stack, unpack
+from ktcli.planner.stack import plain_bytes
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 _ALIGNMENT = 256  # bytes: what an allocation of its own would begin on
+_DTYPES = {0: torch.uint8, 2: torch.bfloat16, 4: torch.float32}  # by bytes of a plain value
 _STAGING_BYTES = 64 << 20  # of each of the two pinned buffers, unless one panel is larger
 
 
@@ -148,13 +150,10 @@ def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
 
 
 def _dtype(tensor: Tensor, fmt: Format | None) -> torch.dtype:
-    """Matrices of plain numbers that are used alone are rows, for the vendor's products; the router's are
-    f32, as it is computed so."""
+    """Of the values on the device; uint8: they stay packed."""
     if fmt is None:
         return torch.float32
-    if tensor.role is Role.EXPERTS or tensor.count > 1 or fmt.bits < 16:
-        return torch.uint8
-    return torch.float32 if tensor.role is Role.KEPT or fmt.bits == 32 else torch.bfloat16
+    return _DTYPES[plain_bytes(tensor, fmt)]
 
 
 def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:

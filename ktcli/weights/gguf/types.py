@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ktcli.errors import BadCheckpoint
-from ktcli.native import DType, Format, Pool, Scale
+from ktcli.native import BadNumber, DType, Format, Numbers, Pool, Scale
 from ktcli.weights.formats import LINEAR
 from ktcli.weights.storage import PLAIN, Matrix, Plain, Raw, Read, Span, Storage, rows_of
 
@@ -43,7 +42,7 @@ class Packaged:
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -51,8 +50,8 @@ class Packaged:
         with np.errstate(all="ignore"):  # what comes out is looked at below
             out: Matrix = dequantize(rows, GGMLQuantizationType[self.dtype])
         if not np.isfinite(out).all():
-            raise BadCheckpoint("value at some place is NaN or Inf")
-        return out
+            raise BadNumber("a value is NaN or Inf")
+        return Numbers.of(np.ascontiguousarray(out))
 
     def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None

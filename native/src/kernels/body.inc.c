@@ -111,6 +111,15 @@ static void from_bf16(const uint16_t *x, int64_t k, float *out)
         out[c] = float_of_bf16(x[c]);
 }
 
+static void from_f16(const uint16_t *x, int64_t k, float *out)
+{
+    int64_t c = 0;
+    for (; c + LANES <= k; c += LANES)
+        vf_store(out + c, vf_from_f16(x + c));
+    for (; c < k; c++)
+        out[c] = float_of_f16(x[c]);
+}
+
 static void norm(const float *x, const float *gain, int64_t n, float eps, float *out)
 {
     vf square[2] = {vf_set1(0.0f), vf_set1(0.0f)};
@@ -250,6 +259,7 @@ const kt_kernels NAME(KT_ISA) = {
     .quantize_wide = quantize_wide,
     .to_bf16 = to_bf16,
     .from_bf16 = from_bf16,
+    .from_f16 = from_f16,
     .norm = norm,
     .rope = rope,
     .swiglu = swiglu,

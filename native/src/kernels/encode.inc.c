@@ -37,19 +37,18 @@ INLINE void store_codes(int bits, uint8_t *panel, const layout *l, int64_t c, in
     }
 }
 
-/* The codes nearest to v; *value what they mean. */
-static vi nearest_e4m3(vf v, vf *value)
+/* The codes nearest to v, as e4m3_of_float finds them; *value what they mean, as float_of_e4m3 does. */
+INLINE vi nearest_e4m3(vf v, vf *value)
 {
-    float lane[LANES];
-    int32_t code[LANES];
-    vf_store(lane, v);
-    for (int i = 0; i < LANES; i++) {
-        uint8_t byte = e4m3_of_float(lane[i]);
-        code[i] = (int8_t)byte;
-        lane[i] = float_of_e4m3(byte);
-    }
-    *value = vf_load(lane);
-    return vi_load(code);
+    vf size = vf_min(vf_abs(v), vf_set1(E4M3_MOST));
+    vi u = vi_bits(size), sign = vi_and(vi_bits(v), INT32_MIN), odd = vi_and(vi_shr(u, 20), 1);
+    vi normal = vi_shr(vi_add(vi_add(u, vi_set1(0x7ffff)), odd), 20);
+    vf code = vf_less(size, vf_set1(0x1p-6f), vf_rint(vf_mul(size, vf_set1(0x1p9f))),
+                      vf_of_vi(vi_add(normal, vi_set1(-(120 << 3)))));
+    vi byte = vi_of_vf(code);
+    vf found = vf_mul(vf_bits(vi_shl(byte, 20)), vf_set1(0x1p120f));
+    *value = vf_bits(vi_add(vi_bits(found), sign));
+    return vi_add(byte, vi_sar(sign, 24));
 }
 
 /* Sums of squares of one row, lane by lane: errors and values; and what the columns' importance makes of them. */
@@ -103,8 +102,7 @@ static void encode_group(const kt_format *f, const layout *l, const codebook *b,
 }
 
 /* bits 16 and 32: the values themselves, a step of columns at once. */
-static void encode_plain(int bits, const layout *l, int64_t k, int rows, const float *x, const float *importance,
-                         uint8_t *panel, row_error *errors)
+static void encode_plain(int bits, const layout *l, const panel_rows *rows, uint8_t *panel, row_error *errors)
 {
     uint8_t line[LANES][64] ALIGNED;
     const uint8_t *row[LANES];
@@ -113,7 +111,7 @@ static void encode_plain(int bits, const layout *l, int64_t k, int rows, const f
     for (int64_t c = 0; c < l->k_padded; c += l->step, panel += l->step_bytes) {
         for (int r = 0; r < LANES; r++)
             for (int64_t i = 0; i < l->step; i += LANES) {
-                vf value = vf_load_upto(x + (r < rows ? r * k : 0), c + i, r < rows ? k : 0), stored = value;
+                vf value = vf_load_upto(rows->x[r], c + i, rows->x[r] ? rows->k : 0), stored = value;
                 uint8_t *to = line[r] + i * bits / 8;
                 if (bits == 16) {
                     vf_store_bf16((uint16_t *)to, value);
@@ -121,7 +119,7 @@ static void encode_plain(int bits, const layout *l, int64_t k, int rows, const f
                 } else {
                     vf_store((float *)to, value);
                 }
-                vf weight = importance ? vf_load_upto(importance, c + i, k) : vf_set1(1.0f);
+                vf weight = rows->importance ? vf_load_upto(rows->importance, c + i, rows->k) : vf_set1(1.0f);
                 add_row_error(&errors[r], value, stored, weight);
             }
         transpose16(row, panel);
@@ -135,35 +133,32 @@ static float usable_scale(const float *given)
     return size >= GROUP_TINY && size <= 1.0f / GROUP_TINY ? *given : 0.0f;
 }
 
-static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *src, const float *scales,
-                         const float *importance, int64_t row, uint8_t *dst, kt_pack_error *error)
+static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *dst, kt_pack_error *error)
 {
-    layout l = layout_of(f, k);
+    layout l = layout_of(f, rows->k);
     codebook b = codebook_of(f);
-    int rows = n - row < LANES ? (int)(n - row) : LANES;
-    const float *x = src + row * k;
     row_error sums[LANES];
     for (int r = 0; r < LANES; r++)
         sums[r].wrong = sums[r].square = sums[r].out_wrong = sums[r].out_square = sums[r].out_stored = vf_set1(0.0f);
     memset(dst + l.scale_offset, 0, l.panel_bytes - l.scale_offset);
     if (f->bits >= 16)
-        encode_plain(f->bits, &l, k, rows, x, importance, dst, sums);
+        encode_plain(f->bits, &l, rows, dst, sums);
     for (int64_t g = 0; f->bits < 16 && g < l.groups; g++) {
-        int64_t c = g * l.group, valid = k < c ? 0 : k - c < l.group ? k - c : l.group;
-        const float *at = valid ? x + c : x, *weight = importance && valid ? importance + c : NULL;
-        row_groups groups = {at, weight, k, l.group, valid, rows};
+        int64_t c = g * l.group, left = rows->k - c, valid = left < 0 ? 0 : left < l.group ? left : l.group;
+        const float *weight = rows->importance && valid ? rows->importance + c : NULL;
+        row_groups groups = {rows->x, weight, c, l.group, valid};
         float found[LANES] = {0}, given[LANES];
         int missing = 0;
         for (int r = 0; r < LANES; r++) {
-            int has = scales && valid && r < rows;
-            given[r] = usable_scale(has ? scales + (row + r) * l.groups + g : NULL);
-            missing |= given[r] == 0.0f && r < rows;
+            int has = rows->scales && valid && rows->x[r];
+            given[r] = usable_scale(has ? rows->scales + r * l.groups + g : NULL);
+            missing |= given[r] == 0.0f && rows->x[r];
         }
         if (f->bits == 4 && missing)
             search_scales(&b, f->scale, &groups, found);
         for (int r = 0; r < LANES; r++) {
-            int64_t columns = r < rows ? valid : 0;
-            const float *from = columns ? at + r * k : x;
+            int64_t columns = rows->x[r] ? valid : 0;
+            const float *from = columns ? rows->x[r] + c : NULL;
             float s = given[r];
             if (s == 0.0f && f->bits == 8)
                 s = amax_scale(f, from, columns);
@@ -173,7 +168,7 @@ static void encode_panel(const kt_format *f, int64_t n, int64_t k, const float *
             scale_store(f->scale, s, dst + l.scale_offset, 16 * g + r);
         }
     }
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < LANES; r++) {
         error->sum_sq_error += (double)vf_sum(sums[r].wrong);
         error->sum_sq += (double)vf_sum(sums[r].square);
         error->out_error += (double)vf_sum(sums[r].out_wrong);

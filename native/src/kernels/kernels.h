@@ -104,6 +104,14 @@ typedef struct page_index {
     float *out;
 } page_index;
 
+/* Sixteen rows to be encoded as one panel. */
+typedef struct panel_rows {
+    int64_t k;
+    const float *const *x;      /* [16], of k columns each, rotated already; NULL: a row of zeros */
+    const float *scales;        /* [16][groups] of a given row, or NULL: see kt_pack */
+    const float *importance;    /* [k] or NULL: see kt_pack */
+} panel_rows;
+
 typedef struct kt_kernels {
     const char *name;
     /* A thread runs products, and the arithmetic ceilings, between enter and leave: enter makes the CPU's tiles
@@ -122,6 +130,7 @@ typedef struct kt_kernels {
     void (*quantize_wide)(const float *x, int64_t k, const act8 *out, int64_t row);
     void (*to_bf16)(const float *x, int64_t k, int64_t k_padded, uint16_t *out);   /* round to nearest even */
     void (*from_bf16)(const uint16_t *x, int64_t k, float *out);
+    void (*from_f16)(const uint16_t *x, int64_t k, float *out);
     void (*norm)(const float *x, const float *gain, int64_t n, float eps, float *out);
     /* cos, sin [dim/2]; x points at the first rotated column */
     void (*rope)(float *x, const float *cosine, const float *sine, int64_t dim, int32_t interleaved);
@@ -140,10 +149,8 @@ typedef struct kt_kernels {
     void (*index_bf16)(const page_index *a);
     /* Panels of keys, for attend_bf16, of n_keys rows of dk columns; lanes beyond n_keys are undefined. */
     void (*pack_keys)(const uint16_t *rows, int64_t stride, int64_t n_keys, int64_t dk, uint16_t *panels);
-    /* Encode rows [row, row+16) of src [n][k], rotated already, as one panel at dst; adds to *error. Same bytes in
-     * every row of the table. scales [n][groups], importance [k], or NULL: see kt_pack. */
-    void (*encode_panel)(const kt_format *format, int64_t n, int64_t k, const float *src, const float *scales,
-                         const float *importance, int64_t row, uint8_t *dst, kt_pack_error *error);
+    /* Encode rows as one panel at dst; adds to *error. Same bytes in every row of the table. */
+    void (*encode_panel)(const kt_format *format, const panel_rows *rows, uint8_t *dst, kt_pack_error *error);
     /* out[0..k rounded up to 64) = x[0..k) rotated in blocks of 64, 128 or 256 columns, see kt.h; out may be x. */
     void (*rotate)(const float *x, int64_t k, int64_t block, float *out);
     /* Plain loops for the ceilings; return something that depends on all work done. */

@@ -89,11 +89,10 @@ enum {
     CANDIDATES = 2 * (SEARCH_LAST - SEARCH_FIRST + 1),
 };
 
-/* Where the groups lie: row r's column c at x + r * k + c, `valid` columns of `rows` rows; the rest is 0. */
+/* Where the groups lie: columns [first, first + valid) of the rows x; the rest is 0, and rows that are NULL. */
 typedef struct row_groups {
-    const float *x, *importance;    /* importance: of the first column, or NULL */
-    int64_t k, size, valid;
-    int rows;
+    const float *const *x, *importance;     /* importance: of column `first`, or NULL */
+    int64_t first, size, valid;
 } row_groups;
 
 /* Columns [first, first + n) of the groups, and their importance. */
@@ -103,8 +102,8 @@ static void turn_piece(const row_groups *g, int64_t first, int64_t n, float (*x)
     const uint8_t *row[LANES];
     for (int64_t c = 0; c < n; c += LANES) {
         for (int r = 0; r < LANES; r++) {
-            int64_t left = r < g->rows ? g->valid - first - c : 0;
-            const float *from = left > 0 ? g->x + r * g->k + first + c : NULL;
+            int64_t left = g->x[r] ? g->valid - first - c : 0;
+            const float *from = left > 0 ? g->x[r] + g->first + first + c : NULL;
             for (int j = 0; left < LANES && j < LANES; j++)
                 edge[r][j] = j < left ? from[j] : 0.0f;
             row[r] = (const uint8_t *)(left < LANES ? edge[r] : from);

@@ -14,9 +14,10 @@
  *   vf_lookup(t, i)     t[i] of 16 floats, i in 0..15
  *   vf_swap(v, d)  lane i is lane i ^ d, d = 1, 2, 4 or 8   vf_load_twice (8 floats, each two times)
  *   vf_sum vf_top       over the lanes: q[c] += q[c+8], then +4, +2, +1; the greatest;  vf_sum4 of four
- *   vf_from_bf16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
+ *   vf_from_bf16 vf_from_f16 (16 values) vf_bf16_even vf_bf16_odd (of 32)   vf_store_bf16
  *   vf_exp2i(n)         2^n for integral n in -126..127
  *   vi_set1 vi_load vi_store vi_add vi_sum vi_shl vi_sar vi_shr vi_and   vf_of_vi  vi_of_vf (integral values)
+ *   vi_bits vf_bits     the same 16 words of 32 bits
  *   vi_store8           lanes to bytes
  *   vf_nearest(v, mid)  how many of the 15 mid are < v       vi_add_above(i, a, b)  i + 1 where a > b, else i
  *   vi_lookup32(t, i)   t[i] of 32 int32, i in 0..31

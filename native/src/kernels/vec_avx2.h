@@ -113,6 +113,12 @@ INLINE vf vf_from_bf16(const uint16_t *p)
                 shift16(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 8))))};
 }
 
+INLINE vf vf_from_f16(const uint16_t *p)
+{
+    return (vf){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+                _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)))};
+}
+
 /* The bf16 of each lane in its low half; NaN becomes 0x7fc0 with its sign. */
 INLINE __m256i round_bf16(__m256 x)
 {
@@ -159,6 +165,8 @@ INLINE vi vi_and(vi x, int32_t mask)
     __m256i m = _mm256_set1_epi32(mask);
     return (vi){_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
+INLINE vi vi_bits(vf x) { return BOTH(vi, _mm256_castps_si256, x); }
+INLINE vf vf_bits(vi x) { return BOTH(vf, _mm256_castsi256_ps, x); }
 INLINE vf vf_of_vi(vi x) { return BOTH(vf, _mm256_cvtepi32_ps, x); }
 INLINE vi vi_of_vf(vf x) { return BOTH(vi, _mm256_cvtps_epi32, x); }
 

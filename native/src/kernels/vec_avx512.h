@@ -75,6 +75,8 @@ INLINE vf vf_from_bf16(const uint16_t *p)
     return vf_bf16_even(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)));
 }
 
+INLINE vf vf_from_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+
 /* Round to nearest even; NaN becomes 0x7fc0 with its sign (vcvtneps2bf16 would flush subnormals). */
 INLINE void vf_store_bf16(uint16_t *p, vf a)
 {
@@ -102,6 +104,8 @@ INLINE vi vi_shl(vi a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n))
 INLINE vi vi_sar(vi a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE vi vi_shr(vi a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
 INLINE vi vi_and(vi a, int32_t mask) { return _mm512_and_si512(a, _mm512_set1_epi32(mask)); }
+INLINE vi vi_bits(vf a) { return _mm512_castps_si512(a); }
+INLINE vf vf_bits(vi a) { return _mm512_castsi512_ps(a); }
 INLINE vf vf_of_vi(vi a) { return _mm512_cvtepi32_ps(a); }
 INLINE vi vi_of_vf(vf a) { return _mm512_cvtps_epi32(a); }
 INLINE void vi_store8(void *p, vi a) { _mm_storeu_si128(p, _mm512_cvtepi32_epi8(a)); }

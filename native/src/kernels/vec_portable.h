@@ -56,6 +56,7 @@ INLINE float vf_top(vf a)
 INLINE vf vf_bf16_even(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] << 16)); }
 INLINE vf vf_bf16_odd(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i] & 0xffff0000u)); }
 INLINE vf vf_from_bf16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_bf16(p[i])); }
+INLINE vf vf_from_f16(const uint16_t *p) { EACH(vf, r.v[i] = float_of_f16(p[i])); }
 INLINE void vf_store_bf16(uint16_t *p, vf a)
 {
     for (int i = 0; i < LANES; i++)
@@ -82,6 +83,8 @@ INLINE vi vi_shl(vi a, int n) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] << 
 INLINE vi vi_sar(vi a, int n) { EACH(vi, r.v[i] = a.v[i] >> n); }
 INLINE vi vi_shr(vi a, int n) { EACH(vi, r.v[i] = (int32_t)((uint32_t)a.v[i] >> n)); }
 INLINE vi vi_and(vi a, int32_t mask) { EACH(vi, r.v[i] = a.v[i] & mask); }
+INLINE vi vi_bits(vf a) { EACH(vi, r.v[i] = (int32_t)bits_of_float(a.v[i])); }
+INLINE vf vf_bits(vi a) { EACH(vf, r.v[i] = float_of_bits((uint32_t)a.v[i])); }
 INLINE vf vf_of_vi(vi a) { EACH(vf, r.v[i] = (float)a.v[i]); }
 INLINE vi vi_of_vf(vf a) { EACH(vi, r.v[i] = (int32_t)a.v[i]); }
 INLINE void vi_store8(void *p, vi a)

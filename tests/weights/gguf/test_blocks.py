@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ktcli.errors import BadCheckpoint, NativeError
-from ktcli.native import DType, Pool, packed_bytes
+from ktcli.native import DType, Numbers, Pool, packed_bytes
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import Entry
@@ -43,8 +43,12 @@ def test_decoded_as_the_package_does(name: str) -> None:
         raw.reshape(-1, 56)[:, 55] &= 0xBF
     wanted = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[name])
     for pool in (Pool(1), Pool(2), Pool(9)):
-        got = STORAGES[name].decode(pool, span_of(name, 5, 768, raw.nbytes), [raw.reshape(-1)])
+        got = decoded(pool, span_of(name, 5, 768, raw.nbytes), raw)
         np.testing.assert_array_equal(got.view(np.uint32), wanted.reshape(5, 768).view(np.uint32))
+
+
+def decoded(pool: Pool, span: Span, raw: np.ndarray) -> np.ndarray:
+    return pool.decode(span.source.storage.numbers(pool, span, [raw.reshape(-1)]).whole)
 
 
 def span_of(name: str, n: int, k: int, size_bytes: int) -> Span:
@@ -63,15 +67,15 @@ def test_sizes_are_those_of_the_package(name: str) -> None:
 
 def test_part_of_a_block_and_what_is_not_finite_are_refused() -> None:
     with pytest.raises(NativeError):
-        Pool(1).decode(DType.Q4_K, np.zeros(72, np.uint8), 1, 128)
+        Pool(1).decode(Numbers(DType.Q4_K, np.zeros(72, np.uint8), 1, 128).whole)
     infinite = np.zeros(34, np.uint8)
     infinite[1] = 0x7C
     infinite[2] = 1
     with pytest.raises(BadCheckpoint):
-        Pool(1).decode(DType.Q8_0, infinite, 1, 32)
+        Pool(1).decode(Numbers(DType.Q8_0, infinite, 1, 32).whole)
     endless = np.full((1, 136), 0xFF, np.uint8)
     with pytest.raises(BadCheckpoint, match="NaN or Inf"):
-        STORAGES["IQ4_XS"].decode(Pool(2), span_of("IQ4_XS", 1, 256, 136), [endless.reshape(-1)])
+        decoded(Pool(2), span_of("IQ4_XS", 1, 256, 136), endless)
 
 
 def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
@@ -79,9 +83,9 @@ def test_q4_0_is_held_exactly_by_four_bits_with_f32_scales() -> None:
     pool, storage, fmt = Pool(1), STORAGES["Q4_0"], FORMATS["int4-g32-f32"]
     raw = blocks("Q4_0", 16, 256, np.random.default_rng(1))
     span = span_of("Q4_0", 16, 256, raw.size)
-    matrix = storage.decode(pool, span, [raw.reshape(-1)])
+    matrix = decoded(pool, span, raw)
     kept = storage.kept(pool, span, [raw.reshape(-1)], fmt)
     packed = np.empty(packed_bytes(fmt, 16, 256), np.uint8)
-    pool.pack(fmt, matrix, packed, scales=kept)
+    pool.pack(fmt, Numbers.of(matrix).whole, packed, scales=kept)
     np.testing.assert_array_equal(unpack(fmt, packed, 16, 256), matrix)
     assert storage.kept(pool, span, [raw.reshape(-1)], FORMATS["int4-g32"]) is None

@@ -1,0 +1,89 @@
+"""Strips are read while others are encoded: by threads of their own, into memory that is used again and again."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from ktcli.ops.tensors import ceil_to
+from ktcli.weights.stages import Stopwatch
+from ktcli.weights.storage import Raw, Read, Reader
+from ktcli.weights.strips import Strip
+
+DEPTH = 2  # strips, each read by its own thread
+_LINE = 64  # bytes that what is read begins at multiples of
+
+
+class Slots:
+    """Memory used again and again, so that what a conversion needs is soon reached and never exceeded.
+
+    What `take` returns stays as it is until `count` more were taken.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
+
+    def take(self, size_bytes: int) -> Raw:
+        """Memory with undefined contents."""
+        self._slots.rotate(-1)
+        if self._slots[0].size < size_bytes:
+            self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first
+            self._slots[0] = np.empty(size_bytes, dtype=np.uint8)
+        return self._slots[0][:size_bytes]
+
+
+class ReadAhead:
+    """Reads what the strips of a checkpoint want, in their order.
+
+    Attributes:
+        clock: runs while something is read.
+        total_bytes: asked for so far.
+    """
+
+    def __init__(self, checkpoint: Reader) -> None:
+        self._checkpoint = checkpoint
+        self._memory = Slots(DEPTH + 1)  # strips that are read, and the one that is used
+        self.clock, self.total_bytes = Stopwatch(), 0
+
+    def read(self, strips: Iterator[Strip]) -> Iterator[tuple[Strip, list[list[Raw]]]]:
+        """Each strip with the bytes that its spans want, which stay as they are until the next is asked for.
+
+        Raises:
+            BadCheckpoint: a file ended early or the disk failed.
+        """
+        readers = ThreadPoolExecutor(DEPTH, thread_name_prefix="kt-read")
+        waiting: deque[tuple[Strip, Future[list[list[Raw]]]]] = deque()
+        try:
+            for strip in strips:
+                wanted = [span.source.storage.reads(span) for span in strip.spans]
+                memory = self._memory.take(
+                    sum(_aligned(read) for reads in wanted for read in reads)
+                )
+                self.total_bytes += sum(read.total_bytes for reads in wanted for read in reads)
+                waiting.append((strip, readers.submit(self._fill, wanted, memory)))
+                if len(waiting) > DEPTH:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            readers.shutdown(cancel_futures=True)
+
+    def _fill(self, wanted: list[Sequence[Read]], memory: Raw) -> list[list[Raw]]:
+        """What each span wants, in one block of memory."""
+        raws: list[list[Raw]] = [[] for _ in wanted]
+        with self.clock.running():
+            for reads, into in zip(wanted, raws, strict=True):
+                for read in reads:
+                    into.append(self._checkpoint.read(read, memory[: read.total_bytes]))
+                    memory = memory[_aligned(read) :]
+        return raws
+
+
+def _aligned(read: Read) -> int:
+    """Bytes that keep what follows aligned."""
+    return ceil_to(read.total_bytes, _LINE)

@@ -1,0 +1,159 @@
+"""Tensors cut into strips: some rows of one matrix, few enough to be read, encoded and written while others are.
+
+A strip says which rows of which sources it is made of, and in which order they are stored. Where the cuts lie depends
+on shapes alone, so neither the bytes of a conversion nor its sums of errors depend on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.native import PANEL_ROWS
+from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
+from ktcli.weights.coded import FP8_BLOCK
+from ktcli.weights.storage import STRIP_ELEMENTS, Reader, Source, Span
+
+SAMPLE = 1024  # rows of a head, which are read twice
+
+
+@dataclass(frozen=True, slots=True)
+class StripRows:
+    """Rows of a checkpoint tensor that a strip uses.
+
+    Attributes:
+        stored: what the model says of the tensor.
+        span: which of the strip's spans holds them.
+        chosen: which rows of the span, or of its transpose; which elements of a vector.
+    """
+
+    stored: Stored
+    span: int
+    chosen: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Some rows of one matrix of a tensor.
+
+    Attributes:
+        spans: what is read of the sources, each span once.
+        rows: what is taken from the spans: stacked, or of gate and of up, which alternate. Nothing: zeros.
+        index: the number of the matrix.
+    """
+
+    tensor: Tensor
+    spans: tuple[Span, ...]
+    rows: tuple[StripRows, ...]
+    index: int = 0
+
+    def is_transposed(self, span: int) -> bool:
+        """Whether the rows that are taken from a span are its columns."""
+        return any(rows.stored.transposed for rows in self.rows if rows.span == span)
+
+    @property
+    def map(self) -> NDArray[np.int32]:
+        """The span of each row as it is stored and the row within it [n, 2]; -1 of both for a row of padding."""
+        slices = (rows.chosen for rows in self.rows)
+        taken = [np.arange(each.start, each.stop, each.step) for each in slices]
+        alternate = self.tensor.alternate
+        heights = [ceil_to(len(each), PANEL_ROWS) if alternate else len(each) for each in taken]
+        found, above = np.full((sum(heights), 2), -1, np.int32), 0
+        for rows, each, height in zip(self.rows, taken, heights, strict=True):
+            found[above : above + len(each), 0] = rows.span
+            found[above : above + len(each), 1] = each
+            above += height
+        if alternate:
+            found = found.reshape(2, -1, PANEL_ROWS, 2).swapaxes(0, 1).reshape(-1, 2)
+        return found
+
+
+def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
+    """The alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are
+    there, else the first whose names are, else the first."""
+    named = [
+        pieces
+        for pieces in tensor.sources
+        if all(piece.at(0) in checkpoint.names for piece in pieces)
+    ]
+    for pieces in named if len(named) > 1 else ():
+        if pieces and all(checkpoint.find(piece.at(0)).shape == piece.shape for piece in pieces):
+            return pieces
+    return (named or tensor.sources)[0]
+
+
+def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Strip]:
+    """The strips of a tensor in the order of their bytes.
+
+    Raises:
+        BadCheckpoint: a source is missing or has another shape than the model says.
+    """
+    pieces = pieces_of(tensor, checkpoint)
+    if not pieces:
+        yield Strip(tensor, (), ())
+        return
+    rows = pieces[0].rows if tensor.alternate else sum(piece.rows for piece in pieces)
+    step = _step(tensor, pieces) or rows
+    for index in range(tensor.count):
+        sources = [checkpoint.find(piece.at(index), piece.shape) for piece in pieces]
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            spans: dict[Span, int] = {}
+            chosen = [
+                _rows(stored, source, index, first, last, spans)
+                for stored, source, first, last in _shares(tensor, pieces, sources, start, stop)
+            ]
+            yield Strip(tensor, tuple(spans), tuple(chosen), index)
+
+
+def _step(tensor: Tensor, pieces: Sequence[Stored]) -> int:
+    """Rows of one strip; 0: all. Whole blocks of FP8 where possible, so that no factor is read twice."""
+    if tensor.role is Role.VECTOR or any(piece.transposed for piece in pieces):
+        return 0
+    at_once = STRIP_ELEMENTS // (tensor.k * (2 if tensor.alternate else pieces[0].step))
+    return at_once // FP8_BLOCK * FP8_BLOCK or max(at_once // PANEL_ROWS, 1) * PANEL_ROWS
+
+
+def _shares(
+    tensor: Tensor, pieces: Sequence[Stored], sources: Sequence[Source], start: int, stop: int
+) -> Iterator[tuple[Stored, Source, int, int]]:
+    """Which rows [first, last) of each piece make rows [start, stop) of the tensor's matrix; of both pieces
+    of gate and up the same."""
+    above = 0
+    for piece, source in zip(pieces, sources, strict=True):
+        low, high = max(start - above, 0), min(stop - above, piece.rows)
+        if low < high:
+            yield piece, source, low, high
+        above += 0 if tensor.alternate else piece.rows
+
+
+def _rows(
+    stored: Stored, source: Source, index: int, low: int, high: int, spans: dict[Span, int]
+) -> StripRows:
+    """Rows [low, high) of what `stored` gives, from a span that is added to `spans` if it is not there."""
+    height = prod(stored.one[:-1])  # 1 for a vector, whose elements are chosen afterwards
+    base = index * height if stored.matrix else 0
+    if stored.band:
+        base = index * stored.band.stride + stored.band.first
+    first, step = stored.first + low * stored.step, stored.step
+    if stored.transposed or len(stored.one) < 2:
+        span, inside = Span(source, base, base + height), first
+    else:
+        skipped = first // step * step
+        last = min(skipped + (high - low) * step, height)
+        span, inside = Span(source, base + skipped, base + last), first - skipped
+    chosen = slice(inside, inside + (high - low - 1) * step + 1, step)
+    return StripRows(stored, spans.setdefault(span, len(spans)), chosen)
+
+
+def sample(tensor: Tensor, checkpoint: Reader) -> list[Span]:
+    """Up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
+    (stored,) = pieces_of(tensor, checkpoint)
+    source = checkpoint.find(stored.name, stored.shape)
+    between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
+    starts = range(0, tensor.n, between)
+    return [Span(source, start, min(start + PANEL_ROWS, tensor.n)) for start in starts]
