@@ -12,9 +12,9 @@ import torch
 from convert import convert_checkpoint
 from cores import TWO
 from device import DeviceRun
+from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
 
-from ktcli.engine import Engine
 from ktcli.weights.pack import Pack
 
 N_TOKENS = 100
@@ -32,7 +32,7 @@ def test_f32_equals_transformers(case: Case, tmp_path: Path) -> None:
     pack = convert_checkpoint(checkpoint, tmp_path / "pack", experts="f32", dense="f32")
     ids = np.random.default_rng(1).integers(0, 99, N_TOKENS).tolist()
     judged = judge(case, checkpoint, ids)
-    engine = Engine.load(pack, exact=True, all_logits=True, threads=TWO)
+    engine = load_engine(pack, exact=True, all_logits=True, threads=TWO)
     device = DeviceRun.load(pack, exact=True)
     for logits in (engine.session().logits(ids), device.step([ids], [device.sequence(512)])[0]):
         assert np.abs(logits - judged.logits).max() <= 1e-4 * judged.logits.std()
