@@ -18,10 +18,11 @@ from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.loader import RandomSource, TensorSource
-from ktcli.engine.policy import Policy
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.machine import Gpu, Machine
+from ktcli.measure.baselines import engine_under
 from ktcli.measure.bench import Ceilings
+from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import ApartSource
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool, Weight
@@ -180,14 +181,12 @@ def device_engine(place: Place, wish: Wish) -> DeviceEngine:
         depths=((0, wish.defer),),
         long_prompts=LongPrompts(wish.threshold, 4096),
         handoff=wish.handoff,
-        policy=wish.policy,
     )
-    if wish.policy is Policy.FIDDLER:
-        known = Known(place.ceilings.rates(), place.rates, placed.mask)
-        on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu
-        placed = replace(placed, on_cpu=on_cpu)
+    known = Known(place.ceilings.rates(), place.rates, placed.mask)
+    on_cpu = Forecast.of(model, Recipe(), known).is_faster_on_cpu
     source = ApartSource(place.pool, 1)
-    return DeviceEngine(model, Recipe(), source, place.pool, placed, place.device)
+    given = (model, Recipe(), source, place.pool, placed, place.device)
+    return engine_under(wish.policy, *given, on_cpu=on_cpu)
 
 
 def cpu_engine(place: Place, name: str, context: int) -> Engine:

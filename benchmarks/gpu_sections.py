@@ -30,13 +30,14 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
 from ktcli.engine.device.stream import Stream, stream_on
 from ktcli.engine.loader import load
-from ktcli.engine.policy import Policy
 from ktcli.hardware.gpu import CUDA
+from ktcli.measure.baselines import policy_of
 from ktcli.measure.bench import Job, Kind, Yardstick, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings
 from ktcli.measure.device_synthetic import Setting, planned_engine
 from ktcli.measure.device_trace import trace
 from ktcli.measure.layer_times import layer_times
+from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import ApartSource, fitting_plan
 from ktcli.measure.trace import DEVICE, Trace
 from ktcli.models import build
@@ -44,7 +45,7 @@ from ktcli.ops.tensors import Role
 from ktcli.planner.deferral import Times, layer_seconds
 from ktcli.planner.host import host_of
 from ktcli.planner.plan import DevicePlan, Request
-from ktcli.planner.spec import Step
+from ktcli.planner.spec import StepShape
 from ktcli.weights.recipe import Recipe
 
 Row = dict[str, Any]
@@ -207,7 +208,7 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
     device_bytes = yardstick.split(engine, _last_step(job)).device_bytes
     return {
         "work": "decode",
-        "policy": engine.placement.policy.value,
+        "policy": policy_of(engine).value,
         "layers": engine.spec.layers,
         "gpu_experts": int(mask[0].sum()),
         "defer": engine.depth_at(_AFTER),
@@ -227,8 +228,8 @@ def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -
     }
 
 
-def _last_step(job: Job) -> Step:
-    return Step(1, job.context + job.n_tokens - 1)
+def _last_step(job: Job) -> StepShape:
+    return StepShape(1, job.context + job.n_tokens - 1)
 
 
 def _gain(engine: DeviceEngine, rows: list[Row]) -> Iterator[Row]:

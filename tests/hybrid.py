@@ -23,6 +23,8 @@ from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
+from ktcli.measure.baselines import OnCpu, engine_under
+from ktcli.measure.policy import Policy
 from ktcli.models import Model, build
 from ktcli.native import Pool, Team
 from ktcli.ops.torch.backend import ExpertRunner, ResidentRunner, StepInputs, TorchBackend
@@ -81,14 +83,19 @@ class Made:
         return np.random.default_rng(3).random(self.shape) < share
 
     def engine(
-        self, placement: Placement, *, exact: bool = True, teams: Sequence[Team] = ()
+        self,
+        placement: Placement,
+        *,
+        exact: bool = True,
+        teams: Sequence[Team] = (),
+        policy: Policy = Policy.KT,
+        on_cpu: OnCpu | None = None,
     ) -> DeviceEngine:
         threads = sum(team.threads for team in teams) or TWO
         pool = Pool(threads, isa="portable" if exact else None, teams=teams)
         source, recipe = PackSource(self.pack, pool), self.pack.recipe
-        return DeviceEngine(
-            self.model, recipe, source, pool, placement, self.device, max_outputs=512, exact=exact
-        )
+        given = (self.model, recipe, source, pool, placement, self.device)
+        return engine_under(policy, *given, on_cpu=on_cpu, max_outputs=512, exact=exact)
 
     def placed(self, mask: str = "some", **others: object) -> Placement:
         return replace(Placement(self.mask(mask), CONTEXT, slab_bytes=1 << 14), **others)

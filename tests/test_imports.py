@@ -47,8 +47,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 FLOOR = LEVELS[0]
 
 # These two stand beside: they know only the floor, and only these parts know them. The store asks the
-# hardware how much of a disk is free.
-ABOVE = {"engine", "measure", "chat", "server", "assembly", "commands", "output", "main"}
+# hardware how much of a disk is free. The engine does not: what it needs of the machine is in its plan.
+ABOVE = {"measure", "chat", "server", "assembly", "commands", "output", "main"}
 BESIDE = {"hardware": ABOVE | {"hardware", "store", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {

@@ -8,6 +8,7 @@ other depths and of more text and tasks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from mini_tasks import MINI, RECIPE, is_right, tasks
 from numpy.typing import NDArray
 
 from ktcli.chat.passage import read_passage, read_with
-from ktcli.engine import Engine
+from ktcli.engine import Engine, cpu
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import load_device
 from ktcli.engine.kvcache import pages_for
@@ -30,7 +31,9 @@ from ktcli.measure.evaluate import Case, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.ops.native import NativeBackend
+from ktcli.ops.passes import defer_experts
+from ktcli.ops.recording import Recording
+from ktcli.ops.table.experts import Carry
 from ktcli.ops.torch.backend import StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
@@ -67,10 +70,14 @@ def load(pack: Path) -> Load:
 @pytest.fixture
 def skipping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that are loaded from now on never add what is late."""
-    split = NativeBackend._split
-    monkeypatch.setattr(
-        NativeBackend, "_split", lambda self, routed: (split(self, routed)[0], None)
-    )
+    monkeypatch.setattr(cpu, "defer_experts", skip_experts)
+
+
+def skip_experts(recording: Recording, layers: int) -> Recording:
+    """The pass that defers experts, and then forgets them."""
+    made = defer_experts(recording, layers)
+    kept = (each for each in made.records if not isinstance(each.operation, Carry))
+    return replace(made, records=tuple(kept))
 
 
 def test_skipping_is_what_its_formula_says(load: Load, pack: Path, skipping: None) -> None:

@@ -34,6 +34,7 @@ CHECK = tuple(
     models/test_cut.py
     native
     ops/test_state.py
+    ops/test_table.py
     planner/test_choice.py planner/test_experts.py planner/test_placement.py planner/test_simulate.py
     planner/test_slices.py planner/test_spec.py
     store/test_catalog.py store/test_library.py

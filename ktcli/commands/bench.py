@@ -35,7 +35,6 @@ from ktcli.commands.view.device_figures import Seen, device_figures
 from ktcli.commands.view.figures import ceiling_figures, machine_figures
 from ktcli.commands.view.speed import speed_row, speed_words, warn_about
 from ktcli.engine import Engine
-from ktcli.engine.policy import Policy
 from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -49,6 +48,7 @@ from ktcli.measure.bench import (
     traced,
 )
 from ktcli.measure.clock import PAIRS
+from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import SPREAD_TOKENS
 from ktcli.measure.trace import trace as cpu_trace
 from ktcli.models import Spec, build
@@ -320,4 +320,4 @@ def _with_device(
         trace = traced(engine, how.job.context, partial(device_trace, engine))
     if trace is not None and how.trace is not None:
         trace.write(how.trace)
-    return result, made, Seen(engine, used, rates, trace)
+    return result, made, Seen(engine, used, rates, how.policy, trace)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import select
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +22,7 @@ from ktcli.commands.options import (
     QuietOpt,
     ThreadsOpt,
 )
+from ktcli.commands.piped import is_typed, standard_input
 from ktcli.errors import ContextFull, DeviceError, NotFound, UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
 PIPE = "-"  # a prompt that is all on standard input
-PATIENCE_S = (
-    1.0  # how long standard input may say nothing before the person hears what is waited for
-)
-MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
 
 NameArg = Annotated[
     str | None,
@@ -232,14 +227,14 @@ def _words(prompt: str | None, json: bool) -> str | None:
     """
     if prompt is None:
         if not _is_terminal():
-            return _standard_input() or GREETING
+            return standard_input() or GREETING
         if json:
             raise UsageError("--json needs a prompt", hint='for example: kt chat "Hello!" --json')
         return None
     if prompt == PIPE:
-        words, empty = _standard_input(), "standard input is empty"
+        words, empty = standard_input(), "standard input is empty"
     else:
-        piped = "" if _is_typed() else _standard_input()
+        piped = "" if is_typed() else standard_input(beside=True)
         words, empty = (
             "\n\n".join(part for part in (prompt, piped) if part.strip()),
             "the prompt is empty",
@@ -358,40 +353,6 @@ def _screen() -> Any:
 def _is_terminal() -> bool:
     """Whether a person sits at both ends."""
     try:
-        return _is_typed() and sys.stdout.isatty()
+        return is_typed() and sys.stdout.isatty()
     except ValueError:  # closed
         return False
-
-
-def _is_typed() -> bool:
-    """Whether a person sits at standard input."""
-    try:
-        return sys.stdin is not None and sys.stdin.isatty()
-    except ValueError:  # closed
-        return False
-
-
-def _standard_input() -> str:
-    """The text on standard input, to its end; empty if it is closed.
-
-    Raises:
-        UsageError: it is too long to be a prompt.
-    """
-    try:
-        stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()
-        if not _speaks(stream):
-            out.warn("waiting for standard input; Ctrl-D ends it, </dev/null leaves it out")
-        data = stream.read(MAX_INPUT_BYTES + 1)
-    except (OSError, ValueError):
-        return ""
-    if len(data) > MAX_INPUT_BYTES:
-        raise UsageError(f"standard input has more than {MAX_INPUT_BYTES:,} bytes")
-    return str(data.decode("utf-8", "replace")).strip()
-
-
-def _speaks(stream: Any) -> bool:
-    """Whether a stream has something to read, or its end, before long; one that cannot be asked does."""
-    try:
-        return bool(select.select([stream.fileno()], [], [], PATIENCE_S)[0])
-    except (AttributeError, OSError, ValueError):
-        return True

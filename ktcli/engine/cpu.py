@@ -19,7 +19,9 @@ from ktcli.engine.states import StateLayout, before_tail
 from ktcli.engine.steps import Outputs, ProgramSteps
 from ktcli.models import Model, Spec
 from ktcli.native import Pool, Program
-from ktcli.ops.native import NativeBackend
+from ktcli.ops.native import Places, assemble
+from ktcli.ops.passes import defer_experts, reuse_buffers
+from ktcli.ops.recording import record
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 
@@ -94,7 +96,6 @@ class CpuEngine:
         )
         deferring = self.spec.moe_layers - 1 if any(depth for _, depth in plan.depths) else 0
         offsets = self.layout.offsets, self._states.offsets
-        backend = NativeBackend(self._tensors.by_name, *offsets, deferring=deferring)
-        logits = self.model.forward(backend)
-        views = backend.record(program, logits, *backend.summary(logits))
-        return program, Outputs(*views), backend.routings
+        recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
+        made = assemble(recording, program, Places(self._tensors.by_name, *offsets))
+        return program, Outputs(*made.results), made.routings

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
+from ktcli.ops.table.attention import ChooseShape, MqaShape
+from ktcli.ops.table.recurrent import PoolShape
+from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
-from ktcli.ops.windows import MqaShape, PoolShape
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Compressor:
         """x [T, hidden] -> [T, dim], of which rows count that complete a window. first: of its state."""
         s, dim = self.shape, self.rope.dim
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
-        pooled = b.pool(rows, scores, self.bias, s, layer=self.layer, first=first)
+        pooled = b.pooling(rows, scores, self.bias, s, layer=self.layer, first=first)
         turn = replace(self.rope, shift=1 - s.every)
         return b.rope(
             b.norm(pooled, self.norm, self.eps), turn, head_width=s.dim, first=s.dim - dim

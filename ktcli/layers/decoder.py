@@ -12,9 +12,10 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
 from ktcli.layers.sparse import SparseMlp
-from ktcli.ops.backend import Backend, Reads, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch, largest
+from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 Attention = (
@@ -177,7 +178,9 @@ class Decoder:
         if self.mixer:
             x = b.spread(x, self.mixer.streams)
         for layer in self.layers:
+            b.begin_layer(layer.layer)
             x = layer.forward(b, x)
+        b.begin_layer(None)
         x = b.select(x)
         if self.mixer:
             x, _ = self.mixer.enter(b, x)

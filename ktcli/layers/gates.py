@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ktcli.ops.backend import Gate
+from ktcli.ops.table.rowwise import GateKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class OwnGates:
     """
 
     source: str
-    kind: Gate = Gate.SIGMOID
+    kind: GateKind = GateKind.SIGMOID
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:
@@ -31,7 +31,7 @@ class QueryGates:
     """A gate for each column, in the projection of the queries: each head there has its query and then its gates
     (Qwen3-Next)."""
 
-    kind: Gate = Gate.SIGMOID
+    kind: GateKind = GateKind.SIGMOID
 
     def width(self, heads: int, columns: int) -> int:
         """Their number, for `heads` heads of `columns` columns."""

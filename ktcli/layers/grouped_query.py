@@ -12,10 +12,12 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates, QueryGates
 from ktcli.layers.indexer import BlockIndexer
-from ktcli.ops.backend import Backend, GqaShape, Rope, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
+from ktcli.ops.table.attention import GqaShape
+from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 

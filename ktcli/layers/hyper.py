@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.ops.backend import Backend, MixShape, Reads, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
+from ktcli.ops.table.rowwise import Reads
+from ktcli.ops.table.streams import MixShape
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ktcli.ops.backend import Backend, ChooseShape, Reads, Rope, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
+from ktcli.ops.table.attention import ChooseShape
+from ktcli.ops.table.recurrent import PoolShape
+from ktcli.ops.table.rowwise import Reads, Rope
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
-from ktcli.ops.windows import PoolShape
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Indexer:
             q, key = (b.rope(each, self.rope, head_width=self.shape.dim) for each in (q, key))
         if self.pool and self.pool_bias:
             weight, score = b.split(weight, self.shape.heads, self.shape.dim)
-            key = b.pool(key, score, self.pool_bias, self.pool, layer=self.layer, first=0)
+            key = b.pooling(key, score, self.pool_bias, self.pool, layer=self.layer, first=0)
         b.choose(q, key, weight, self.shape, layer=self.layer)
 
 

@@ -7,10 +7,12 @@ from functools import cached_property
 
 from ktcli.layers.gates import OwnGates
 from ktcli.layers.indexer import Indexer
-from ktcli.ops.backend import Backend, MlaShape, Rope, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
+from ktcli.ops.table.attention import MlaShape
+from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.tensors import Band, Role, Stored, Tensor, matrix, vector
 
 
@@ -196,7 +198,7 @@ class LatentAttention:
         if self.rope:
             q = b.rope(q, self.rope, head_width=s.nope + s.rope, first=s.nope)
             latent = b.rope(latent, self.rope, head_width=self._latent_width, first=s.lora)
-        mixed = b.mla(q, latent, self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
+        mixed = b.mla(q, latent, *self.kv_b, s, layer=self.layer, chosen=self.chosen > 0)
         if self.gates:
             mixed = b.gate(mixed, others[-1], self.gates.kind)
         return b.linear(mixed, self.o, bias=self.o_bias)  # mixed [T, heads * v]

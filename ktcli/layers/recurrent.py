@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from ktcli.ops.backend import Backend, DeltaShape, Gate, Reads, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
+from ktcli.ops.table.recurrent import DeltaShape
+from ktcli.ops.table.rowwise import GateKind, Reads
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
 
 _LINE = 16  # f32 elements: where a part of the state begins
@@ -113,9 +115,9 @@ class GatedDeltaNet:
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)
         q, k, v = b.split(b.conv(qkv, self.conv, layer=self.layer), *self._widths)
         first, learned = self._conv_elements, self.learned
-        mixed = b.delta((q, k, v), (decay, beta), learned, s, layer=self.layer, first=first)
+        mixed = b.delta(q, k, v, decay, beta, *learned, s, layer=self.layer, first=first)
         mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)
-        return b.linear(b.gate(mixed, z, Gate.SILU), self.o)
+        return b.linear(b.gate(mixed, z, GateKind.SILU), self.o)
 
     def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
         """All heads' first part, all heads' second part … of a tensor that holds head by head."""
@@ -268,10 +270,10 @@ class KimiDelta:
             mixed.append(b.conv(each, weight, layer=self.layer, first=first))
             first += elements
         q, k, v = mixed
-        out = b.delta((q, k, v), (decay, beta), self.learned, s, layer=self.layer, first=first)
+        out = b.delta(q, k, v, decay, beta, *self.learned, s, layer=self.layer, first=first)
         out = b.norm(out, self.norm, self.eps, head_width=s.dv)
         gate = b.linear(gate, self.gate) if self.gate else gate
-        return b.linear(b.gate(out, gate, Gate.SIGMOID), self.o)
+        return b.linear(b.gate(out, gate, GateKind.SIGMOID), self.o)
 
     def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
         """Of projections that lie one below the other, {name: rows}."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.ops.backend import Rope
+from ktcli.ops.table.rowwise import Rope
 
 F32Array = NDArray[np.float32]
 

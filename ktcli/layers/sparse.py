@@ -11,9 +11,11 @@ from functools import cached_property
 from ktcli.layers.mlp import DenseMlp
 from ktcli.layers.names import USUAL_SPARSE, Pieces, SparseNames, StoredExperts
 from ktcli.native import PANEL_ROWS, SILU, Glu
-from ktcli.ops.backend import Backend, Reads, Routing, Value
+from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.scratch import Scratch
+from ktcli.ops.table.experts import Routing
+from ktcli.ops.table.rowwise import Reads
 from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 
 
@@ -162,8 +164,15 @@ class SparseMlp:
         if self.shared_gate:
             logits, gate = b.split(logits, self.routing.experts, 1)
         routed = b.route(logits, self.routing, bias=self.router_correction, table=self.table)
+        gate_up_bias, down_bias = self.expert_biases or (None, None)
         started = b.experts(
-            x, routed, self.gate_up, self.down, glu=self.glu, biases=self.expert_biases
+            x,
+            routed,
+            self.gate_up,
+            self.down,
+            glu=self.glu,
+            gate_up_bias=gate_up_bias,
+            down_bias=down_bias,
         )
         shared = self.shared.forward(b, x) if self.shared else None  # meanwhile
         if shared is not None and self.shared_gate:

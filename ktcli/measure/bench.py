@@ -26,7 +26,7 @@ from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
 from ktcli.planner.cost import Rates, has_tiles, step_seconds
-from ktcli.planner.spec import Step, Unit, step_work
+from ktcli.planner.spec import StepShape, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
@@ -83,7 +83,7 @@ class Yardstick(Protocol):
         """Seconds of a run that the planner expects, at the ceilings of this measurement."""
 
 
-def steps(engine: Engine, job: Job) -> Iterator[Step]:
+def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
     """The steps of a run."""
     done = 0
     while done < job.n_tokens:
@@ -91,7 +91,7 @@ def steps(engine: Engine, job: Job) -> Iterator[Step]:
         chunk = 1 if job.kind is Kind.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
         outputs = 1 if chunk == left or job.kind is Kind.DECODE else 0
-        yield Step(chunk, job.context + done, outputs)
+        yield StepShape(chunk, job.context + done, outputs)
         done += chunk
 
 

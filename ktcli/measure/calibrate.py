@@ -25,7 +25,8 @@ from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource, expert_rows
 from ktcli.models import Model, build
 from ktcli.native import Pool
-from ktcli.ops.backend import Reads
+from ktcli.ops.operation import Operation
+from ktcli.ops.table.rowwise import Linear
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
@@ -64,17 +65,10 @@ class _Listener(TorchBackend):
 
     sums: dict[str, _Sums]
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        reads: Reads = Reads.FORMAT,
-    ) -> torch.Tensor:
-        if weight.name in self.sums:
-            self.sums[weight.name].add(0, x)
-        return super().linear(x, weight, bias=bias, reads=reads)
+    def do(self, operation: Operation) -> Any:
+        if isinstance(operation, Linear) and operation.weight.name in self.sums:
+            self.sums[operation.weight.name].add(0, operation.x)
+        return super().do(operation)
 
 
 class _Experts:

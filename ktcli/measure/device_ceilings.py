@@ -19,15 +19,16 @@ from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import Stream, device_errors, stream_on
-from ktcli.engine.policy import SEQUENTIAL, Policy
+from ktcli.measure.baselines import policy_of
 from ktcli.measure.bench import Ceilings, Job, Kind, steps
+from ktcli.measure.policy import SEQUENTIAL, Policy
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
 from ktcli.planner import experts
 from ktcli.planner.device_cost import DeviceRates
 from ktcli.planner.forecast import Forecast, Known
 from ktcli.planner.prefill import NEVER
-from ktcli.planner.spec import Step, Unit, step_work
+from ktcli.planner.spec import StepShape, Unit, step_work
 from ktcli.planner.stack import stack_of
 
 _ROUNDS = 5
@@ -130,10 +131,11 @@ class DeviceCeilings:
     cpu: Ceilings
     device: DeviceRates
     placement: Placement
+    policy: Policy = Policy.KT
 
     @classmethod
     def of(cls, engine: DeviceEngine, device: DeviceRates) -> DeviceCeilings:
-        return cls(Ceilings.of(engine.pool), device, engine.placement)
+        return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """CPU and device at the same time, each at its limit."""
@@ -148,7 +150,7 @@ class DeviceCeilings:
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
         """What the plan's arithmetic makes of the rates of this measurement."""
-        forecast, policy = self.forecast(engine), self.placement.policy
+        forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
             return sum(
@@ -175,7 +177,7 @@ class DeviceCeilings:
         )
         return Forecast.of(engine.model, engine.recipe, known)
 
-    def split(self, engine: Engine, step: Step) -> Split:
+    def split(self, engine: Engine, step: StepShape) -> Split:
         """A step's bytes and operations; a streamed one is all the device's."""
         streamed = self.placement.long_prompts.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate

@@ -10,12 +10,13 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.loader import PackSource, Progress, RandomSource
-from ktcli.engine.policy import Policy
+from ktcli.measure.baselines import engine_under
+from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import ApartSource
 from ktcli.models import Model
 from ktcli.native import Pool
 from ktcli.planner.forecast import forecast
-from ktcli.planner.plan import DevicePlan, Plan
+from ktcli.planner.plan import Plan
 from ktcli.weights.pack import Pack
 
 _SEED = 1
@@ -35,16 +36,6 @@ class Setting:
     pack: Pack | None = None
 
 
-def placement_of(model: Model, plan: Plan, planned: DevicePlan, setting: Setting) -> Placement:
-    """What goes where, as planned, under a policy."""
-    return replace(
-        Placement.of(plan, planned),
-        handoff=setting.handoff,
-        policy=setting.policy,
-        on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
-    )
-
-
 def planned_engine(
     model: Model, plan: Plan, pool: Pool, setting: Setting, progress: Progress | None = None
 ) -> DeviceEngine:
@@ -54,11 +45,20 @@ def planned_engine(
         NotEnoughMemory: it does not fit after all.
         DeviceError: the device failed.
     """
-    assert plan.device is not None
+    planned = plan.device
+    assert planned is not None
     plan.require("the model with its context")
     source: RandomSource | PackSource = ApartSource(pool, _SEED)
     if setting.pack is not None:
-        source = PackSource(setting.pack, pool)
-    placed = placement_of(model, plan, plan.device, setting)
-    device = setting.device
-    return DeviceEngine(model, plan.recipe, source, pool, placed, device, progress=progress)
+        source = PackSource.planned(setting.pack, pool, plan)
+    return engine_under(
+        setting.policy,
+        model,
+        plan.recipe,
+        source,
+        pool,
+        replace(Placement.of(plan, planned), handoff=setting.handoff),
+        setting.device,
+        on_cpu=forecast(model, plan, planned).is_faster_on_cpu,
+        progress=progress,
+    )

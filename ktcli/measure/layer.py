@@ -34,7 +34,6 @@ from ktcli.native import (
     cache_bytes,
     packed_bytes,
 )
-from ktcli.ops.backend import Reads
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor, ceil_to
 from ktcli.planner.slices import Slice, slices_of
@@ -169,7 +168,7 @@ class Stack:
             out = layer(view)
         # Reads a little of the last result, so that its time holds the wait for the last thread.
         end, part = self.program.buffer(1), View(out.buffer, 0, 1)
-        self.program.add(end, part, part)
+        self.program.append("add", (end, part, part))
         self.program.finish()
         for view in inputs:
             rows = self.program.rows(view, self.program.max_tokens)
@@ -198,12 +197,15 @@ class ExpertStack(Stack):
         self._deal, table = _deals(shape, max_tokens, self.draw)
         self._rows, self._next = len(table), 0
         logits, out = self.program.buffer(e), self.program.buffer(shape.hidden)
-        self.program.embed(logits, table)
-        self.routing = self.program.route(logits, (e, shape.top_k, 1, 1, 0, 0, 1, 1.0), None)
+        self.program.append("embed", (logits,), table=table, vocab=len(table))
+        rule = {"experts": e, "top_k": shape.top_k, "normalize": True, "scale": 1.0}
+        self.routing = self.program.append("route", (logits,), **rule)
 
         def layer(x: View) -> View:
             gate_up, down = self._weights()
-            self.program.experts(out, x, self.routing, gate_up, down)
+            self.program.append(
+                "experts", (out, x), routing=self.routing, gate_up=gate_up, down=down
+            )
             return out
 
         self._record(shape.hidden, layer)
@@ -252,7 +254,7 @@ class LinearStack(Stack):
 
         def layer(x: View) -> View:
             (slices,) = self._weights()
-            self.program.linear(out, x, slices, None, Reads.FORMAT)
+            self.program.append("linear", (out, x), weight=slices)
             return out
 
         self._record(self.K, layer)

@@ -322,7 +322,7 @@ def _programs(
         made = Program(pool, max_tokens=COUNTS[-1], max_outputs=1, exact=False)
         x, out = made.buffer(effort.k), made.buffer(effort.n)
         for weight in weights[part::parts]:
-            made.linear(out, x, (weight,), None, 0)  # 0: KT_READ_FORMAT
+            made.append("linear", (out, x), weight=(weight,))
         made.finish()
         made.rows(x, COUNTS[-1])[:] = 1.0
         return made

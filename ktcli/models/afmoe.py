@@ -20,7 +20,7 @@ from ktcli.models.feedforward import read_dense, read_softmax_routing, read_spar
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {
@@ -33,6 +33,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 _DENSE = "num_dense_layers"
+_ONLY = {"attention_bias": False, "route_norm": True, "score_func": "sigmoid"}
 _NAMES = SparseNames(
     router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias"))
 )
@@ -45,9 +46,7 @@ _PREFIXES = Prefixes(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    for name, usual in (("attention_bias", False), ("route_norm", True)):
-        f.require(name, f.flag(name, usual), usual)
-    f.require("score_func", f.text("score_func", "sigmoid"), "sigmoid")
+    f.only(_ONLY)
     for name in ("n_group", "topk_group"):
         f.require(name, f.whole(name, low=0, default=1), 0, 1)
     attention = read_gqa(f, norms=QkNorms())

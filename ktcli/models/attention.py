@@ -19,7 +19,7 @@ from ktcli.models.config import (
     rope_type,
     rotated_columns,
 )
-from ktcli.ops.backend import GqaShape, MlaShape
+from ktcli.ops.table.attention import GqaShape, MlaShape
 
 
 def read_gqa(

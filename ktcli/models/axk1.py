@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"scoring_func": "sigmoid"})
     attention, routing = read_mla(f), read_corrected_routing(f)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)
     is_dense = read_typed_dense(f)

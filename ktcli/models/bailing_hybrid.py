@@ -25,7 +25,7 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.models.step3p7 import limited, read_limits
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {
@@ -47,7 +47,7 @@ _PREFIXES = Prefixes(attention="attention", embedding="word_embeddings")
 _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("gate.expert_bias")))
 _GATES = OwnGates("g_proj")
 # Fields of which one value is known.
-_FLAGS = {
+_ONLY = {
     "attention_bias": False,
     "moe_router_enable_expert_bias": True,
     "no_kda_lora": True,
@@ -59,8 +59,6 @@ _FLAGS = {
     "use_mla_nope": False,
     "use_qkv_bias": False,
     "value_norm": False,
-}
-_TEXTS = {
     "gated_attention_proj_granularity_type": "head_wise",
     "score_function": "sigmoid",
     "scoring_func": "sigmoid",
@@ -71,10 +69,7 @@ _TEXTS = {
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _own(config)
-    for name, only in _FLAGS.items():
-        f.require(name, f.flag(name, only), only)
-    for name, usual in _TEXTS.items():
-        f.require(name, f.text(name, usual), usual)
+    f.only(_ONLY)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     width = f.whole("moe_shared_expert_intermediate_size", default=sparse.width)

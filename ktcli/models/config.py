@@ -12,7 +12,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.rope import Llama3, Yarn, rotary
-from ktcli.ops.backend import Rope
+from ktcli.ops.table.rowwise import Rope
 
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18
@@ -151,6 +151,15 @@ class Fields:
             raise BadCheckpoint(
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
+
+    def only(self, known: Mapping[str, object]) -> None:
+        """Refuse what this version does not compute: flags and texts that, where they are given, have one known value
+        each."""
+        for name, usual in known.items():
+            if isinstance(usual, bool):
+                self.require(name, self.flag(name, usual), usual)
+            else:
+                self.require(name, self.text(name, str(usual)), usual)
 
     def require_absent(self, name: str) -> None:
         """Refuse a field that changes what a model computes, which this version does not."""

@@ -24,7 +24,7 @@ from ktcli.models.feedforward import (
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import USUAL_PREFIXES, Prefixes, assemble, text_part
-from ktcli.ops.backend import Routing
+from ktcli.ops.table.experts import Routing
 
 _V3 = {
     **V3_EXPERTS,
@@ -107,6 +107,5 @@ def _v2_routing(f: Fields) -> Routing:
 
 
 def _v3_routing(f: Fields) -> Routing:
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     return read_corrected_routing(f)

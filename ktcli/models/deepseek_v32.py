@@ -19,7 +19,7 @@ from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_de
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense
 from ktcli.models.skeleton import assemble
-from ktcli.ops.backend import ChooseShape
+from ktcli.ops.table.attention import ChooseShape
 
 _FULL, _SHARED = "full", "shared"
 
@@ -46,9 +46,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     f.whole("q_lora_rank")  # the indexer reads the query latent
     attention = read_mla(f)
     indexer = _read_indexer(f, attention)

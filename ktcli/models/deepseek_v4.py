@@ -37,8 +37,10 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, Rope, Routing, Score
-from ktcli.ops.windows import MqaShape, PoolShape
+from ktcli.ops.table.attention import ChooseShape, MqaShape
+from ktcli.ops.table.experts import Routing, Score
+from ktcli.ops.table.recurrent import PoolShape
+from ktcli.ops.table.rowwise import Rope
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v4": {

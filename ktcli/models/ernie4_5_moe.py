@@ -39,7 +39,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    f.require("use_bias", f.flag("use_bias", False), False)
+    f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
     routing = read_softmax_routing(f, normalize=True)
     sparse = read_sparse(f, routing, correction=True, names=_NAMES)

@@ -18,7 +18,7 @@ from ktcli.models.config import (
     MAX_TOP_K,
     Fields,
 )
-from ktcli.ops.backend import GroupScore, Routing, Score
+from ktcli.ops.table.experts import GroupScore, Routing, Score
 
 # What configs of DeepSeek-V3's experts may leave out.
 V3_EXPERTS: Mapping[str, Any] = {

@@ -25,8 +25,8 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, read_streams, text_part
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, DeltaShape, MlaShape
-from ktcli.ops.windows import PoolShape
+from ktcli.ops.table.attention import ChooseShape, MlaShape
+from ktcli.ops.table.recurrent import DeltaShape, PoolShape
 
 _TEXT_TYPE = "glm5_next_text"
 _USUAL = {
@@ -66,9 +66,7 @@ _LOWEST = -5.0  # published
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
+    f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)
     linear, is_linear, is_shared = _delta(f), _linear_layers(f), _shared_layers(f)
     glu = Glu(1.0, f.number("swiglu_limit", low=1e-3, high=1e6), 0.0)

@@ -22,7 +22,8 @@ from ktcli.models.feedforward import read_dense, read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
-from ktcli.ops.backend import Gate, Score
+from ktcli.ops.table.experts import Score
+from ktcli.ops.table.rowwise import GateKind
 
 _FULL, _NEAR = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads_per_layer"
@@ -49,7 +50,7 @@ _NAMES = SparseNames(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
     for name in ("moe_apply_router_weight_on_input", "moe_router_logit_softcapping"):
         f.require(name, f.values.get(name) or False, False)
@@ -81,7 +82,7 @@ def _heads(f: Fields) -> list[int]:
 
 def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
     own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
-    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", Gate.SOFTPLUS))
+    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", GateKind.SOFTPLUS))
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -24,11 +24,14 @@ from ktcli.models.skeleton import assemble
 _FULL, _NEAR = "full_attention", "sliding_attention"
 # What the hub calls the base of each kind's rotation, and what it is unless the config says.
 _THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_NEAR, 1e4)}
-_FLAGS = {
+# Fields of which one value is known.
+_ONLY = {
     "mlp_bias": False,
     "use_qk_norm": False,
     "add_full_attention_sink_bias": False,
     "add_swa_attention_sink_bias": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mimo_v2_flash": {
@@ -100,10 +103,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 def _refuse_others(f: Fields) -> None:
     """What a config could say and this family does not compute."""
-    for name, usual in _FLAGS.items():
-        f.require(name, f.flag(name, usual), usual)
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    f.require("topk_method", f.text("topk_method", "noaux_tc"), "noaux_tc")
+    f.only(_ONLY)
     f.require_absent("n_shared_experts")
     for name in ("num_attention_heads", "head_dim", "v_head_dim"):
         if f.has(f"swa_{name}"):  # both kinds of layers have the same

@@ -23,7 +23,8 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble
 from ktcli.native import PAGE_TOKENS, Glu
-from ktcli.ops.backend import ChooseShape, Score
+from ktcli.ops.table.attention import ChooseShape
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "minimax_m3_vl": {

@@ -19,7 +19,7 @@ from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_windows
 from ktcli.models.skeleton import Prefixes, assemble
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_key_value_heads": 8, "rope_theta": 1e6},
@@ -53,7 +53,11 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 def _require_known(f: Fields) -> None:
     """Refuse what MiniMax's config could say and transformers does not compute."""
-    f.require("scoring_func", f.text("scoring_func", "sigmoid"), "sigmoid")
-    f.require("use_qk_norm", f.flag("use_qk_norm", True), True)
-    f.require("qk_norm_type", f.text("qk_norm_type", "per_layer"), "per_layer")
-    f.require("use_routing_bias", f.flag("use_routing_bias", True), True)
+    f.only(
+        {
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "use_routing_bias": True,
+        }
+    )

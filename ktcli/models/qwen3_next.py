@@ -23,7 +23,7 @@ from ktcli.models.feedforward import read_dense, read_softmax_routing, read_spar
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_listed_dense, read_listed_dense, read_types
 from ktcli.models.skeleton import Prefixes, assemble, text_part
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
 
 _NEXT, _MOE, _DENSE = "qwen3_next", "qwen3_5_moe", "qwen3_5"
 _USUAL = {
@@ -59,7 +59,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    f.require("attention_bias", f.flag("attention_bias", False), False)
+    f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
     full = replace(read_gqa(f, norms=QkNorms(plus=1.0)), gates=QueryGates())

@@ -30,7 +30,7 @@ from ktcli.models.config import (
     read_eps,
 )
 from ktcli.models.model import DecoderModel
-from ktcli.ops.backend import MixShape
+from ktcli.ops.table.streams import MixShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def assemble(
         streams: of the residual; None: one, which is added to.
         multipliers: of rows and logits.
     """
-    f.require("hidden_act", f.text("hidden_act", "silu"), "silu")
+    f.only({"hidden_act": "silu"})
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     hidden = f.whole("hidden_size")
     frame = _Frame(hidden, read_eps(f), prefixes, streams, multipliers.residual)

@@ -34,7 +34,7 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types, read_windows
 from ktcli.models.skeleton import Prefixes, assemble, text_part
 from ktcli.native import SILU, Glu
-from ktcli.ops.backend import Score
+from ktcli.ops.table.experts import Score
 
 _USUAL = {
     "head_dim": 128,
@@ -51,22 +51,22 @@ _NAMES = SparseNames(
     RouterNames(correction=CorrectionNames("router_bias")),
     SharedNames("share_expert", beside=True),
 )
-_FLAGS = {
+# Fields of which one value is known.
+_ONLY = {
     "attention_bias": False,
     "mlp_bias": False,
     "gating": True,
     "use_head_wise_attn_gate": True,
     "norm_expert_weight": True,
     "use_moe_router_bias": True,
+    "moe_router_activation": "sigmoid",
 }
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _own(config)
-    for name, usual in _FLAGS.items():
-        f.require(name, f.flag(name, usual), usual)
-    f.require("moe_router_activation", f.text("moe_router_activation", "sigmoid"), "sigmoid")
+    f.only(_ONLY)
     kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)

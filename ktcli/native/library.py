@@ -223,9 +223,16 @@ def cache_bytes(level: int) -> int:
 
 @cache
 def c_format(fmt: Format) -> Any:
+    """The kt_format of a format."""
     ffi, _ = library()
-    codebook = list(fmt.codebook) or [0] * 16
-    row = (fmt.bits, fmt.group, int(fmt.scale), codebook, int(fmt.codes), fmt.rotation)
+    row = {
+        "bits": fmt.bits,
+        "group": fmt.group,
+        "scale": int(fmt.scale),
+        "codebook": list(fmt.codebook) or [0] * 16,
+        "codes": int(fmt.codes),
+        "rotation": fmt.rotation,
+    }
     return ffi.new("kt_format *", row)
 
 
@@ -288,6 +295,22 @@ class Weight:
     @property
     def size_bytes(self) -> int:
         return packed_bytes(self.format, self.n, self.k) * self.count if self.n and self.k else 0
+
+
+def c_weights(*weights: Weight) -> Any:
+    """An array of kt_weight structs. Whoever has C keep it keeps the weights, too."""
+    ffi, _ = library()
+    rows = [
+        {
+            "format": c_format(w.format)[0],
+            "n": w.n,
+            "k": w.k,
+            "count": w.count,
+            "data": ffi.cast("void *", w.address),
+        }
+        for w in weights
+    ]
+    return ffi.new("kt_weight[]", rows)
 
 
 def require(condition: bool, what: str) -> None:

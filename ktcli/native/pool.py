@@ -21,6 +21,7 @@ from ktcli.native.library import (
     Format,
     Weight,
     c_format,
+    c_weights,
     library,
     packed_bytes,
     require,
@@ -204,12 +205,12 @@ class Pool:
         """Matrix `index` decoded to f32 [n, k]."""
         out = np.empty((weight.n, weight.k), dtype=np.float32)
         pointer = self._ffi.from_buffer("float[]", out, True)
-        self.check(self._lib.kt_unpack(self.handle, self.c_weight(weight), index, pointer))
+        self.check(self._lib.kt_unpack(self.handle, c_weights(weight), index, pointer))
         return out
 
     def fill_random(self, weight: Weight, seed: int) -> None:
         """Random codes and scales straight into the weight's memory."""
-        self.check(self._lib.kt_fill_random(self.handle, self.c_weight(weight), seed))
+        self.check(self._lib.kt_fill_random(self.handle, c_weights(weight), seed))
 
     def read_file(self, fd: int, offset: int, dst: NDArray[np.uint8]) -> None:
         """Fill `dst` from an open file by parallel reads.
@@ -251,7 +252,7 @@ class Pool:
         cast, pairs = self._ffi.cast, zip(cuts, slices, strict=True)
         rows = [(of.start, of.stop, cast("void *", weight.address)) for of, weight in pairs]
         given = self._ffi.new("kt_slice[]", rows)
-        weight = self.c_weight(whole)
+        weight = c_weights(whole)
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
@@ -277,14 +278,6 @@ class Pool:
         pointers = ffi.new("const void *[]", buffers) if buffers else ffi.NULL
         self.check(self._lib.kt_ceiling(self.handle, int(kind), pointers, size, seconds, rate))
         return float(rate[0])
-
-    def c_weight(self, *weights: Weight) -> Any:
-        """An array of kt_weight structs for a call."""
-        fields = [
-            (c_format(w.format)[0], w.n, w.k, w.count, self._ffi.cast("void *", w.address))
-            for w in weights
-        ]
-        return self._ffi.new("kt_weight[]", fields)
 
 
 def _bits(nodes: Sequence[int]) -> int:

@@ -1,12 +1,14 @@
-"""A recorded program: operations over fixed buffers, replayed by one C call per step.
+"""A program: operations over fixed buffers, recorded once and replayed by one C call per step.
 
-Recording (`recording`) happens once at load; every argument is checked there. A step passes what changes
-(ids, positions, pages) in one struct, allocated once and reused, so that a decode step costs one call.
+An operation is appended by its name, its views and everything else by field name; C checks them. A step passes what
+changes (ids, positions, pages) in one struct, allocated once and reused, so that a decode step costs one call.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,33 +17,103 @@ from numpy.typing import NDArray
 from ktcli.errors import KtError, NativeError, NotEnoughMemory
 from ktcli.native.library import ERROR_BYTES, PAGE_TOKENS, Arena, library, require
 from ktcli.native.operands import Step, View
+from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
-from ktcli.native.recording import F32Array, Recording
+
+F32Array = NDArray[np.float32]
 
 
-class Program(Recording):
-    """Records operations, then runs them.
+@cache
+def operation(name: str) -> tuple[Any, int, bool]:
+    """(function, views, whether it is told a struct kt_<name>) of an operation.
+
+    Raises:
+        NativeError: there is no such operation.
+    """
+    ffi, lib = library()
+    function = getattr(lib, f"kt_program_{name}", None)
+    types = [] if function is None else [each.cname for each in ffi.typeof(function).args]
+    told = types[-1:] == [f"struct kt_{name} *"]
+    views = types[1:-1] if told else types[1:]
+    is_one = (
+        (views or told) and set(views) <= {"struct kt_view"} and types[0] == "struct kt_program *"
+    )
+    require(bool(is_one) and name != "input", f"there is no operation {name!r}")
+    return function, len(views), told
+
+
+class Program:
+    """Operations, and the memory they work on.
 
     Args:
         max_tokens: rows of a step, at most.
         max_outputs: output rows of a step, at most.
         exact: f32 activations and f32 KV cache instead of the fast path.
         kv_f32: f32 KV cache although the rest is fast.
+    Attributes:
+        handle: a kt_program.
+        labels: the name of each operation.
     """
 
     def __init__(
         self, pool: Pool, *, max_tokens: int, max_outputs: int, exact: bool, kv_f32: bool = False
     ) -> None:
-        ffi, lib = library()
+        self._ffi, self._lib = ffi, lib = library()
         options = ffi.new("kt_program_options *", (max_tokens, max_outputs, exact, kv_f32))
         error = ffi.new(f"char[{ERROR_BYTES}]")
         handle = lib.kt_program_create(pool.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NativeError(ffi.string(error).decode())
-        super().__init__(ffi.gc(handle, lib.kt_program_free), pool)
+        self.handle, self.pool = ffi.gc(handle, lib.kt_program_free), pool
         self.max_tokens, self.max_outputs, self.exact = max_tokens, max_outputs, exact
         self.kv_f32 = exact or kv_f32
+        self.labels: list[str] = []
         self._step = ffi.new("kt_step *")
+        self._keep: list[Any] = []  # what C borrows
+
+    # -- recording -----------------------------------------------------------------------------------
+
+    def buffer(self, width: int, *, outputs: bool = False) -> View:
+        """A new buffer; one row per token, or per wanted output."""
+        number = self._check(self._lib.kt_program_buffer(self.handle, width, int(outputs)))
+        return View(number, 0, width)
+
+    def append(self, name: str, views: Sequence[View | None] = (), /, **facts: Any) -> int:
+        """Append the operation kt_program_<name>; see kt_operations.h for what each computes.
+
+        Args:
+            views: in the order of its parameters; None: an operand that may be missing.
+            facts: everything else, by the fields of kt_<name>; what is left out is 0 or NULL.
+        Returns:
+            The number that it gives: of a routing or a choice; else 0.
+        Raises:
+            NativeError: there is no such operation or field, or C refuses a value.
+        """
+        function, n_views, told = operation(name)
+        require(len(views) == n_views, f"{name} with {len(views)} views, not {n_views}")
+        require(told or not facts, f"{name} is told nothing but its views")
+        packed = [self._view(view) for view in views]
+        if told:
+            nodes = len(self.pool.node_threads)
+            packed.append(packing(f"kt_{name}", nodes).pack(facts, self._keep))
+        number = self._check(function(self.handle, *packed))
+        self.labels.append(name)
+        return number
+
+    def given(self, experts: int, top_k: int) -> int:
+        """A routing whose ids and gate the caller writes before each run (`routing` gives the arrays).
+
+        Returns its number.
+        """
+        return self._check(self._lib.kt_program_given(self.handle, experts, top_k))
+
+    def input(self, x: View) -> None:
+        """The caller writes `x` before what is recorded next runs."""
+        self._check(self._lib.kt_program_input(self.handle, self._view(x)))
+
+    def part(self) -> int:
+        """What is recorded from here on is the next part; returns its number."""
+        return self._check(self._lib.kt_program_part(self.handle))
 
     def finish(self) -> int:
         """Reserve buffers and scratch; returns their bytes."""
@@ -51,6 +123,8 @@ class Program(Recording):
             raise NotEnoughMemory("the program's buffers", int(size[0]), 0)
         self._check(result)
         return int(size[0])
+
+    # -- running -------------------------------------------------------------------------------------
 
     def attach(self, cache: Arena, page_bytes: int) -> None:
         """Use `cache` as the page pool of the following steps."""
@@ -98,6 +172,8 @@ class Program(Recording):
         )
         return *pointers, 0 if after is None else after.nbytes
 
+    # -- results -------------------------------------------------------------------------------------
+
     def rows(self, view: View, n: int) -> F32Array:
         """The first `n` rows of a view, in place: valid until the next run."""
         stride = self._ffi.new("int64_t *")
@@ -120,9 +196,10 @@ class Program(Recording):
 
     def chosen(self, routing: int) -> NDArray[np.int64]:
         """[E] how often each expert was chosen since the program was made, in place: read between runs."""
-        counts = self._lib.kt_program_chosen(self.handle, routing)
+        experts = self._ffi.new("int32_t *")
+        counts = self._lib.kt_program_chosen(self.handle, routing, experts)
         require(counts != self._ffi.NULL, f"routing {routing} is not counted")
-        view = self._array(counts, (self._experts[routing],), np.int64)
+        view = self._array(counts, (int(experts[0]),), np.int64)
         view.flags.writeable = False
         return view
 
@@ -137,3 +214,18 @@ class Program(Recording):
         pointer = self._ffi.gc(pointer, lambda _, handle=self.handle: None)
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self._ffi.buffer(pointer, size_bytes), dtype=dtype).reshape(shape)
+
+    # -- the binding ---------------------------------------------------------------------------------
+
+    def _view(self, view: View | None) -> Any:
+        given = view or View(0, 0, 0)
+        return self._ffi.new("kt_view *", (given.buffer, given.column, given.width))[0]
+
+    def _check(self, result: int) -> int:
+        if result < 0:
+            raise NativeError(self._error())
+        return result
+
+    def _error(self) -> str:
+        text: bytes = self._ffi.string(self._lib.kt_program_error(self.handle))
+        return text.decode()

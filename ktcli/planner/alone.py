@@ -28,8 +28,8 @@ from ktcli.planner.nodes import NodeNeed, extra_bytes, node_needs
 from ktcli.planner.plan import EARLY_TOKENS, Line, Request, Speed
 from ktcli.planner.spec import (
     STATES_REASON,
-    Step,
-    Work,
+    PartWork,
+    StepShape,
     parts,
     sequence_bytes,
     step_work,
@@ -88,7 +88,7 @@ class Alone:
         others = beside_bytes(self.model, context, self.use) + host.margin_bytes
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
-    def step_s(self, step: Step) -> float:
+    def step_s(self, step: StepShape) -> float:
         """Seconds of a step."""
         works = step_work(self.model, self.recipe, step)
         return step_seconds(works, self.model.spec, self.host.rates, step.n_tokens)
@@ -97,9 +97,9 @@ class Alone:
         """Of decode early and at the end of a context, and of a prefill chunk."""
         chunk = min(PREFILL_CHUNK, context)
         return Speed(
-            decode=1 / self.step_s(Step(1, min(EARLY_TOKENS, context - 1))),
-            decode_full=1 / self.step_s(Step(1, context - 1)),
-            prefill=chunk / self.step_s(Step(chunk)),
+            decode=1 / self.step_s(StepShape(1, min(EARLY_TOKENS, context - 1))),
+            decode_full=1 / self.step_s(StepShape(1, context - 1)),
+            prefill=chunk / self.step_s(StepShape(chunk)),
         )
 
     def lines(self, context: int) -> Iterator[Line]:
@@ -132,8 +132,8 @@ class Alone:
 class _Timing:
     """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
 
-    decode: Mapping[ModelPart, Work]
-    prefill: Mapping[ModelPart, Work]
+    decode: Mapping[ModelPart, PartWork]
+    prefill: Mapping[ModelPart, PartWork]
     chunk: int
     rates: Rates
 
@@ -142,7 +142,7 @@ class _Timing:
         chunk = min(PREFILL_CHUNK, context)
         decode, prefill = (
             {work.part: work for work in step_work(model, recipe, step)}
-            for step in (Step(1, min(EARLY_TOKENS, context - 1)), Step(chunk))
+            for step in (StepShape(1, min(EARLY_TOKENS, context - 1)), StepShape(chunk))
         )
         return cls(decode, prefill, chunk, rates)
 

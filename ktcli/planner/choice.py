@@ -20,7 +20,7 @@ BY_MEMORY = "auto"  # for the number format of experts
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FormatChoice:
     """What was chosen, for `Recipe.named`, and why, a clause."""
 
     experts: str
@@ -29,7 +29,7 @@ class Choice:
 
 def choose_experts(
     model: Model, host: Host, request: Request, kept: Format | None = None
-) -> Choice:
+) -> FormatChoice:
     """The format for the experts of `model` on `host`.
 
     Args:
@@ -37,7 +37,7 @@ def choose_experts(
         kept: what holds the checkpoint's experts exactly; None: nothing that is known.
     """
     if kept is not None and kept.bits == 4:
-        return Choice(kept.name, "the checkpoint's own 4 bits, without loss")
+        return FormatChoice(kept.name, "the checkpoint's own 4 bits, without loss")
     choices = automatic()
     for name in choices:
         recipe = request.recipe.like(name, request.recipe.dense.name)
@@ -45,5 +45,7 @@ def choose_experts(
         need, free = gib(made.need_bytes), gib(made.host.available_bytes)
         if made.fits:
             context = f"{need} with {made.context} positions of {free} free"
-            return Choice(name, f"the most precise that fits: {context}")
-    return Choice(choices[-1], f"the smallest, and still too large here: {need} of {free} free")
+            return FormatChoice(name, f"the most precise that fits: {context}")
+    return FormatChoice(
+        choices[-1], f"the smallest, and still too large here: {need} of {free} free"
+    )

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ktcli.models.model import Spec
-from ktcli.planner.spec import Unit, Work
+from ktcli.planner.spec import PartWork, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ OPERATIONS_PER_LAYER = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class IsaPeaks:
     """A row of kernels, for machines where nobody asked or measured.
 
     Attributes:
@@ -96,11 +96,11 @@ class Row:
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"})
 # Best first, as in native/src/kernels/kernels.def.
 ROWS = {
-    "amx": Row(_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}, 2048, 1024),
-    "avx512bf16": Row(_AVX512 | {"avx512_bf16"}, 256, 128),
-    "avx512": Row(_AVX512, 256, 64),
-    "avx2": Row(frozenset({"avx2", "fma"}), 64, 32),
-    "portable": Row(frozenset(), 4, 4),
+    "amx": IsaPeaks(_AVX512 | {"avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}, 2048, 1024),
+    "avx512bf16": IsaPeaks(_AVX512 | {"avx512_bf16"}, 256, 128),
+    "avx512": IsaPeaks(_AVX512, 256, 64),
+    "avx2": IsaPeaks(frozenset({"avx2", "fma"}), 64, 32),
+    "portable": IsaPeaks(frozenset(), 4, 4),
 }
 # What one core's own queue of misses can pull, on server and desktop CPUs alike.
 CORE_READ_BPS = 20e9
@@ -138,7 +138,7 @@ def has_tiles(isa: str) -> bool:
     return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 
-def seconds(work: Work, rates: Rates, n_tokens: int) -> float:
+def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
     """Time of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
     computing = work.ops / rates.reached(work.unit, n_tokens)
@@ -150,6 +150,6 @@ def overhead_seconds(spec: Spec) -> float:
     return spec.layers * OPERATIONS_PER_LAYER * OPERATION_S
 
 
-def step_seconds(works: Iterable[Work], spec: Spec, rates: Rates, n_tokens: int) -> float:
+def step_seconds(works: Iterable[PartWork], spec: Spec, rates: Rates, n_tokens: int) -> float:
     """Time of a whole step: its parts run one after the other."""
     return sum(seconds(work, rates, n_tokens) for work in works) + overhead_seconds(spec)

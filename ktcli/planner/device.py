@@ -18,7 +18,7 @@ from ktcli.planner.memory import DEFAULT_CONTEXT, LEAST_CONTEXT, PREFILL_CHUNK
 from ktcli.planner.plan import Plan, Request, Vram
 from ktcli.planner.prefill import GRAIN
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes
-from ktcli.planner.stack import Stack, near_bytes
+from ktcli.planner.stack import ModelLoads, near_bytes
 from ktcli.weights.recipe import F32_BYTES, Recipe
 
 # Assumed, not yet measured: the CUDA context with torch's and our kernels, and a captured graph with its
@@ -70,7 +70,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class DeviceSizes:
     """What a model and recipe take on a GPU, whatever the context.
 
     Attributes:
@@ -90,7 +90,7 @@ class Sizes:
     layer_bytes: int
 
     @classmethod
-    def of(cls, model: Model, recipe: Recipe, stack: Stack) -> Sizes:
+    def of(cls, model: Model, recipe: Recipe, stack: ModelLoads) -> DeviceSizes:
         """Activations per token in f32: the residual stream, its norm and two sums; the widest product and
         what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
         a block and normed."""
@@ -125,7 +125,13 @@ def margin_bytes(vram_bytes: int) -> int:
 
 
 def share_out(
-    model: Model, sizes: Sizes, gpu: Gpu, context: int, *, streams: bool, limit: int | None = None
+    model: Model,
+    sizes: DeviceSizes,
+    gpu: Gpu,
+    context: int,
+    *,
+    streams: bool,
+    limit: int | None = None,
 ) -> Budget:
     """The budget of a context.
 
@@ -174,7 +180,7 @@ def chunk_limit(context: int) -> int:
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))
 
 
-def device_context(model: Model, sizes: Sizes, gpu: Gpu, limit: int | None = None) -> int:
+def device_context(model: Model, sizes: DeviceSizes, gpu: Gpu, limit: int | None = None) -> int:
     """The context when nobody asks: DEFAULT_CONTEXT, or less where the model or the GPU's memory ends.
 
     At least LEAST_CONTEXT, with which the GPU may be too small.
@@ -183,7 +189,7 @@ def device_context(model: Model, sizes: Sizes, gpu: Gpu, limit: int | None = Non
     return max(min(wanted, fitting(model, sizes, gpu, wanted, limit)), min(LEAST_CONTEXT, wanted))
 
 
-def fitting(model: Model, sizes: Sizes, gpu: Gpu, most: int, limit: int | None = None) -> int:
+def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | None = None) -> int:
     """The most positions, whole pages up to `most`, with which everything but experts fits; 0: none."""
     room = share_out(model, sizes, gpu, most, streams=False, limit=limit).experts_bytes
     if room >= 0:

@@ -18,8 +18,8 @@ from ktcli.planner.cost import Rates, seconds
 from ktcli.planner.deferral import Times
 from ktcli.planner.experts import Hits, touched
 from ktcli.planner.simulate import Layer
-from ktcli.planner.spec import Unit, Work
-from ktcli.planner.stack import F64Array, Load, Stack
+from ktcli.planner.spec import PartWork, Unit
+from ktcli.planner.stack import F64Array, Load, ModelLoads
 
 # All of these are assumed, not yet measured on a GPU.
 READ_SHARE = 0.70  # of the bandwidth, at decode: the aim of the kernels
@@ -84,7 +84,7 @@ class Hybrid:
         measured: t_e, T_g and T_s of an average MoE layer at `early` positions, where they were measured.
     """
 
-    stack: Stack
+    stack: ModelLoads
     cpu: Rates
     device: DeviceRates
     hits: Hits
@@ -150,7 +150,7 @@ class Hybrid:
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
             if (size, ops) not in cache:
                 cache[size, ops] = seconds(
-                    Work(ModelPart.EXPERTS, unit, int(size), int(ops)), self.cpu, 1
+                    PartWork(ModelPart.EXPERTS, unit, int(size), int(ops)), self.cpu, 1
                 )
         pairs = zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True)
         return [cache[pair] for pair in pairs]
@@ -171,7 +171,7 @@ class Hybrid:
         reading = size / (self.device.read_bps * READ_SHARE)
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
-    def part_s(self, work: Work) -> float:
+    def part_s(self, work: PartWork) -> float:
         """One part of a step on the GPU by itself."""
         share = ATTENTION_SHARE if work.unit is Unit.ATTENTION else GEMM_SHARE
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)

@@ -55,7 +55,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class ResidentChoice:
     """A mask within the budget.
 
     Attributes:
@@ -81,7 +81,7 @@ class Hits:
     rate: float
 
 
-def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
+def choose(wish: Wish, heat: Heat | None, room: Room) -> ResidentChoice:
     """The mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
 
     Raises:
@@ -92,7 +92,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
             f"the heat map is of {_shape(heat)} experts, the model has {_shape(room.empty)}"
         )
     if wish is None and room.all_bytes <= room.budget_bytes:
-        return Choice(~room.empty, "all")
+        return ResidentChoice(~room.empty, "all")
     if wish is None:
         wish = UNIFORM if heat is None else HOT
     if isinstance(wish, np.ndarray):
@@ -100,9 +100,9 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
     if isinstance(wish, int):
         return _counted(wish, room)
     if wish == UNIFORM:
-        return Choice(uniform(_most(room), room), UNIFORM)
+        return ResidentChoice(uniform(_most(room), room), UNIFORM)
     if wish == FRONT:
-        return Choice(_greedy(range(room.empty.size), room), FRONT)
+        return ResidentChoice(_greedy(range(room.empty.size), room), FRONT)
     if wish != HOT:
         raise UsageError(
             f"{str(wish)[:60]!r} is no choice of experts for the GPU",
@@ -113,7 +113,7 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> Choice:
             "there is no heat map yet that says which experts are hot",
             hint="one is recorded while you chat; until then: --gpu-experts uniform",
         )
-    return Choice(_greedy(_hottest(heat, room), room), HOT)
+    return ResidentChoice(_greedy(_hottest(heat, room), room), HOT)
 
 
 def uniform(count: int, room: Room) -> Mask:
@@ -196,17 +196,17 @@ def _most(room: Room) -> int:
     return min(room.experts, max(0, room.budget_bytes) // max(1, sum(room.sizes)))
 
 
-def _counted(wish: int, room: Room) -> Choice:
+def _counted(wish: int, room: Room) -> ResidentChoice:
     if not 0 <= wish <= room.experts:
         raise UsageError(
             f"{wish} experts per layer are asked for on the GPU, the model has {room.experts}"
         )
     most = _most(room)
     reason = f"{wish} experts per layer do not fit; {most} do" if wish > most else ""
-    return Choice(uniform(min(wish, most), room), UNIFORM, reason)
+    return ResidentChoice(uniform(min(wish, most), room), UNIFORM, reason)
 
 
-def _explicit(wish: Mask, room: Room) -> Choice:
+def _explicit(wish: Mask, room: Room) -> ResidentChoice:
     if wish.shape != room.empty.shape:
         raise UsageError(
             f"the mask of GPU experts is of {_shape(wish)}, the model has {_shape(room.empty)}"
@@ -218,7 +218,7 @@ def _explicit(wish: Mask, room: Room) -> Choice:
     mask = _greedy(order[: int(asked.sum())], room)
     lost = int(asked.sum()) - int(mask.sum())
     reason = f"{lost} of the {int(asked.sum())} experts asked for do not fit" if lost else ""
-    return Choice(mask, "mask", reason)
+    return ResidentChoice(mask, "mask", reason)
 
 
 def _hottest(heat: Heat, room: Room) -> NDArray[np.int64]:

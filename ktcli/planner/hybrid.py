@@ -17,14 +17,14 @@ from ktcli.models.model import Model
 from ktcli.planner import deferral, experts
 from ktcli.planner.device import (
     Budget,
-    Sizes,
+    DeviceSizes,
     chunk_limit,
     device_context,
     fitting,
     share_out,
 )
 from ktcli.planner.device_cost import MEASURED_AT, Hybrid, device_rates
-from ktcli.planner.experts import Choice, Hits
+from ktcli.planner.experts import Hits, ResidentChoice
 from ktcli.planner.host import Host
 from ktcli.planner.hybrid_account import HybridAccount
 from ktcli.planner.memory import LEAST_CONTEXT
@@ -35,7 +35,7 @@ from ktcli.planner.simulate import CPU, GPU, Simulation, simulate
 from ktcli.planner.spec import (
     weight_bytes,
 )
-from ktcli.planner.stack import Stack, split, stack_of
+from ktcli.planner.stack import ModelLoads, split, stack_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class _Case:
     host: Host
     gpu: Gpu
     request: Request
-    stack: Stack
-    sizes: Sizes
+    stack: ModelLoads
+    sizes: DeviceSizes
     context: int
 
     def hybrid(self, mask: experts.Mask, hits: Hits) -> Hybrid:
@@ -65,7 +65,7 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
         UsageError: what is asked for is not of this model.
     """
     stack = stack_of(model, request.recipe)
-    sizes = Sizes.of(model, request.recipe, stack)
+    sizes = DeviceSizes.of(model, request.recipe, stack)
     context = request.context or device_context(model, sizes, gpu, request.vram_bytes)
     case = _Case(model, host, gpu, request, stack, sizes, context)
     wants = _wants_stream(case)
@@ -124,7 +124,7 @@ def _wants_stream(case: _Case) -> bool:
     return Prefill(hybrid, chunk_limit(case.context), buffer).threshold() != NEVER
 
 
-def _chosen(case: _Case, budget: Budget) -> tuple[Choice, Budget]:
+def _chosen(case: _Case, budget: Budget) -> tuple[ResidentChoice, Budget]:
     """The mask, and the budget that is left: nothing is streamed if all experts are on the GPU."""
     request, stack = case.request, case.stack
     whole = budget.without_stream()
@@ -137,7 +137,7 @@ def _chosen(case: _Case, budget: Budget) -> tuple[Choice, Budget]:
     return choice, whole if choice.mask.all() else budget
 
 
-def _threshold(case: _Case, prefill: Prefill, choice: Choice) -> int:
+def _threshold(case: _Case, prefill: Prefill, choice: ResidentChoice) -> int:
     asked = case.request.prefill_threshold
     if not prefill.buffer_experts or choice.mask.all():
         return NEVER
@@ -169,7 +169,7 @@ def _too_small(case: _Case, budget: Budget) -> NotEnoughMemory:
 
 
 def _assembled(
-    case: _Case, device: DevicePlan, prefill: Prefill, choice: Choice, speed: Speed
+    case: _Case, device: DevicePlan, prefill: Prefill, choice: ResidentChoice, speed: Speed
 ) -> Plan:
     model, host, recipe = case.model, case.host, case.request.recipe
     here, there = split(model, choice.mask)

@@ -15,7 +15,7 @@ from ktcli.errors import gib
 from ktcli.models.model import Model
 from ktcli.ops.part import ModelPart
 from ktcli.planner.device import states_bytes
-from ktcli.planner.experts import Choice
+from ktcli.planner.experts import ResidentChoice
 from ktcli.planner.host import Host, node_words
 from ktcli.planner.memory import PREFILL_CHUNK, PROCESS_BYTES
 from ktcli.planner.nodes import extra_bytes
@@ -24,16 +24,16 @@ from ktcli.planner.prefill import Prefill
 from ktcli.planner.spec import (
     STATES_REASON,
     PartSize,
+    PartWork,
     Share,
-    Step,
+    StepShape,
     Unit,
-    Work,
     kv_bytes_per_token,
     parts,
     step_work,
     tensor_work,
 )
-from ktcli.planner.stack import Stack, device_bytes
+from ktcli.planner.stack import ModelLoads, device_bytes
 
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
@@ -56,11 +56,11 @@ class HybridAccount:
     model: Model
     host: Host
     request: Request
-    stack: Stack
+    stack: ModelLoads
     context: int
     device: DevicePlan
     prefill: Prefill
-    choice: Choice
+    choice: ResidentChoice
     here: Share
     there: Share
 
@@ -106,12 +106,12 @@ class HybridAccount:
     def _device_parts(self) -> Iterator[Line]:
         """Parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
-        steps = Step(1, min(EARLY_TOKENS, self.context - 1)), Step(self._chunk)
+        steps = StepShape(1, min(EARLY_TOKENS, self.context - 1)), StepShape(self._chunk)
         one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
         hybrid = self.prefill.hybrid
 
         def line(part: ModelPart, fmt: str, size: int, reason: str, share: float = 1.0) -> Line:
-            nothing = Work(part, Unit.BF16, 0, 0)
+            nothing = PartWork(part, Unit.BF16, 0, 0)
             first, chunked = one.get(part, nothing), many.get(part, nothing)
             return Line(
                 part.value,
@@ -177,7 +177,7 @@ class HybridAccount:
         """What a token reads some rows of, in no time that counts."""
         spec, recipe = self.model.spec, self.request.recipe
         of_it = (tensor for tensor in self.here.tensors if tensor.part is part.part)
-        read = sum(tensor_work(tensor, spec, recipe, Step(1)).read_bytes for tensor in of_it)
+        read = sum(tensor_work(tensor, spec, recipe, StepShape(1)).read_bytes for tensor in of_it)
         name, words = part.part.value, _HOST_REASONS[part.part]
         return Line(name, part.format, self._spread, part.size_bytes, read, 0.0, 0.0, words)
 

@@ -40,7 +40,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BusySpan:
     """Something that took time: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
 
     where: str
@@ -54,7 +54,7 @@ class Span:
 class Simulation:
     """One step, which takes `step_s` until the GPU is done."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[BusySpan, ...]
     step_s: float
 
     def busy_s(self, where: str) -> float:
@@ -66,7 +66,7 @@ class Simulation:
 class _Track:
     """One device: spans one after the other."""
 
-    def __init__(self, where: str, spans: list[Span]) -> None:
+    def __init__(self, where: str, spans: list[BusySpan]) -> None:
         self.where, self.spans, self.now_s = where, spans, 0.0
 
     def run(self, what: str, layer: int, seconds: float, after_s: float = 0.0) -> float:
@@ -74,12 +74,12 @@ class _Track:
         start = max(self.now_s, after_s)
         self.now_s = start + seconds
         if seconds > 0:
-            self.spans.append(Span(self.where, what, layer, start, self.now_s))
+            self.spans.append(BusySpan(self.where, what, layer, start, self.now_s))
         return self.now_s
 
     def wait(self, layer: int, until_s: float) -> None:
         if until_s > self.now_s:
-            self.spans.append(Span(self.where, "wait", layer, self.now_s, until_s))
+            self.spans.append(BusySpan(self.where, "wait", layer, self.now_s, until_s))
             self.now_s = until_s
 
 
@@ -90,7 +90,7 @@ def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Si
         depth: experts per token and layer that are deferred at most.
         tail_s: what the GPU does after the last layer: the output head, the copy of the logits.
     """
-    spans: list[Span] = []
+    spans: list[BusySpan] = []
     gpu, cpu = _Track(GPU, spans), _Track(CPU, spans)
     for i, layer in enumerate(layers):
         gpu.run("attention", i, layer.device_s)

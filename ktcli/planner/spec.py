@@ -51,7 +51,7 @@ class PartSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PartWork:
     """What one step does in one part: bytes read from memory, operations (multiply and add are two)."""
 
     part: ModelPart
@@ -61,7 +61,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepShape:
     """A step of `n_tokens` tokens after `start` cached ones, of which the last `outputs` give logits."""
 
     n_tokens: int
@@ -129,8 +129,8 @@ def sequence_bytes(spec: Spec) -> int:
 
 
 def step_work(
-    model: Model, recipe: Recipe, step: Step, size_of: SizeOf = stored_bytes
-) -> tuple[Work, ...]:
+    model: Model, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
+) -> tuple[PartWork, ...]:
     """Bytes read and operations done by one step, per part, of tensors that take `size_of` bytes where they lie."""
     works = [tensor_work(tensor, model.spec, recipe, step, size_of) for tensor in model.tensors]
     works += _attention_work(model.spec, step), _state_work(model.spec, step)
@@ -143,8 +143,8 @@ def experts_touched(spec: Spec, n_tokens: int) -> float:
 
 
 def tensor_work(
-    tensor: Tensor, spec: Spec, recipe: Recipe, step: Step, size_of: SizeOf = stored_bytes
-) -> Work:
+    tensor: Tensor, spec: Spec, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
+) -> PartWork:
     """Bytes read and operations done by one step with one tensor that takes `size_of` bytes where it lies."""
     stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
@@ -166,7 +166,7 @@ def tensor_work(
             read = 0
     multiplied = 0 if tensor.role in (Role.TABLE, Role.VECTOR) else tensor.n * tensor.k
     matrices = 1 if tensor.access is Access.CHOSEN else tensor.count
-    return Work(tensor.part, unit, read, 2 * multiplied * matrices * rows)
+    return PartWork(tensor.part, unit, read, 2 * multiplied * matrices * rows)
 
 
 def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
@@ -179,24 +179,24 @@ def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple
     return read, ops
 
 
-def _attention_work(spec: Spec, step: Step) -> Work:
-    return Work(
+def _attention_work(spec: Spec, step: StepShape) -> PartWork:
+    return PartWork(
         ModelPart.CACHE, Unit.ATTENTION, *cache_work(spec.states, step.start, step.n_tokens)
     )
 
 
-def _state_work(spec: Spec, step: Step) -> Work:
+def _state_work(spec: Spec, step: StepShape) -> PartWork:
     """Once for all tokens of a step the state is read and written; a head's stays in the cache between."""
     ops = step.n_tokens * sum(state.ops_per_token for state in spec.states)
-    return Work(ModelPart.STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
+    return PartWork(ModelPart.STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
 
 
-def _merged(works: Iterable[Work]) -> tuple[Work, ...]:
-    """One Work per part, in order of first appearance; parts that do nothing are left out."""
-    sums: dict[ModelPart, Work] = {}
+def _merged(works: Iterable[PartWork]) -> tuple[PartWork, ...]:
+    """One PartWork per part, in order of first appearance; parts that do nothing are left out."""
+    sums: dict[ModelPart, PartWork] = {}
     for work in works:
-        before = sums.get(work.part, Work(work.part, work.unit, 0, 0))
-        sums[work.part] = Work(
+        before = sums.get(work.part, PartWork(work.part, work.unit, 0, 0))
+        sums[work.part] = PartWork(
             work.part, work.unit, before.read_bytes + work.read_bytes, before.ops + work.ops
         )
     return tuple(work for work in sums.values() if work.read_bytes or work.ops)

@@ -19,10 +19,10 @@ from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import Mask, Room
 from ktcli.planner.spec import (
+    PartWork,
     Share,
-    Step,
+    StepShape,
     Unit,
-    Work,
     cache_work,
     tensor_work,
 )
@@ -40,7 +40,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ModelLoads:
     """The layers of one model in one recipe.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stack:
     beside: Load
     expert: Load
     moe: NDArray[np.int64]
-    head: Work
+    head: PartWork
     expert_unit: Unit
     states: tuple[LayerState, ...]
     hidden: int
@@ -81,11 +81,11 @@ class Stack:
         return Room(sizes, self.experts, budget_bytes)
 
 
-def stack_of(model: Model, recipe: Recipe) -> Stack:
+def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
     """The loads of every layer."""
-    spec, one = model.spec, Step(1)
+    spec, one = model.spec, StepShape(1)
     sums = {name: np.zeros((2, spec.layers)) for name in ("before", "beside", "expert")}
-    head, unit, moe = Work(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
+    head, unit, moe = PartWork(ModelPart.HEAD, Unit.BF16, 0, 0), Unit.INT8, set()
     for tensor in model.tensors:
         work = tensor_work(tensor, spec, recipe, one, device_bytes)
         if tensor.layer is None:
@@ -104,7 +104,7 @@ def stack_of(model: Model, recipe: Recipe) -> Stack:
     for layer, state in enumerate(spec.states):
         size = 2 * F32_BYTES * state.sequence_elements  # read and written
         sums["before"][:, layer] += size, state.ops_per_token
-    return Stack(
+    return ModelLoads(
         **{name: Load(*rows) for name, rows in sums.items()},
         moe=np.array(sorted(moe), np.int64),
         head=head,

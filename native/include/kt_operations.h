@@ -1,4 +1,9 @@
-/* kt_operations.h - the operations of programs, each appended by one call; views, steps and T are those of kt_program.h. */
+/* kt_operations.h - the operations of programs, each appended by one call; views, steps and T are those of kt_program.h.
+ *
+ * All calls are alike: the program, the views, first those that are written, and a struct of the operation's name
+ * with everything else that it needs to know; none where that is nothing. Weights, vectors and tables are borrowed
+ * and must outlive the program unless they are said to be copied. A result that is no view is a number, returned.
+ * ktcli/ops has one row for each, with the same names. */
 #ifndef KT_API_OPERATIONS_H
 #define KT_API_OPERATIONS_H
 
@@ -9,17 +14,30 @@
 extern "C" {
 #endif
 
-/* out[t] = table[ids[t]];  table [vocab][out.width], row major; dtype: KT_BF16 or KT_F32 */
-KT_API int kt_program_embed(kt_program *program, kt_view out, const void *table, int32_t dtype, int64_t vocab);
+/* out[t] = table[ids[t]] */
+typedef struct kt_embed {
+    const uint16_t *table;  /* [vocab][out.width] bf16, or NULL */
+    const float *table_f32; /* the same of f32, where there is none of bf16 */
+    int64_t vocab;
+} kt_embed;
+KT_API int kt_program_embed(kt_program *program, kt_view out, const kt_embed *embed);
 
-/* Each run of head_width columns: out = in / sqrt(mean(in^2) + eps) * gain;  gain [head_width] f32, or NULL:
- * ones. out may equal in. */
-KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view in, int64_t head_width,
-                           const float *gain, float eps);
+/* Each run of head_width columns: out = x / sqrt(mean(x^2) + eps) * gain.  out may equal x. */
+typedef struct kt_norm {
+    const float *gain;      /* [head_width] or NULL: ones */
+    float eps;
+    int64_t head_width;     /* 0: all columns are one run */
+    int64_t columns;        /* of x in place, the first that are normalised; 0: all */
+} kt_norm;
+KT_API int kt_program_norm(kt_program *program, kt_view out, kt_view x, const kt_norm *norm);
 
-/* Each row: out = (in - mean) / sqrt(mean((in - mean)^2) + eps) * gain + bias;  gain, bias [in.width] f32. */
-KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view in, const float *gain, const float *bias,
-                                 float eps);
+/* Each row: out = (x - mean) / sqrt(mean((x - mean)^2) + eps) * gain + bias */
+typedef struct kt_layer_norm {
+    const float *gain;      /* [x.width] */
+    const float *bias;      /* [x.width] */
+    float eps;
+} kt_layer_norm;
+KT_API int kt_program_layer_norm(kt_program *program, kt_view out, kt_view x, const kt_layer_norm *norm);
 
 /* What a product reads its activations as. */
 enum kt_reads {
@@ -28,26 +46,34 @@ enum kt_reads {
     KT_READ_WIDE,           /* two int8 values each, 15 bits, where the format says int8 (the output head) */
 };
 
-/* out = in * W^T (+ bias);  W one matrix [out.width, in.width], of which each node of the pool has some rows:
- * w [nodes], one behind the other, n = 0 where a node has none, all but the last a multiple of 16 rows;
- * bias [out.width] f32 or NULL; reads: KT_READ_*. The number of nodes never changes a bit. */
-KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view in, const kt_weight *w,
-                             const float *bias, int32_t reads);
+/* out = x * W^T (+ bias).  W is one matrix [out.width, x.width], of which each node of the pool has some rows. The
+ * number of nodes never changes a bit. */
+typedef struct kt_linear {
+    const kt_weight *weight;    /* [nodes], one behind the other, n = 0 where a node has none, all but the last a
+                                 * multiple of 16 rows */
+    const float *bias;          /* [out.width] or NULL */
+    int32_t reads;              /* KT_READ_* */
+} kt_linear;
+KT_API int kt_program_linear(kt_program *program, kt_view out, kt_view x, const kt_linear *linear);
 
-/* A rotation table: cos and sin of (position + shift) * inv_freq[i], times `scale`; inv_freq [dim/2] f32, copied.
- * Returns its number or KT_ERR_*. */
-KT_API int32_t kt_program_rope_table(kt_program *program, int64_t dim, const float *inv_freq, float scale,
-                                     int64_t shift);
-/* Rotate in place columns [first, first + dim) of each run of head_width columns.
- * interleaved 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2). */
-KT_API int kt_program_rope(kt_program *program, kt_view x, int32_t table, int64_t head_width, int64_t first,
-                           int32_t interleaved);
+/* Rotate in place columns [first, first + dim) of each run of head_width columns by cos and sin of
+ * (position + shift) * inv_freq[i], times `scale`. The angles of rotations that are alike are found once per step. */
+typedef struct kt_rope {
+    int32_t dim;
+    const float *inv_freq;  /* [dim/2], copied */
+    float scale;
+    int32_t interleaved;    /* 1: pairs (2i, 2i+1); 0: pairs (i, i + dim/2) */
+    int64_t shift;
+    int64_t head_width;
+    int64_t first;
+} kt_rope;
+KT_API int kt_program_rope(kt_program *program, kt_view x, const kt_rope *rope);
 
 /* Causal attention over the paged cache; the step's own K and V are appended first.
  * A page holds for this layer, from layer_offset, K and then V, bf16 (f32 when exact or kv_f32): K of each kv head in
  * panels of 16 tokens, [kv_heads][4][head_dim/2][16][2] - token 16 i + j is lane j of panel i, its columns
- * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][value_dim].
- * head_dim is even. q [heads*head_dim], k [kv_heads*head_dim], v [kv_heads*value_dim], out [heads*value_dim]. */
+ * 2c and 2c + 1 are word c there - but rows [kv_heads][64][head_dim] when f32; V [kv_heads][64][v].
+ * head_dim is even. q [heads*head_dim], k [kv_heads*head_dim], v [kv_heads*v], out [heads*v]. */
 typedef struct kt_gqa {
     int32_t heads, kv_heads, head_dim;
     float scale;            /* of the scores, positive; usually 1/sqrt(head_dim) */
@@ -55,7 +81,7 @@ typedef struct kt_gqa {
     int32_t window;         /* a token sees the last so many positions, its own included; 0: all */
     const float *sinks;     /* [heads] or NULL: each head's softmax has one more score, that of no key */
     int32_t choice;         /* of blocks, by as many heads as kv_heads: what kt_program_choose returned; 0: all */
-    int32_t value_dim;      /* columns of a head's values, any number; 0: head_dim */
+    int32_t v;              /* columns of a head's values, any number; 0: head_dim */
 } kt_gqa;
 KT_API int kt_program_gqa(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v,
                           const kt_gqa *shape);
@@ -101,7 +127,7 @@ typedef struct kt_mla {
 KT_API int kt_program_mla(kt_program *program, kt_view out, kt_view q, kt_view latent, const kt_mla *shape);
 
 /* Attention of many heads over one key, rotated, which is its own value: that of the last `window` positions and, with
- * every > 0, pooled rows of windows of so many positions, as kt_program_pool gives them; all that are complete with
+ * every > 0, pooled rows of windows of so many positions, as kt_program_pooling gives them; all that are complete with
  * the token, of position p the first (p + 1) / every, or those of them that were chosen. One softmax over both.
  * q and out [heads * dim], kv [dim], pooled [dim], or width 0 without windows. dim is even.
  * State: f32, [window][dim], position p in row p % window. A page holds, from layer_offset, rows [64 / every][dim]
@@ -114,34 +140,34 @@ typedef struct kt_mqa {
     size_t state_offset;    /* bytes into the state, multiple of 64 */
     int32_t every;          /* 0: no pooled rows; else a divisor or a multiple of 64 */
     int32_t choice;         /* of windows: what kt_program_choose returned; 0: a token attends to all it sees */
-    int64_t most;           /* pooled rows that a token can see: steps end before position (most + 1) * every */
+    int64_t context;        /* positions that a sequence may have; a step may end in the window that is open there */
     size_t layer_offset;    /* bytes into a page, multiple of 64 */
 } kt_mqa;
 KT_API int kt_program_mqa(kt_program *program, kt_view out, kt_view q, kt_view kv, kt_view pooled,
                           const kt_mqa *shape);
 
 /* Causal convolution of each column by itself, then silu:
- * out[t][c] = silu(sum over i < width of weight[i][c] * in[t - width + 1 + i][c])
+ * out[t][c] = silu(sum over i < width of weight[i][c] * x[t - width + 1 + i][c])
  * over the rows of the step and those before it. State: the last width - 1 rows, [width - 1][columns] f32. */
 typedef struct kt_conv {
     int32_t width;          /* 2..16 */
     const float *weight;    /* [width][columns]; the last one multiplies the row itself */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
 } kt_conv;
-KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view in, const kt_conv *conv);
+KT_API int kt_program_conv(kt_program *program, kt_view out, kt_view x, const kt_conv *conv);
 
 /* Windows of `every` positions, the first from position 0 on, each become one row: of each column c by itself
- *     out[c] = sum over the window's rows i of softmax_i(score[i][c] + bias[i][c]) * in[i][c]
- * which is in the row of the token that completes the window; the rows of other tokens are zero. overlap: in, score
+ *     out[c] = sum over the window's rows i of softmax_i(score[i][c] + bias[i][c]) * x[i][c]
+ * which is in the row of the token that completes the window; the rows of other tokens are zero. overlap: x, score
  * and bias have twice as many columns as out, and a window is made of its own rows' second halves and of the first
  * halves of those of the window before, where there is one. State: f32, [3][out.width], with overlap [6][out.width]. */
 typedef struct kt_pooling {
     int32_t every;          /* 1..65536 */
     int32_t overlap;
-    const float *bias;      /* [every][in.width] */
+    const float *bias;      /* [every][x.width] */
     size_t state_offset;    /* bytes into the state, multiple of 64 */
 } kt_pooling;
-KT_API int kt_program_pool(kt_program *program, kt_view out, kt_view in, kt_view score, const kt_pooling *pooling);
+KT_API int kt_program_pooling(kt_program *program, kt_view out, kt_view x, kt_view score, const kt_pooling *pooling);
 
 /* Gated delta rule: a head keeps a state S [dk][dv] and for each token, with g, b, k, q, v of its own,
  *     S = g S;   S = S + k (b (v - S^T k))^T;   out = S^T q
@@ -159,8 +185,8 @@ typedef struct kt_delta {
     size_t state_offset;    /* bytes into the state, multiple of 64 */
     float lowest;           /* log g is above, negative; 0: nothing bounds it */
 } kt_delta;
-KT_API int kt_program_delta(kt_program *program, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
-                            const kt_delta *shape);
+KT_API int kt_program_delta(kt_program *program, kt_view out, kt_view q, kt_view k, kt_view v, kt_view decay,
+                            kt_view beta, const kt_delta *shape);
 
 enum kt_score { KT_SCORE_SOFTMAX = 0, KT_SCORE_SIGMOID = 1, KT_SCORE_SQRT_SOFTPLUS = 2 };
 enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
@@ -170,16 +196,16 @@ enum kt_group_score { KT_GROUP_MAX = 0, KT_GROUP_TOP2 = 1 };
  * take part, a group scored by its maximum or by the sum of its two best. normalize: weights sum to 1;
  * then all are multiplied by `scale`. Ties go to the lower id. Slots are in descending choice order.
  * With a table the token's id says which experts it has, in this order, and nothing is chosen: no bias, no groups. */
-typedef struct kt_router {
+typedef struct kt_route {
     int32_t experts, top_k, n_group, topk_group;
     int32_t score, group_score, normalize;
     float scale;
     const float *bias;      /* [experts] or NULL */
-    const int32_t *table;   /* [vocab][top_k] or NULL; must outlive the program */
+    const int32_t *table;   /* [vocab][top_k] or NULL */
     int64_t vocab;
-} kt_router;
+} kt_route;
 /* Returns the number of the routing (ids [T][top_k] int32, gate [T][top_k] f32) or KT_ERR_*. */
-KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_router *router);
+KT_API int32_t kt_program_route(kt_program *program, kt_view logits, const kt_route *route);
 KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, const float **gate);
 
 /* A routing whose ids [T][top_k] and gate [T][top_k] the caller writes before each run, where kt_program_routing
@@ -187,18 +213,22 @@ KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, c
  * counts as -1 and makes the run fail with KT_ERR_RANGE, after it. Rows are tokens. Its number or KT_ERR_*. */
 KT_API int32_t kt_program_given(kt_program *program, int32_t experts, int32_t top_k);
 
-/* Two routings from one, which share its gate. A slot whose expert e has elsewhere[e] != 0 is negative in both. Of
- * a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in *late, all others in
- * *now; of equal gates the later slot is deferred first. Slots keep their places.
- *   elsewhere   [experts], read at each run, or NULL: nowhere
- *   late        NULL: nothing is deferred
- * Experts over *late are not computed at all in a step with defer 0: their output keeps what it holds. */
-KT_API int kt_program_split(kt_program *program, int32_t routing, const uint8_t *elsewhere, int32_t *now,
-                            int32_t *late);
+/* Two routings from one, now and late, which share its gate. A slot whose expert e has elsewhere[e] != 0 is negative
+ * in both. Of a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in late, all
+ * others in now; of equal gates the later slot is deferred first. Slots keep their places.
+ * Experts over late are not computed at all in a step with defer 0: their output keeps what it holds. */
+typedef struct kt_split {
+    int32_t routing;
+    const uint8_t *elsewhere;   /* [experts], read at each run, or NULL: nowhere */
+    int32_t experts;            /* those of the routing, where there is elsewhere */
+    int32_t late;               /* 0: nothing is deferred, and there is only now */
+} kt_split;
+/* Returns the number of now, behind which that of late comes, or KT_ERR_*. */
+KT_API int32_t kt_program_split(kt_program *program, const kt_split *split);
 
-/* counts [experts]: how often route, or a split of a given routing, met each expert since the program was made.
+/* counts [*experts]: how often route, or a split of a given routing, met each expert since the program was made.
  * Counted while a step runs, to be read between steps. NULL: no such routing, or one that split made. */
-KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing);
+KT_API const int64_t *kt_program_chosen(kt_program *program, int32_t routing, int32_t *experts);
 
 /* The activation of a gated product. With g = min(gate, gate_limit) and u = up, kept within -limit..limit:
  * g / (1 + e^(-alpha * g)) * (u + shift). NULL for a pointer to one: silu(gate) * up. */
@@ -209,39 +239,44 @@ typedef struct kt_glu {
     float gate_limit;       /* > 0; 0: that of up */
 } kt_glu;
 
-/* What experts may have besides their matrices. The arrays must outlive the program. */
-typedef struct kt_experts {
-    const kt_glu *glu;              /* or NULL */
-    const float *gate_up_bias;      /* [experts][2I'] in the order of the rows of gate_up, or NULL */
-    const float *down_bias;         /* [experts][H], or NULL */
-} kt_experts;
-
-/* out[t] = sum over k, by ascending id, of gate[t][k] * (down[id] * glu(gate_up[id] * in[t] + bias) + bias).
+/* out[t] = sum over k, by ascending id, of gate[t][k] * (down[id] * glu(gate_up[id] * x[t] + bias) + bias).
  * gate_up [2I', H] with I' = I rounded up to 16: panels of gate and up alternate, rows I..I' are zero;
  * down [H, I]. Negative ids: the slot runs elsewhere and is skipped.
  * Each node of the pool has a part of the width, cut where kt_cut_columns says for down: gate_up [nodes] its
  * rows, down [nodes] the same of its columns; n and k are 0 where a node has none. Each multiplies with the
- * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes.
- * options: NULL: neither biases nor another activation than silu(gate) * up. */
-KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view in, int32_t routing,
-                              const kt_weight *gate_up, const kt_weight *down, const kt_experts *options);
+ * same 8-bit activations as one node would, sums in f32, and the sums are added in the order of the nodes. */
+typedef struct kt_experts {
+    int32_t routing;
+    const kt_weight *gate_up;
+    const kt_weight *down;
+    const kt_glu *glu;              /* copied; NULL: silu(gate) * up */
+    const float *gate_up_bias;      /* [experts][2I'] in the order of the rows of gate_up, or NULL */
+    const float *down_bias;         /* [experts][H], or NULL */
+} kt_experts;
+KT_API int kt_program_experts(kt_program *program, kt_view out, kt_view x, const kt_experts *experts);
 
-/* out [I] = glu(gate, up);  in [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
+/* out [I] = glu(gate, up);  x [2I'] with I' = I rounded up to 16: runs of 16 gate and 16 up columns
  * alternate, as the packed gate_up matrix gives them. */
-KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view in, const kt_glu *glu);
+typedef struct kt_swiglu {
+    const kt_glu *glu;              /* copied; NULL: silu(gate) * up */
+} kt_swiglu;
+KT_API int kt_program_swiglu(kt_program *program, kt_view out, kt_view x, const kt_swiglu *swiglu);
 
-enum kt_gate { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
+enum kt_gate_kind { KT_GATE_SIGMOID = 0, KT_GATE_SILU = 1, KT_GATE_SOFTPLUS = 2 };
 /* out = x * sigmoid(by), x * by * sigmoid(by), or x * log(1 + e^by); by has one column for each of as many runs of
  * columns of x: for each column, for each head, or one for all of a row's. */
-KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, int32_t kind);
+typedef struct kt_gate {
+    int32_t kind;           /* KT_GATE_* */
+} kt_gate;
+KT_API int kt_program_gate(kt_program *program, kt_view out, kt_view x, kt_view by, const kt_gate *gate);
 
 KT_API int kt_program_add(kt_program *program, kt_view out, kt_view a, kt_view b);
 
 /* Hyper-connections: the residual is n streams side by side, [n * width], which a block reads as one and adds to
  * as many. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4). */
 
-/* Each stream of out = in;  out.width a multiple of in.width. */
-KT_API int kt_program_spread(kt_program *program, kt_view out, kt_view in);
+/* Each stream of out = x;  out.width a multiple of x.width. */
+KT_API int kt_program_spread(kt_program *program, kt_view out, kt_view x);
 
 /* How streams are mixed, in place from what a product made of them. Of x [(2 + n) * n] the columns become
  *     pre [n]      sigmoid(scale[0] x + base) + eps
@@ -258,17 +293,20 @@ typedef struct kt_mix {
 } kt_mix;
 KT_API int kt_program_mix(kt_program *program, kt_view x, const kt_mix *mix);
 
-/* out = sum over streams s, ascending, of by[s] * in[s];  by [n], in [n * out.width]. */
-KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view in, kt_view by);
+/* out = sum over streams s, ascending, of by[s] * x[s];  by [n], x [n * out.width]. */
+KT_API int kt_program_collapse(kt_program *program, kt_view out, kt_view x, kt_view by);
 
-/* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * in[j];  by: post [n], comb [n][n]. */
-KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view in, kt_view y, kt_view by);
+/* Stream k of out = post[k] * y + sum over streams j, ascending, of comb[j][k] * x[j];  by: post [n], comb [n][n]. */
+KT_API int kt_program_expand(kt_program *program, kt_view out, kt_view x, kt_view y, kt_view by);
 
-/* out = in * by, a number;  out may equal in. */
-KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view in, float by);
+/* out = x * by, a number;  out may equal x. */
+typedef struct kt_scale {
+    float by;
+} kt_scale;
+KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view x, const kt_scale *scale);
 
-/* out += x; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
-KT_API int kt_program_carry(kt_program *program, kt_view out, kt_view x);
+/* x += late; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
+KT_API int kt_program_carry(kt_program *program, kt_view x, kt_view late);
 
 /* The caller writes this view before the run of the part that is recorded next, or of the whole program: what
  * was converted from it for products before is not used any more. */
@@ -279,8 +317,8 @@ KT_API int kt_program_input(kt_program *program, kt_view x);
  * part right before it converted, unless kt_program_input came between. */
 KT_API int32_t kt_program_part(kt_program *program);
 
-/* Output rows: out[i] = in[first_output + i] */
-KT_API int kt_program_select(kt_program *program, kt_view out, kt_view in);
+/* Output rows: out[i] = x[first_output + i] */
+KT_API int kt_program_select(kt_program *program, kt_view out, kt_view x);
 
 /* What choosing a token needs to know of each row of logits; B = ceil(logits.width / 64) blocks of 64
  * columns, the last perhaps shorter. The same bits for any number of threads.

@@ -68,36 +68,37 @@ static int32_t derive(kt_program *p, int32_t from, int32_t late)
     return p->routings.n++;
 }
 
-int kt_program_split(kt_program *p, int32_t from, const uint8_t *elsewhere, int32_t *now, int32_t *late)
+int32_t kt_program_split(kt_program *p, const kt_split *s)
 {
+    int32_t from = s->routing;
     int failed = program_open(p);
     if (failed)
         return failed;
     if (from < 0 || from >= p->routings.n)
         return program_fail(p, KT_ERR_RANGE, "split: routing %d of %d", from, p->routings.n);
+    if (s->elsewhere && s->experts != p->routings.at[from].experts)
+        return program_fail(p, KT_ERR_SHAPE, "split: elsewhere says it of %d, not of each of %d experts", s->experts,
+                            p->routings.at[from].experts);
     split *o = program_new(p, sizeof *o);
     int32_t first = o ? derive(p, from, 0) : KT_ERR_MEMORY;
-    int32_t second = o && late && first >= 0 ? derive(p, from, 1) : -1;
-    if (first < 0 || (late && second < 0))
+    int32_t second = o && s->late && first >= 0 ? derive(p, from, 1) : -1;
+    if (first < 0 || (s->late && second < 0))
         return KT_ERR_MEMORY;
     *o = (split){.from = from, .now = first, .late = second, .domain = p->routings.at[from].domain,
-                 .elsewhere = elsewhere};
+                 .elsewhere = s->elsewhere};
     program_operation(p);
     program_phase(p, split_run, o);
     program_touch(p, p->routings.at[from].resource, 0, 1, OWN_ROWS);
     program_touch(p, p->routings.at[first].resource, 0, 1, OWN_ROWS | WRITES);
-    *now = first;
-    if (late) {
+    if (s->late)
         program_touch(p, p->routings.at[second].resource, 0, 1, OWN_ROWS | WRITES);
-        *late = second;
-    }
-    return KT_OK;
+    return first;
 }
 
-int kt_program_carry(kt_program *p, kt_view out, kt_view x)
+int kt_program_carry(kt_program *p, kt_view x, kt_view late)
 {
     p->late = 1;
-    int failed = kt_program_add(p, out, out, x);
+    int failed = kt_program_add(p, x, x, late);
     p->late = 0;
     return failed;
 }

@@ -17,8 +17,8 @@ typedef struct rowwise {
     gate_by gate;
     float eps, by;
     const float *gain, *bias;
-    const void *rows;           /* the embedding table, of this type */
-    int32_t dtype;
+    const uint16_t *rows;       /* the embedding table, or NULL: */
+    const float *rows_f32;
 } rowwise;
 
 /* Record one operation of a single phase that reads a (and b, if it has a width) and writes out. */
@@ -48,27 +48,27 @@ static void embed_run(const void *arg, worker *w)
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
         size_t first = (size_t)w->step->ids[t] * (size_t)o->out.width;
         float *out = view_row(w, o->out, t);
-        if (o->dtype == KT_F32)
-            memcpy(out, (const float *)o->rows + first, (size_t)o->out.width * sizeof *out);
+        if (o->rows)
+            w->kernels->from_bf16(o->rows + first, o->out.width, out);
         else
-            w->kernels->from_bf16((const uint16_t *)o->rows + first, o->out.width, out);
+            memcpy(out, o->rows_f32 + first, (size_t)o->out.width * sizeof *out);
     }
 }
 
-int kt_program_embed(kt_program *p, kt_view out, const void *table, int32_t dtype, int64_t vocab)
+int kt_program_embed(kt_program *p, kt_view out, const kt_embed *e)
 {
     int failed = program_open(p);
     if (!failed)
         failed = program_check_view(p, "embed out", out, KT_ROWS_TOKENS);
     if (failed)
         return failed;
-    if (!table || vocab < 1 || vocab > MAX_COLUMNS)
+    if (!e->table == !e->table_f32)
+        return program_fail(p, KT_ERR_SHAPE, "embed: a table of bf16 or one of f32");
+    if (e->vocab < 1 || e->vocab > MAX_COLUMNS)
         return program_fail(p, KT_ERR_SHAPE, "embed: a table of %lld rows; 1..%lld are possible",
-                            (long long)(table ? vocab : 0), (long long)MAX_COLUMNS);
-    if (dtype != KT_BF16 && dtype != KT_F32)
-        return program_fail(p, KT_ERR_SHAPE, "embed: a table of dtype %d; bf16 and f32 are possible", (int)dtype);
-    p->vocab = min64(p->vocab, vocab);
-    return record(p, embed_run, &(rowwise){.out = out, .rows = table, .dtype = dtype}, OWN_ROWS);
+                            (long long)e->vocab, (long long)MAX_COLUMNS);
+    p->vocab = min64(p->vocab, e->vocab);
+    return record(p, embed_run, &(rowwise){.out = out, .rows = e->table, .rows_f32 = e->table_f32}, OWN_ROWS);
 }
 
 /* ---- norm --------------------------------------------------------------------------------------- */
@@ -85,24 +85,29 @@ static void norm_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_norm(kt_program *p, kt_view out, kt_view in, int64_t head_width, const float *gain, float eps)
+int kt_program_norm(kt_program *p, kt_view out, kt_view x, const kt_norm *n)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "norm in", in, -1);
+        failed = program_check_view(p, "norm x", x, -1);
     if (!failed)
-        failed = program_check_view(p, "norm out", out, program_domain(p, in));
+        failed = program_check_view(p, "norm out", out, program_domain(p, x));
     if (!failed)
-        failed = program_check_overlap(p, "norm", out, in, 1);
+        failed = program_check_overlap(p, "norm", out, x, 1);
     if (failed)
         return failed;
-    if (in.width != out.width || head_width < 1 || in.width % head_width != 0)
-        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d in runs of %lld", in.width, out.width,
-                            (long long)head_width);
-    if (!gain && !(gain = program_constant(p, head_width, 1)))
+    int in_place = out.buffer == x.buffer && out.column == x.column;
+    if (x.width != out.width || n->columns < 0 || n->columns > x.width || (n->columns && !in_place))
+        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns to %d, the first %lld in place", x.width, out.width,
+                            (long long)n->columns);
+    out.width = x.width = n->columns ? (int32_t)n->columns : x.width;
+    int64_t run = n->head_width ? n->head_width : x.width;
+    if (run < 1 || x.width % run != 0)
+        return program_fail(p, KT_ERR_SHAPE, "norm: %d columns in runs of %lld", x.width, (long long)run);
+    const float *gain = n->gain ? n->gain : program_constant(p, run, 1);
+    if (!gain)
         return KT_ERR_MEMORY;
-    return record(p, norm_run, &(rowwise){.out = out, .a = in, .head_width = head_width, .gain = gain, .eps = eps},
-                  OWN_ROWS);
+    return record(p, norm_run, &(rowwise){.out = out, .a = x, .head_width = run, .gain = gain, .eps = n->eps}, OWN_ROWS);
 }
 
 /* An RMSNorm of what is left without the mean, in double: a row is short. */
@@ -124,41 +129,41 @@ static void layer_norm_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_layer_norm(kt_program *p, kt_view out, kt_view in, const float *gain, const float *bias, float eps)
+int kt_program_layer_norm(kt_program *p, kt_view out, kt_view x, const kt_layer_norm *n)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "layer_norm in", in, -1);
+        failed = program_check_view(p, "layer_norm x", x, -1);
     if (!failed)
-        failed = program_check_view(p, "layer_norm out", out, program_domain(p, in));
+        failed = program_check_view(p, "layer_norm out", out, program_domain(p, x));
     if (!failed)
-        failed = program_check_overlap(p, "layer_norm", out, in, 1);
+        failed = program_check_overlap(p, "layer_norm", out, x, 1);
     if (failed)
         return failed;
-    if (!gain || !bias || in.width != out.width)
-        return program_fail(p, KT_ERR_SHAPE, "layer_norm: %d columns to %d%s", in.width, out.width,
-                            gain && bias ? "" : ", without a gain or a bias");
-    return record(p, layer_norm_run, &(rowwise){.out = out, .a = in, .gain = gain, .bias = bias, .eps = eps}, OWN_ROWS);
+    if (!n->gain || !n->bias || x.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "layer_norm: %d columns to %d%s", x.width, out.width,
+                            n->gain && n->bias ? "" : ", without a gain or a bias");
+    return record(p, layer_norm_run, &(rowwise){.out = out, .a = x, .gain = n->gain, .bias = n->bias, .eps = n->eps},
+                  OWN_ROWS);
 }
 
 /* ---- rope --------------------------------------------------------------------------------------- */
 
-int32_t kt_program_rope_table(kt_program *p, int64_t dim, const float *inv_freq, float scale, int64_t shift)
+/* The number of the table of these angles: one for all rotations of a program that are alike. */
+static int32_t find_table(kt_program *p, const kt_rope *r)
 {
-    int failed = program_open(p);
-    if (failed)
-        return failed;
-    if (shift < -MAX_COLUMNS || shift > MAX_COLUMNS)
-        return program_fail(p, KT_ERR_RANGE, "rope table: positions shifted by %lld", (long long)shift);
-    if (dim < 2 || dim % 2 != 0 || dim > MAX_COLUMNS || !inv_freq)
-        return program_fail(p, KT_ERR_SHAPE, "rope table: dim is %lld; an even number of columns is rotated",
-                            (long long)dim);
-    size_t size = (size_t)dim / 2 * sizeof(float);
+    size_t size = (size_t)r->dim / 2 * sizeof(float);
+    for (int32_t i = 0; i < p->tables.n; i++) {
+        const rope_table *t = &p->tables.at[i];
+        if (t->dim == r->dim && t->shift == r->shift && !memcmp(&t->scale, &r->scale, sizeof r->scale) &&
+            !memcmp(t->inv_freq, r->inv_freq, size))
+            return i;
+    }
     float *copy = program_new(p, size);
     if (!copy || !ROOM(p, p->tables))
         return KT_ERR_MEMORY;
-    memcpy(copy, inv_freq, size);
-    p->tables.at[p->tables.n] = (rope_table){.dim = dim, .scale = scale, .shift = shift, .inv_freq = copy,
+    memcpy(copy, r->inv_freq, size);
+    p->tables.at[p->tables.n] = (rope_table){.dim = r->dim, .scale = r->scale, .shift = r->shift, .inv_freq = copy,
                                              .resource = program_resource(p)};
     return p->tables.n++;
 }
@@ -191,24 +196,26 @@ static void rope_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_rope(kt_program *p, kt_view x, int32_t table, int64_t head_width, int64_t first,
-                    int32_t interleaved)
+int kt_program_rope(kt_program *p, kt_view x, const kt_rope *rope)
 {
     int failed = program_open(p);
     if (!failed)
         failed = program_check_view(p, "rope", x, KT_ROWS_TOKENS);
     if (failed)
         return failed;
-    if (table < 0 || table >= p->tables.n)
-        return program_fail(p, KT_ERR_RANGE, "rope: table %d of %d", table, p->tables.n);
-    int64_t dim = p->tables.at[table].dim;
-    if (head_width < 1 || x.width % head_width != 0 || first < 0 || first > head_width || dim > head_width - first)
+    int64_t dim = rope->dim, width = rope->head_width, first = rope->first;
+    if (rope->shift < -MAX_COLUMNS || rope->shift > MAX_COLUMNS)
+        return program_fail(p, KT_ERR_RANGE, "rope: positions shifted by %lld", (long long)rope->shift);
+    if (dim < 2 || dim % 2 != 0 || dim > MAX_COLUMNS || !rope->inv_freq)
+        return program_fail(p, KT_ERR_SHAPE, "rope: dim is %lld; an even number of columns is rotated", (long long)dim);
+    if (width < 1 || x.width % width != 0 || first < 0 || first > width || dim > width - first)
         return program_fail(p, KT_ERR_SHAPE, "rope: columns %lld..%lld of runs of %lld in %d columns",
-                            (long long)first, (long long)first + dim, (long long)head_width, x.width);
-    rowwise *o = program_new(p, sizeof *o);
+                            (long long)first, (long long)first + dim, (long long)width, x.width);
+    int32_t table = find_table(p, rope);
+    rowwise *o = table < 0 ? NULL : program_new(p, sizeof *o);
     if (!o)
         return KT_ERR_MEMORY;
-    *o = (rowwise){.out = x, .head_width = head_width, .first = first, .interleaved = interleaved, .table = table};
+    *o = (rowwise){.out = x, .head_width = width, .first = first, .interleaved = rope->interleaved, .table = table};
     program_operation(p);
     rope_table *r = &p->tables.at[table];
     if (!r->recorded) {     /* once per step, at its first use */
@@ -243,24 +250,24 @@ static void swiglu_run(const void *arg, worker *w)
         w->kernels->swiglu(view_row(w, o->a, t), o->out.width, &o->glu, view_row(w, o->out, t));
 }
 
-int kt_program_swiglu(kt_program *p, kt_view out, kt_view in, const kt_glu *given)
+int kt_program_swiglu(kt_program *p, kt_view out, kt_view x, const kt_swiglu *given)
 {
     kt_glu glu;
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "swiglu in", in, -1);
+        failed = program_check_view(p, "swiglu x", x, -1);
     if (!failed)
-        failed = program_check_view(p, "swiglu out", out, program_domain(p, in));
+        failed = program_check_view(p, "swiglu out", out, program_domain(p, x));
     if (!failed)
-        failed = program_check_overlap(p, "swiglu", out, in, 0);
+        failed = program_check_overlap(p, "swiglu", out, x, 0);
     if (!failed)
-        failed = program_glu(p, "swiglu", given, &glu);
+        failed = program_glu(p, "swiglu", given->glu, &glu);
     if (failed)
         return failed;
-    if (in.width != ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2)
+    if (x.width != ((int64_t)out.width + KT_PANEL_ROWS - 1) / KT_PANEL_ROWS * KT_PANEL_ROWS * 2)
         return program_fail(p, KT_ERR_SHAPE, "swiglu: %d columns from %d; twice the outputs rounded up to 16 are "
-                            "needed", out.width, in.width);
-    return record(p, swiglu_run, &(rowwise){.out = out, .a = in, .glu = glu}, OWN_ROWS);
+                            "needed", out.width, x.width);
+    return record(p, swiglu_run, &(rowwise){.out = out, .a = x, .glu = glu}, OWN_ROWS);
 }
 
 /* Of few columns, one for each head: no kernel has a logarithm. */
@@ -290,8 +297,9 @@ static void gate_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, int32_t kind)
+int kt_program_gate(kt_program *p, kt_view out, kt_view x, kt_view by, const kt_gate *g)
 {
+    int32_t kind = g->kind;
     int failed = program_open(p);
     if (!failed)
         failed = program_check_view(p, "gate x", x, -1);
@@ -357,22 +365,22 @@ static void scale_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_scale(kt_program *p, kt_view out, kt_view in, float by)
+int kt_program_scale(kt_program *p, kt_view out, kt_view x, const kt_scale *s)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "scale in", in, -1);
+        failed = program_check_view(p, "scale x", x, -1);
     if (!failed)
-        failed = program_check_view(p, "scale out", out, program_domain(p, in));
+        failed = program_check_view(p, "scale out", out, program_domain(p, x));
     if (!failed)
-        failed = program_check_overlap(p, "scale", out, in, 1);
+        failed = program_check_overlap(p, "scale", out, x, 1);
     if (failed)
         return failed;
-    if (in.width != out.width)
-        return program_fail(p, KT_ERR_SHAPE, "scale: %d columns to %d", in.width, out.width);
-    if (!isfinite(by))
-        return program_fail(p, KT_ERR_RANGE, "scale: by %g", (double)by);
-    return record(p, scale_run, &(rowwise){.out = out, .a = in, .by = by}, OWN_ROWS);
+    if (x.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "scale: %d columns to %d", x.width, out.width);
+    if (!isfinite(s->by))
+        return program_fail(p, KT_ERR_RANGE, "scale: by %g", (double)s->by);
+    return record(p, scale_run, &(rowwise){.out = out, .a = x, .by = s->by}, OWN_ROWS);
 }
 
 static void select_run(const void *arg, worker *w)
@@ -384,17 +392,17 @@ static void select_run(const void *arg, worker *w)
                (size_t)o->out.width * sizeof(float));
 }
 
-int kt_program_select(kt_program *p, kt_view out, kt_view in)
+int kt_program_select(kt_program *p, kt_view out, kt_view x)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "select in", in, KT_ROWS_TOKENS);
+        failed = program_check_view(p, "select x", x, KT_ROWS_TOKENS);
     if (!failed)
         failed = program_check_view(p, "select out", out, KT_ROWS_OUTPUTS);
     if (failed)
         return failed;
-    if (in.width != out.width)
-        return program_fail(p, KT_ERR_SHAPE, "select: %d columns to %d", in.width, out.width);
+    if (x.width != out.width)
+        return program_fail(p, KT_ERR_SHAPE, "select: %d columns to %d", x.width, out.width);
     /* Output rows are shared out otherwise than token rows, so any thread may read any token. */
-    return record(p, select_run, &(rowwise){.out = out, .a = in}, ANY_ROWS);
+    return record(p, select_run, &(rowwise){.out = out, .a = x}, ANY_ROWS);
 }

@@ -66,9 +66,9 @@ static void record(kt_program *p, moe *o, kt_view in)
 }
 
 /* Check the nodes' parts and fill them. */
-static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *gate_up, const kt_weight *down,
-                      const kt_experts *options)
+static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_experts *given)
 {
+    const kt_weight *gate_up = given->gate_up, *down = given->down;
     int64_t width = 0;
     for (int32_t i = 0; i < o->nodes; i++) {
         part *own = &o->parts[i];
@@ -94,8 +94,8 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *ga
         own->width = down[i].k;
         own->rotated = rotated_columns(&down[i].format, down[i].k);
         own->h_stride = max64(padded, own->rotated);
-        own->gate_up_bias = options->gate_up_bias ? options->gate_up_bias + 2 * width : NULL;
-        own->down_bias = width ? NULL : options->down_bias;
+        own->gate_up_bias = given->gate_up_bias ? given->gate_up_bias + 2 * width : NULL;
+        own->down_bias = width ? NULL : given->down_bias;
         if (!width) {
             o->gate_up = &own->gate_up;
             o->down = &own->down;
@@ -107,15 +107,13 @@ static int make_parts(kt_program *p, moe *o, int64_t hidden, const kt_weight *ga
     return width ? KT_OK : program_fail(p, KT_ERR_SHAPE, "experts: a width of 0");
 }
 
-int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, const kt_weight *gate_up,
-                       const kt_weight *down, const kt_experts *options)
+int kt_program_experts(kt_program *p, kt_view out, kt_view x, const kt_experts *given)
 {
-    const kt_experts plain = {0};
+    int32_t number = given->routing;
     kt_glu glu;
-    int failed = check(p, out, in, number);
-    options = options ? options : &plain;
+    int failed = check(p, out, x, number);
     if (!failed)
-        failed = program_glu(p, "experts", options->glu, &glu);
+        failed = program_glu(p, "experts", given->glu, &glu);
     if (failed)
         return failed;
     const routing *r = &p->routings.at[number];
@@ -129,7 +127,7 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, c
     if (o->max_slots > INT32_MAX)
         return program_fail(p, KT_ERR_SHAPE, "experts: %lld rows of %d experts each",
                             (long long)program_rows(p, r->domain), r->top_k);
-    failed = make_parts(p, o, in.width, gate_up, down, options);
+    failed = make_parts(p, o, x.width, given);
     if (failed)
         return failed;
     if (o->nodes > 1 && o->kind >= ACT_INT8) {
@@ -138,6 +136,6 @@ int kt_program_experts(kt_program *p, kt_view out, kt_view in, int32_t number, c
             return KT_ERR_MEMORY;
     }
     reserve(p, o);
-    record(p, o, in);
+    record(p, o, x);
     return KT_OK;
 }

@@ -58,7 +58,7 @@ static void attend_run(const void *arg, worker *w)
 
 static int32_t value_dim(const kt_gqa *s)
 {
-    return s->value_dim ? s->value_dim : s->head_dim;
+    return s->v ? s->v : s->head_dim;
 }
 
 static int check_views(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, const kt_gqa *s)

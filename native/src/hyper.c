@@ -63,15 +63,15 @@ static void spread_run(const void *arg, worker *w)
                    (size_t)o->in.width * sizeof(float));
 }
 
-int kt_program_spread(kt_program *p, kt_view out, kt_view in)
+int kt_program_spread(kt_program *p, kt_view out, kt_view x)
 {
-    int failed = check_views(p, "spread", out, &in, 1);
+    int failed = check_views(p, "spread", out, &x, 1);
     if (failed)
         return failed;
-    if (out.width % in.width != 0 || out.width / in.width > MOST_STREAMS)
-        return program_fail(p, KT_ERR_SHAPE, "spread: %d columns to %d; 1..%d streams are possible", in.width, out.width,
+    if (out.width % x.width != 0 || out.width / x.width > MOST_STREAMS)
+        return program_fail(p, KT_ERR_SHAPE, "spread: %d columns to %d; 1..%d streams are possible", x.width, out.width,
                             MOST_STREAMS);
-    return record(p, spread_run, &(hyper){.out = out, .in = in, .streams = out.width / in.width});
+    return record(p, spread_run, &(hyper){.out = out, .in = x, .streams = out.width / x.width});
 }
 
 /* ---- mix ---------------------------------------------------------------------------------------- */
@@ -170,16 +170,16 @@ static void collapse_run(const void *arg, worker *w)
                        s == 0);
 }
 
-int kt_program_collapse(kt_program *p, kt_view out, kt_view in, kt_view by)
+int kt_program_collapse(kt_program *p, kt_view out, kt_view x, kt_view by)
 {
-    const kt_view read[2] = {in, by};
+    const kt_view read[2] = {x, by};
     int failed = check_views(p, "collapse", out, read, 2);
     if (failed)
         return failed;
-    if (by.width > MOST_STREAMS || in.width != (int64_t)by.width * out.width)
+    if (by.width > MOST_STREAMS || x.width != (int64_t)by.width * out.width)
         return program_fail(p, KT_ERR_SHAPE, "collapse: %d streams (1..%d), %d columns to %d", by.width, MOST_STREAMS,
-                            in.width, out.width);
-    return record(p, collapse_run, &(hyper){.out = out, .in = in, .by = by, .streams = by.width});
+                            x.width, out.width);
+    return record(p, collapse_run, &(hyper){.out = out, .in = x, .by = by, .streams = by.width});
 }
 
 static void expand_run(const void *arg, worker *w)
@@ -200,15 +200,15 @@ static void expand_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_expand(kt_program *p, kt_view out, kt_view in, kt_view y, kt_view by)
+int kt_program_expand(kt_program *p, kt_view out, kt_view x, kt_view y, kt_view by)
 {
-    const kt_view read[3] = {in, y, by};
+    const kt_view read[3] = {x, y, by};
     int failed = check_views(p, "expand", out, read, 3);
     if (failed)
         return failed;
-    int64_t n = in.width / y.width;
-    if (n < 1 || n > MOST_STREAMS || in.width != n * y.width || out.width != in.width || by.width != (1 + n) * n)
+    int64_t n = x.width / y.width;
+    if (n < 1 || n > MOST_STREAMS || x.width != n * y.width || out.width != x.width || by.width != (1 + n) * n)
         return program_fail(p, KT_ERR_SHAPE, "expand: streams of %d columns (1..%d streams) in %d, to %d, by %d", y.width,
-                            MOST_STREAMS, in.width, out.width, by.width);
-    return record(p, expand_run, &(hyper){.out = out, .in = in, .y = y, .by = by, .streams = n});
+                            MOST_STREAMS, x.width, out.width, by.width);
+    return record(p, expand_run, &(hyper){.out = out, .in = x, .y = y, .by = by, .streams = n});
 }

@@ -144,32 +144,31 @@ static int make_parts(kt_program *p, linear *o, const kt_weight *w, int64_t k, i
     return KT_OK;
 }
 
-int kt_program_linear(kt_program *p, kt_view out, kt_view in, const kt_weight *w, const float *bias,
-                      int32_t reads)
+int kt_program_linear(kt_program *p, kt_view out, kt_view x, const kt_linear *given)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "linear in", in, -1);
+        failed = program_check_view(p, "linear x", x, -1);
     if (!failed)
-        failed = program_check_view(p, "linear out", out, program_domain(p, in));
+        failed = program_check_view(p, "linear out", out, program_domain(p, x));
     if (!failed)
-        failed = program_check_overlap(p, "linear", out, in, 0);
+        failed = program_check_overlap(p, "linear", out, x, 0);
     if (failed)
         return failed;
     linear *o = program_new(p, sizeof *o);
     part *parts = program_new(p, (size_t)p->n_nodes * sizeof *parts);
     if (!o || !parts)
         return KT_ERR_MEMORY;
-    *o = (linear){.out = out, .parts = parts, .bias = bias, .domain = program_domain(p, in)};
+    *o = (linear){.out = out, .parts = parts, .bias = given->bias, .domain = program_domain(p, x)};
     const matrices *common = NULL;
-    failed = make_parts(p, o, w, in.width, reads, &common);
+    failed = make_parts(p, o, given->weight, x.width, given->reads, &common);
     if (failed)
         return failed;
     o->kind = common->kind;
     program_operation(p);
     if (o->kind == ACT_WIDE)
         program_reserve(p, 0, (size_t)(2 * WIDE_TOKENS * MOST_PANELS * KT_PANEL_ROWS) * sizeof(float));
-    o->in = program_source(p, in, common);
+    o->in = program_source(p, x, common);
     program_phase(p, linear_run, o);
     program_touch_source(p, &o->in);
     program_touch_view(p, out, ANY_ROWS | WRITES);

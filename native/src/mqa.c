@@ -187,6 +187,12 @@ static void attend_run(const void *arg, worker *w)
 
 /* ---- recording ---------------------------------------------------------------------------------- */
 
+/* Pooled rows that a token can see. */
+static int64_t most_pooled(const kt_mqa *s)
+{
+    return s->every ? s->context / s->every : 0;
+}
+
 static int check_pooled(kt_program *p, kt_view pooled, const kt_mqa *s)
 {
     int failed = program_check_view(p, "mqa pooled", pooled, KT_ROWS_TOKENS);
@@ -196,8 +202,9 @@ static int check_pooled(kt_program *p, kt_view pooled, const kt_mqa *s)
     if (pooled.width != s->dim || !fits)
         return program_fail(p, KT_ERR_SHAPE, "mqa: windows of %d positions in %d of %d columns; a divisor or a multiple "
                             "of %d is possible", s->every, pooled.width, s->dim, KT_PAGE_TOKENS);
-    if (s->most < 1 || s->most > MAX_ROWS)
-        return program_fail(p, KT_ERR_SHAPE, "mqa: up to %lld pooled rows; 1..%lld are possible", (long long)s->most,
+    int64_t most = most_pooled(s);
+    if (most < 1 || most > MAX_ROWS)
+        return program_fail(p, KT_ERR_SHAPE, "mqa: up to %lld pooled rows; 1..%lld are possible", (long long)most,
                             (long long)MAX_ROWS);
     if (s->layer_offset % 64 != 0 || s->layer_offset > INT64_MAX / 2)
         return program_fail(p, KT_ERR_SHAPE, "mqa: layer_offset %zu is not a multiple of 64", s->layer_offset);
@@ -245,7 +252,7 @@ static const float *repeat_sinks(kt_program *p, const kt_mqa *s)
 static int reserve(kt_program *p, mqa *o)
 {
     const selection *c = o->s.choice ? &p->selections.at[o->s.choice - 1] : NULL;
-    int64_t pooled = c ? c->top_k : o->s.every ? o->s.most : 0, most = o->s.window + pooled;
+    int64_t pooled = c ? c->top_k : most_pooled(&o->s), most = o->s.window + pooled;
     size_t token = token_bytes(o, most);
     o->gathered_bytes = token > GATHERED_BYTES ? token : GATHERED_BYTES;
     o->gathered_bytes = p->options.max_tokens == 1 ? token : o->gathered_bytes;
@@ -257,7 +264,7 @@ static int reserve(kt_program *p, mqa *o)
         o->identity[i] = (int32_t)i;
     program_reserve(p, size_add(o->gathered_offset, o->gathered_bytes), attention_local_bytes(&o->a));
     if (o->s.every)
-        p->positions = min64(p->positions, (o->s.most + 1) * o->s.every - 1);
+        p->positions = min64(p->positions, (most_pooled(&o->s) + 1) * o->s.every - 1);
     return KT_OK;
 }
 

@@ -103,29 +103,29 @@ static void pooling_run(const void *arg, worker *w)
         pooling_columns(o, w, i * BLOCK, min64(BLOCK, o->dim - i * BLOCK));
 }
 
-int kt_program_pool(kt_program *p, kt_view out, kt_view in, kt_view score, const kt_pooling *s)
+int kt_program_pooling(kt_program *p, kt_view out, kt_view x, kt_view score, const kt_pooling *s)
 {
     int failed = program_open(p);
-    const kt_view views[3] = {out, in, score};
+    const kt_view views[3] = {out, x, score};
     for (int i = 0; i < 3 && !failed; i++)
-        failed = program_check_view(p, "pool", views[i], KT_ROWS_TOKENS);
+        failed = program_check_view(p, "pooling", views[i], KT_ROWS_TOKENS);
     for (int i = 1; i < 3 && !failed; i++)
-        failed = program_check_overlap(p, "pool", out, views[i], 0);
+        failed = program_check_overlap(p, "pooling", out, views[i], 0);
     if (failed)
         return failed;
     int64_t parts = s->overlap ? 2 : 1;
-    if (in.width != parts * out.width || score.width != in.width || s->every < 1 || s->every > MOST_EVERY || !s->bias)
-        return program_fail(p, KT_ERR_SHAPE, "pool: %d columns and %d scores to %d, %lld times, every %d (1..%d)%s",
-                            in.width, score.width, out.width, (long long)parts, s->every, MOST_EVERY,
+    if (x.width != parts * out.width || score.width != x.width || s->every < 1 || s->every > MOST_EVERY || !s->bias)
+        return program_fail(p, KT_ERR_SHAPE, "pooling: %d columns and %d scores to %d, %lld times, every %d (1..%d)%s",
+                            x.width, score.width, out.width, (long long)parts, s->every, MOST_EVERY,
                             s->bias ? "" : ", without a bias");
-    failed = program_reserve_state(p, "pool", s->state_offset, (size_t)(3 * parts * out.width) * sizeof(float));
+    failed = program_reserve_state(p, "pooling", s->state_offset, (size_t)(3 * parts * out.width) * sizeof(float));
     pooling *o = failed ? NULL : program_new(p, sizeof *o);
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
-    *o = (pooling){.out = out, .in = in, .score = score, .s = *s, .dim = out.width};
+    *o = (pooling){.out = out, .in = x, .score = score, .s = *s, .dim = out.width};
     program_operation(p);
     program_phase(p, pooling_run, o);
-    program_touch_view(p, in, ANY_ROWS);
+    program_touch_view(p, x, ANY_ROWS);
     program_touch_view(p, score, ANY_ROWS);
     program_touch_view(p, out, ANY_ROWS | WRITES);
     return KT_OK;

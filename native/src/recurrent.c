@@ -57,31 +57,31 @@ static void conv_run(const void *arg, worker *w)
     }
 }
 
-int kt_program_conv(kt_program *p, kt_view out, kt_view in, const kt_conv *given)
+int kt_program_conv(kt_program *p, kt_view out, kt_view x, const kt_conv *given)
 {
     int failed = program_open(p);
     if (!failed)
-        failed = program_check_view(p, "conv in", in, KT_ROWS_TOKENS);
+        failed = program_check_view(p, "conv x", x, KT_ROWS_TOKENS);
     if (!failed)
         failed = program_check_view(p, "conv out", out, KT_ROWS_TOKENS);
     if (!failed)
-        failed = program_check_overlap(p, "conv", out, in, 0);
+        failed = program_check_overlap(p, "conv", out, x, 0);
     if (failed)
         return failed;
-    if (in.width != out.width || given->width < 2 || given->width > MOST_WIDTH || !given->weight)
-        return program_fail(p, KT_ERR_SHAPE, "conv: %d columns to %d over %d rows (2..%d)%s", in.width, out.width,
+    if (x.width != out.width || given->width < 2 || given->width > MOST_WIDTH || !given->weight)
+        return program_fail(p, KT_ERR_SHAPE, "conv: %d columns to %d over %d rows (2..%d)%s", x.width, out.width,
                             given->width, MOST_WIDTH, given->weight ? "" : ", without weights");
-    size_t row = (size_t)in.width * sizeof(float);
+    size_t row = (size_t)x.width * sizeof(float);
     failed = program_reserve_state(p, "conv", given->state_offset, row * (size_t)(given->width - 1));
     conv *o = failed ? NULL : program_new(p, sizeof *o);
     float *zeros = o ? program_new(p, row) : NULL;
     if (!zeros)
         return failed ? failed : KT_ERR_MEMORY;
-    *o = (conv){.out = out, .in = in, .width = given->width, .weight = given->weight, .zeros = zeros,
+    *o = (conv){.out = out, .in = x, .width = given->width, .weight = given->weight, .zeros = zeros,
                 .offset = given->state_offset};
     program_operation(p);
     program_phase(p, conv_run, o);
-    program_touch_view(p, in, ANY_ROWS);
+    program_touch_view(p, x, ANY_ROWS);
     program_touch_view(p, out, OWN_ROWS | WRITES);
     return KT_OK;
 }
@@ -192,10 +192,10 @@ static int check_delta(kt_program *p, const kt_view v[6], const kt_delta *s)
     return KT_OK;
 }
 
-int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view decay, kt_view beta,
+int kt_program_delta(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, kt_view decay, kt_view beta,
                      const kt_delta *s)
 {
-    const kt_view views[6] = {out, qkv[0], qkv[1], qkv[2], decay, beta};
+    const kt_view views[6] = {out, q, k, v, decay, beta};
     int failed = check_delta(p, views, s);
     size_t size = failed ? 0 : size_mul((size_t)s->heads * (size_t)s->dk, (size_t)ceil16(s->dv) * sizeof(float));
     if (!failed && size > INT64_MAX / 4)
@@ -206,7 +206,7 @@ int kt_program_delta(kt_program *p, kt_view out, const kt_view qkv[3], kt_view d
     if (!o)
         return failed ? failed : KT_ERR_MEMORY;
     double dk = s->dk;
-    *o = (delta){.out = out, .q = qkv[0], .k = qkv[1], .v = qkv[2], .decay = decay, .beta = beta, .heads = s->heads,
+    *o = (delta){.out = out, .q = q, .k = k, .v = v, .decay = decay, .beta = beta, .heads = s->heads,
                  .key_heads = s->key_heads, .dk = s->dk, .dv = s->dv,
                  .panels = (s->dv + PANEL_COLUMNS - 1) / PANEL_COLUMNS, .rate = program_constant(p, s->heads, 0),
                  .bias = s->bias, .q_gain = program_constant(p, s->dk, 1 / dk), .k_gain = program_constant(p, s->dk, 1 / sqrt(dk)),

@@ -11,7 +11,7 @@
 #include <string.h>
 
 typedef struct route {
-    kt_router r;
+    kt_route r;
     kt_view logits;
     int32_t routing, domain;
 } route;
@@ -48,7 +48,7 @@ static void softmax(const float *x, int32_t n, float *out)
         out[i] /= sum;
 }
 
-static void score(const kt_router *r, const float *logits, choice *c)
+static void score(const kt_route *r, const float *logits, choice *c)
 {
     if (r->score == KT_SCORE_SOFTMAX)
         softmax(logits, r->experts, c->score);
@@ -78,7 +78,7 @@ static float group_score(const float *rank, int32_t n, int32_t how)
 }
 
 /* Open the experts of the topk_group best groups. */
-static void open_groups(const kt_router *r, choice *c)
+static void open_groups(const kt_route *r, choice *c)
 {
     int32_t size = r->experts / r->n_group;
     for (int32_t g = 0; g < r->n_group; g++)
@@ -92,7 +92,7 @@ static void open_groups(const kt_router *r, choice *c)
     }
 }
 
-static void choose(const kt_router *r, choice *c, int32_t *ids)
+static void choose(const kt_route *r, choice *c, int32_t *ids)
 {
     if (r->n_group > 1)
         open_groups(r, c);
@@ -104,7 +104,7 @@ static void choose(const kt_router *r, choice *c, int32_t *ids)
     }
 }
 
-static void weigh(const kt_router *r, const choice *c, const int32_t *ids, float *gate)
+static void weigh(const kt_route *r, const choice *c, const int32_t *ids, float *gate)
 {
     float sum = 0, scale = r->scale;
     for (int32_t k = 0; k < r->top_k; k++)
@@ -116,7 +116,7 @@ static void weigh(const kt_router *r, const choice *c, const int32_t *ids, float
     }
 }
 
-static choice choice_at(uint8_t *memory, const kt_router *r)
+static choice choice_at(uint8_t *memory, const kt_route *r)
 {
     choice c;
     c.score = (float *)(void *)memory;
@@ -151,7 +151,7 @@ static void route_run(const void *arg, worker *w)
     }
 }
 
-static int check_table(kt_program *p, kt_view logits, const kt_router *r)
+static int check_table(kt_program *p, kt_view logits, const kt_route *r)
 {
     if (program_domain(p, logits) != KT_ROWS_TOKENS || r->bias || r->n_group > 1 || r->vocab < 1 ||
         r->vocab > MAX_COLUMNS)
@@ -165,7 +165,7 @@ static int check_table(kt_program *p, kt_view logits, const kt_router *r)
     return KT_OK;
 }
 
-static int check_router(kt_program *p, kt_view logits, const kt_router *r)
+static int check_router(kt_program *p, kt_view logits, const kt_route *r)
 {
     if (r->experts != logits.width || r->experts < 1 || r->top_k < 1 || r->top_k > r->experts)
         return program_fail(p, KT_ERR_SHAPE, "route: top_k %d of %d experts from %d logits", r->top_k, r->experts,
@@ -191,7 +191,7 @@ static int32_t add_routing(kt_program *p, int32_t experts, int32_t top_k, int32_
     return p->routings.n++;
 }
 
-int32_t kt_program_route(kt_program *p, kt_view logits, const kt_router *router)
+int32_t kt_program_route(kt_program *p, kt_view logits, const kt_route *router)
 {
     int failed = program_open(p);
     if (!failed)
@@ -223,9 +223,14 @@ const int32_t *kt_program_routing(kt_program *p, int32_t number, const float **g
     return p->routings.at[number].ids;
 }
 
-const int64_t *kt_program_chosen(kt_program *p, int32_t number)
+const int64_t *kt_program_chosen(kt_program *p, int32_t number, int32_t *experts)
 {
-    return number >= 0 && number < p->routings.n ? (const int64_t *)(const void *)p->routings.at[number].chosen : NULL;
+    const routing *r = number >= 0 && number < p->routings.n ? &p->routings.at[number] : NULL;
+    if (!r || !r->chosen)
+        return NULL;
+    if (experts)
+        *experts = r->experts;
+    return (const int64_t *)(const void *)r->chosen;
 }
 
 /* ---- given ---------------------------------------------------------------------------------------- */

@@ -54,44 +54,54 @@ static inline void ev_weights(everything *e, kt_pool *pool)
         e->inv_freq[i] = powf(10000, -(float)i / 8);
 }
 
-static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, int32_t table)
+static inline void ev_gqa_layer(everything *e, kt_view x, kt_view normed, const kt_rope *rope)
 {
     kt_program *p = e->program;
     kt_view qkv = make_view(p, 128, KT_ROWS_TOKENS), out = make_view(p, 64, KT_ROWS_TOKENS);
     kt_view y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), scores = make_view(p, EV_EXPERTS, KT_ROWS_TOKENS);
     kt_view q = part(qkv, 0, 64), k = part(qkv, 64, 32), v = part(qkv, 96, 32);
     kt_gqa shape = {4, 2, 16, 0.25f, 0, 70, e->gain, 0};      /* a window, and sinks */
-    kt_router router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
-    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, qkv, normed, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));
-    OK(kt_program_norm(p, q, q, 16, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_rope(p, q, table, 16, 0, 0), kt_program_error(p));
-    OK(kt_program_rope(p, k, table, 16, 0, 0), kt_program_error(p));
+    kt_route router = {.experts = EV_EXPERTS, .top_k = 3, .normalize = 1, .scale = 1};
+    OK(kt_program_norm(p, normed, x,
+                       &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
+    OK(kt_program_linear(p, qkv, normed, &(kt_linear){.weight = &e->qkv.w}), kt_program_error(p));
+    OK(kt_program_norm(p, q, q, &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = 16}), kt_program_error(p));
+    OK(kt_program_rope(p, q, rope), kt_program_error(p));
+    OK(kt_program_rope(p, k, rope), kt_program_error(p));
     OK(kt_program_gqa(p, out, q, k, v, &shape), kt_program_error(p));
-    OK(kt_program_linear(p, y, out, &e->o.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+    OK(kt_program_linear(p, y, out, &(kt_linear){.weight = &e->o.w}), kt_program_error(p));
     OK(kt_program_add(p, x, x, y), kt_program_error(p));
-    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, scores, normed, &e->router.w, NULL, KT_READ_F32), kt_program_error(p));
+    OK(kt_program_norm(p, normed, x,
+                       &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
+    OK(kt_program_linear(p, scores, normed,
+                         &(kt_linear){.weight = &e->router.w, .reads = KT_READ_F32}), kt_program_error(p));
     e->routing = kt_program_route(p, scores, &router);
     OK(e->routing, kt_program_error(p));
-    OK(kt_program_experts(p, y, normed, e->routing, &e->gate_up.w, &e->down.w, NULL), kt_program_error(p));
+    OK(kt_program_experts(p, y, normed,
+                          &(kt_experts){.routing = e->routing, .gate_up = &e->gate_up.w, .down = &e->down.w}),
+       kt_program_error(p));
     OK(kt_program_add(p, x, x, y), kt_program_error(p));
 }
 
-static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, int32_t table, size_t offset)
+static inline void ev_mla_layer(everything *e, kt_view x, kt_view normed, const kt_rope *rope, size_t offset)
 {
     kt_program *p = e->program;
+    kt_rope of_latent = *rope, of_heads = *rope;
+    of_latent.interleaved = of_heads.interleaved = 1;
+    of_heads.head_width = 32;
+    of_heads.first = 16;
     kt_view q = make_view(p, 128, KT_ROWS_TOKENS), latent = make_view(p, EV_LORA + 16, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 64, KT_ROWS_TOKENS), y = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_mla shape = {4, 16, 16, 16, EV_LORA, 0.2f, offset, e->uk_in.w, e->uk_out.w, e->uv.w, 0};
-    OK(kt_program_norm(p, normed, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, q, normed, &e->q.w, NULL, KT_READ_FORMAT), kt_program_error(p));
-    OK(kt_program_linear(p, latent, normed, &e->latent.w, NULL, KT_READ_FORMAT), kt_program_error(p));
-    OK(kt_program_rope(p, q, table, 32, 16, 1), kt_program_error(p));
-    OK(kt_program_rope(p, part(latent, EV_LORA, 16), table, 16, 0, 1), kt_program_error(p));
+    OK(kt_program_norm(p, normed, x,
+                       &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
+    OK(kt_program_linear(p, q, normed, &(kt_linear){.weight = &e->q.w}), kt_program_error(p));
+    OK(kt_program_linear(p, latent, normed, &(kt_linear){.weight = &e->latent.w}), kt_program_error(p));
+    OK(kt_program_rope(p, q, &of_heads), kt_program_error(p));
+    OK(kt_program_rope(p, part(latent, EV_LORA, 16), &of_latent), kt_program_error(p));
     OK(kt_program_mla(p, out, q, latent, &shape), kt_program_error(p));
-    OK(kt_program_swiglu(p, part(y, 0, 32), out, NULL), kt_program_error(p));
-    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1), KT_GATE_SIGMOID), kt_program_error(p));
+    OK(kt_program_swiglu(p, part(y, 0, 32), out, &(kt_swiglu){0}), kt_program_error(p));
+    OK(kt_program_gate(p, part(y, 0, 32), part(y, 0, 32), part(latent, 3, 1), &(kt_gate){0}), kt_program_error(p));
     OK(kt_program_add(p, part(x, 0, 32), part(x, 0, 32), part(y, 0, 32)), kt_program_error(p));
 }
 
@@ -103,11 +113,12 @@ static inline void ev_delta_layer(everything *e, kt_view x)
     kt_view out = make_view(p, 32, KT_ROWS_TOKENS);
     kt_conv conv = {2, e->conv, 0};
     kt_delta rule = {2, 1, 16, 16, e->log_rate, e->log_rate, EV_HIDDEN * sizeof(float), 0};
-    const kt_view qkv[3] = {part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 32)};
     e->state_bytes = EV_HIDDEN * sizeof(float) + 2 * 16 * 16 * sizeof(float);
     OK(kt_program_conv(p, mixed, x, &conv), kt_program_error(p));
-    OK(kt_program_norm(p, gates, x, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_delta(p, out, qkv, part(gates, 0, 2), part(gates, 2, 2), &rule), kt_program_error(p));
+    OK(kt_program_norm(p, gates, x,
+                       &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
+    OK(kt_program_delta(p, out, part(mixed, 0, 16), part(mixed, 16, 16), part(mixed, 32, 32), part(gates, 0, 2),
+                        part(gates, 2, 2), &rule), kt_program_error(p));
     OK(kt_program_add(p, part(x, 16, 32), part(x, 16, 32), out), kt_program_error(p));
 }
 
@@ -126,15 +137,15 @@ static inline void ev_mqa_layer(everything *e, kt_view x, size_t offset, size_t 
     kt_choose choose = {.heads = 2, .dim = DIM, .top_k = 5, .block = 1, .scale = 0.2f, .every = EVERY,
                         .layer_offset = index_offset};
     kt_mqa shape = {.heads = 4, .dim = DIM, .scale = 0.25f, .window = WINDOW, .sinks = e->gain, .every = EVERY,
-                    .state_offset = e->state_bytes + 3 * DIM * sizeof(float), .most = EV_PAGES * EV_WINDOWS,
+                    .state_offset = e->state_bytes + 3 * DIM * sizeof(float), .context = EV_PAGES * EV_WINDOWS * EVERY,
                     .layer_offset = offset};
     e->state_bytes += 3 * DIM * sizeof(float) + RING;
     OK(kt_program_spread(p, streams, x), kt_program_error(p));
-    OK(kt_program_norm(p, by, part(x, 0, 8), 8, NULL, 1e-6f), kt_program_error(p));
+    OK(kt_program_norm(p, by, part(x, 0, 8), &(kt_norm){.eps = 1e-6f, .head_width = 8}), kt_program_error(p));
     OK(kt_program_mix(p, by, &mix), kt_program_error(p));
     OK(kt_program_collapse(p, entered, streams, part(by, 0, 2)), kt_program_error(p));
-    OK(kt_program_linear(p, all, entered, &e->qkv.w, NULL, KT_READ_FORMAT), kt_program_error(p));
-    OK(kt_program_pool(p, pooled, part(all, 80, DIM), part(all, 96, DIM), &pooling), kt_program_error(p));
+    OK(kt_program_linear(p, all, entered, &(kt_linear){.weight = &e->qkv.w}), kt_program_error(p));
+    OK(kt_program_pooling(p, pooled, part(all, 80, DIM), part(all, 96, DIM), &pooling), kt_program_error(p));
     shape.choice = kt_program_choose(p, part(all, 0, 2 * DIM), pooled, part(all, 112, 2), &choose);
     OK(shape.choice, kt_program_error(p));
     OK(kt_program_mqa(p, out, part(all, 0, 64), part(all, 64, DIM), pooled, &shape), kt_program_error(p));
@@ -160,16 +171,16 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     kt_view x = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS), normed = make_view(p, EV_HIDDEN, KT_ROWS_TOKENS);
     kt_view last = make_view(p, EV_HIDDEN, KT_ROWS_OUTPUTS);
     e->logits = make_view(p, EV_VOCAB, KT_ROWS_OUTPUTS);
-    int32_t table = kt_program_rope_table(p, 16, e->inv_freq, 1, 0);
-    OK(table, kt_program_error(p));
-    OK(kt_program_embed(p, x, e->table, KT_BF16, EV_VOCAB), kt_program_error(p));
-    ev_gqa_layer(e, x, normed, table);
-    ev_mla_layer(e, x, normed, table, first);
+    kt_rope rope = {.dim = 16, .inv_freq = e->inv_freq, .scale = 1, .head_width = 16};
+    OK(kt_program_embed(p, x, &(kt_embed){.table = e->table, .vocab = EV_VOCAB}), kt_program_error(p));
+    ev_gqa_layer(e, x, normed, &rope);
+    ev_mla_layer(e, x, normed, &rope, first);
     ev_delta_layer(e, x);
     ev_mqa_layer(e, x, second, second + rows);
     OK(kt_program_select(p, last, x), kt_program_error(p));
-    OK(kt_program_norm(p, last, last, EV_HIDDEN, e->gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_linear(p, e->logits, last, &e->head.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+    OK(kt_program_norm(p, last, last,
+                       &(kt_norm){.gain = e->gain, .eps = 1e-6f, .head_width = EV_HIDDEN}), kt_program_error(p));
+    OK(kt_program_linear(p, e->logits, last, &(kt_linear){.weight = &e->head.w}), kt_program_error(p));
     e->best = make_view(p, 1, KT_ROWS_OUTPUTS);
     e->peaks = make_view(p, 1, KT_ROWS_OUTPUTS);
     e->sums = make_view(p, 1, KT_ROWS_OUTPUTS);

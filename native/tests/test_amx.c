@@ -269,8 +269,8 @@ static int64_t products_of(const problem *p, int64_t n, int32_t threads, const i
     kt_step step = {.n_tokens = n, .first_output = n};
     int64_t before = counts_now().products;
     int failed = x < 0 || y < 0 ||
-                 kt_program_linear(program, (kt_view){y, 0, (int32_t)p->n}, (kt_view){x, 0, (int32_t)p->k}, &w, NULL,
-                                   KT_READ_FORMAT) < 0 ||
+                 kt_program_linear(program, (kt_view){y, 0, (int32_t)p->n}, (kt_view){x, 0, (int32_t)p->k},
+                                   &(kt_linear){.weight = &w}) < 0 ||
                  kt_program_finish(program, NULL) < 0 || kt_program_run(program, &step) < 0 || palette() != 0;
     kt_program_free(program);
     kt_pool_free(pool);

@@ -58,9 +58,11 @@ static void check_split(int32_t threads)
     uint8_t mask[EXPERTS];
     int32_t given = kt_program_given(p, EXPERTS, TOP_K), now[3], late[3];
     OK(given, kt_program_error(p));
-    OK(kt_program_split(p, given, mask, &now[0], &late[0]), kt_program_error(p));
-    OK(kt_program_split(p, given, NULL, &now[1], &late[1]), kt_program_error(p));
-    OK(kt_program_split(p, given, mask, &now[2], NULL), kt_program_error(p));
+    for (int i = 0; i < 3; i++) {
+        now[i] = kt_program_split(p, &(kt_split){given, i == 1 ? NULL : mask, EXPERTS, i < 2});
+        OK(now[i], kt_program_error(p));
+        late[i] = now[i] + 1;
+    }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     choices from = given_of(p, given);
     uint64_t state = 5;
@@ -88,8 +90,8 @@ static void check_split(int32_t threads)
         for (int64_t i = 0; i < tokens * TOP_K; i++)
             counts[from.ids[i] < 0 ? 0 : from.ids[i]] += from.ids[i] < 0 ? 0 : 3;
     }
-    CHECK(!memcmp(counts, kt_program_chosen(p, given), sizeof counts), "counted something else");
-    CHECK(!kt_program_chosen(p, now[0]) && !kt_program_chosen(p, 99), "counts of no routing");
+    CHECK(!memcmp(counts, kt_program_chosen(p, given, NULL), sizeof counts), "counted something else");
+    CHECK(!kt_program_chosen(p, now[0], NULL) && !kt_program_chosen(p, 99, NULL), "counts of no routing");
     kt_program_free(p);
     kt_pool_free(pool);
 }
@@ -141,13 +143,19 @@ static stack make_stack(kt_pool *pool, const experts *e, const uint8_t *mask, in
         s.part[i] = kt_program_part(p);
         OK(kt_program_input(p, s.x[i]), kt_program_error(p));
         if (split)
-            OK(kt_program_split(p, s.given[i], mask, &s.now[i], i + 1 < LAYERS ? &s.late[i] : NULL), kt_program_error(p));
-        OK(kt_program_experts(p, s.out[i], s.x[i], s.now[i], e->gate_up, e->down, NULL), kt_program_error(p));
+            s.now[i] = kt_program_split(p, &(kt_split){s.given[i], mask, EXPERTS, i + 1 < LAYERS});
+        OK(s.now[i], kt_program_error(p));
+        s.late[i] = i + 1 < LAYERS ? s.now[i] + 1 : 0;
+        OK(kt_program_experts(p, s.out[i], s.x[i],
+                              &(kt_experts){.routing = s.now[i], .gate_up = e->gate_up, .down = e->down}),
+           kt_program_error(p));
         if (split && i > 0)
             OK(kt_program_carry(p, s.out[i], s.after[i - 1]), kt_program_error(p));
         s.late_part[i] = kt_program_part(p);
         if (split && i + 1 < LAYERS)
-            OK(kt_program_experts(p, s.after[i], s.x[i], s.late[i], e->gate_up, e->down, NULL), kt_program_error(p));
+            OK(kt_program_experts(p, s.after[i], s.x[i],
+                                  &(kt_experts){.routing = s.late[i], .gate_up = e->gate_up, .down = e->down}),
+               kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return s;
@@ -279,7 +287,8 @@ static void check_parts(kt_pool *pool)
     test_weight w = make_weight(pool, &test_formats[INT8].format, HIDDEN, HIDDEN, 1, 3);
     kt_view x[PARTS], y[PARTS], z[PARTS];
     float inv_freq[8] = {1, 0.5f, 0.25f}, want[PARTS][HIDDEN];
-    int32_t table = kt_program_rope_table(p, 16, inv_freq, 1, 0), order[PARTS];
+    kt_rope rope = {.dim = 16, .inv_freq = inv_freq, .scale = 1, .head_width = 16};
+    int32_t order[PARTS];
     for (int i = 0; i < PARTS; i++) {
         order[i] = i == 0 ? 0 : kt_program_part(p);
         CHECK(order[i] == i, "part %d has number %d", i, order[i]);
@@ -287,9 +296,9 @@ static void check_parts(kt_pool *pool)
         y[i] = make_view(p, HIDDEN, KT_ROWS_TOKENS);
         z[i] = make_view(p, HIDDEN, KT_ROWS_TOKENS);
         OK(kt_program_input(p, x[i]), kt_program_error(p));
-        OK(kt_program_linear(p, y[i], x[i], &w.w, NULL, KT_READ_FORMAT), kt_program_error(p));
-        OK(kt_program_rope(p, y[i], table, 16, 0, 0), kt_program_error(p));
-        OK(kt_program_linear(p, z[i], y[i], &w.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+        OK(kt_program_linear(p, y[i], x[i], &(kt_linear){.weight = &w.w}), kt_program_error(p));
+        OK(kt_program_rope(p, y[i], &rope), kt_program_error(p));
+        OK(kt_program_linear(p, z[i], y[i], &(kt_linear){.weight = &w.w}), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     uint64_t state = 11;
@@ -332,7 +341,7 @@ static void check_input(kt_pool *pool)
             OK(kt_program_input(p, part(x, 8, 8)), kt_program_error(p));
         if (i > 0)
             OK(kt_program_part(p), kt_program_error(p));
-        OK(kt_program_linear(p, y[i], x, &w.w, NULL, KT_READ_FORMAT), kt_program_error(p));
+        OK(kt_program_linear(p, y[i], x, &(kt_linear){.weight = &w.w}), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     kt_step step = {.n_tokens = TOKENS, .first_output = TOKENS};
@@ -351,11 +360,12 @@ static void check_refusals(kt_pool *pool)
 {
     kt_program *p = make_program(pool, TOKENS, 1, 0);
     const char *(*why)(const kt_program *) = kt_program_error;
-    int32_t now, late;
     kt_view a = make_view(p, 64, KT_ROWS_TOKENS);
     REFUSED(kt_program_given(p, 0, 1), KT_ERR_SHAPE, why(p), "top_k 1 of 0");
     REFUSED(kt_program_given(p, 4, 0), KT_ERR_SHAPE, why(p), "top_k 0 of 4");
-    REFUSED(kt_program_split(p, 0, NULL, &now, &late), KT_ERR_RANGE, why(p), "routing 0 of 0");
+    REFUSED(kt_program_split(p, &(kt_split){0}), KT_ERR_RANGE, why(p), "routing 0 of 0");
+    kt_split split = {.routing = kt_program_given(p, 4, 1), .elsewhere = (uint8_t[3]){1}, .experts = 3};
+    REFUSED(kt_program_split(p, &split), KT_ERR_SHAPE, why(p), "of 3, not of each of 4 experts");
     REFUSED(kt_program_carry(p, a, part(a, 0, 32)), KT_ERR_SHAPE, why(p), "columns");
     REFUSED(kt_program_input(p, (kt_view){9, 0, 1}), KT_ERR_RANGE, why(p), "buffer 9");
     OK(kt_program_finish(p, NULL), why(p));

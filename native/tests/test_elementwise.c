@@ -34,29 +34,34 @@ static void record(fixture *f, kt_pool *pool)
     f->picked = make_view(p, WIDE, KT_ROWS_OUTPUTS);
     f->gated = make_view(p, 96, KT_ROWS_TOKENS);
     f->act = make_view(p, GATED, KT_ROWS_TOKENS);
-    OK(kt_program_embed(p, f->table, f->rows, KT_BF16, VOCAB), kt_program_error(p));
-    OK(kt_program_norm(p, f->normed, f->table, WIDE, f->full_gain, 1e-6f), kt_program_error(p));
-    OK(kt_program_norm(p, f->heads, f->table, HEAD, f->gain, 1e-5f), kt_program_error(p));
-    OK(kt_program_norm(p, f->heads, f->heads, HEAD, f->gain, 1e-5f), kt_program_error(p));
-    OK(kt_program_layer_norm(p, f->centred, f->table, f->full_gain, f->full_gain, 1e-6f), kt_program_error(p));
-    int32_t table = kt_program_rope_table(p, ROPE, f->inv_freq, 1.25f, 0);
-    OK(table, kt_program_error(p));
+    OK(kt_program_embed(p, f->table, &(kt_embed){.table = f->rows, .vocab = VOCAB}), kt_program_error(p));
+    OK(kt_program_norm(p, f->normed, f->table,
+                       &(kt_norm){.gain = f->full_gain, .eps = 1e-6f, .head_width = WIDE}), kt_program_error(p));
+    OK(kt_program_norm(p, f->heads, f->table,
+                       &(kt_norm){.gain = f->gain, .eps = 1e-5f, .head_width = HEAD}), kt_program_error(p));
+    OK(kt_program_norm(p, f->heads, f->heads,
+                       &(kt_norm){.gain = f->gain, .eps = 1e-5f, .head_width = HEAD}), kt_program_error(p));
+    OK(kt_program_layer_norm(p, f->centred, f->table,
+                             &(kt_layer_norm){.gain = f->full_gain, .bias = f->full_gain, .eps = 1e-6f}),
+       kt_program_error(p));
+    kt_rope rope = {.dim = ROPE, .inv_freq = f->inv_freq, .scale = 1.25f, .head_width = HEAD, .first = HEAD - ROPE};
     for (int i = 0; i < 2; i++) {
         f->rotated[i] = make_view(p, WIDE, KT_ROWS_TOKENS);
-        const void *rows = i ? (const void *)f->wide_rows : f->rows;
-        OK(kt_program_embed(p, f->rotated[i], rows, i ? KT_F32 : KT_BF16, VOCAB), kt_program_error(p));
-        OK(kt_program_rope(p, f->rotated[i], table, HEAD, HEAD - ROPE, i), kt_program_error(p));
+        kt_embed embed = {.table = i ? NULL : f->rows, .table_f32 = i ? f->wide_rows : NULL, .vocab = VOCAB};
+        OK(kt_program_embed(p, f->rotated[i], &embed), kt_program_error(p));
+        rope.interleaved = i;
+        OK(kt_program_rope(p, f->rotated[i], &rope), kt_program_error(p));
     }
-    OK(kt_program_swiglu(p, f->act, f->gated, NULL), kt_program_error(p));
+    OK(kt_program_swiglu(p, f->act, f->gated, &(kt_swiglu){0}), kt_program_error(p));
     for (int i = 0; i < 3; i++) {   /* each column by another, all by one, and runs of eight; each kind */
         f->open[i] = make_view(p, GATED, KT_ROWS_TOKENS);
         kt_view by = {f->gated.buffer, 50, i == 2 ? GATED / 8 : i ? 1 : GATED};
-        OK(kt_program_gate(p, f->open[i], f->act, by, i), kt_program_error(p));
+        OK(kt_program_gate(p, f->open[i], f->act, by, &(kt_gate){.kind = i}), kt_program_error(p));
     }
     OK(kt_program_add(p, f->sum, f->table, f->normed), kt_program_error(p));
     OK(kt_program_add(p, f->sum, f->sum, f->table), kt_program_error(p));
-    OK(kt_program_scale(p, f->scaled, f->sum, 0.707f), kt_program_error(p));
-    OK(kt_program_scale(p, f->scaled, f->scaled, -3), kt_program_error(p));
+    OK(kt_program_scale(p, f->scaled, f->sum, &(kt_scale){.by = 0.707f}), kt_program_error(p));
+    OK(kt_program_scale(p, f->scaled, f->scaled, &(kt_scale){.by = -3}), kt_program_error(p));
     OK(kt_program_select(p, f->picked, f->sum), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }

@@ -27,7 +27,7 @@ static void give_options(layer *l, int64_t padded)
     fill(wide, (size_t)(EXPERTS * 2 * padded), 6);
     fill(narrow, (size_t)(EXPERTS * l->hidden), 7);
     l->glu = (kt_glu){1.702f, 0.5f, 1, 0.7f};
-    l->options = (kt_experts){NULL, wide, narrow};
+    l->options = (kt_experts){.gate_up_bias = wide, .down_bias = narrow};
 }
 
 static layer make_layer(kt_pool *pool, const kt_format *format, int32_t hidden, int32_t width, int with_options)
@@ -62,15 +62,19 @@ static run record(kt_pool *pool, const layer *l, int64_t tokens, int32_t exact)
     r.logits = make_view(r.program, EXPERTS, KT_ROWS_TOKENS);
     r.out = make_view(r.program, l->hidden, KT_ROWS_TOKENS);
     r.plain = make_view(r.program, 37, KT_ROWS_TOKENS);
-    OK(kt_program_linear(r.program, r.plain, r.x, &l->plain.w, l->bias, KT_READ_FORMAT), kt_program_error(r.program));
-    OK(kt_program_linear(r.program, r.logits, r.x, &l->router.w, NULL, KT_READ_F32), kt_program_error(r.program));
-    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
+    OK(kt_program_linear(r.program, r.plain, r.x,
+                         &(kt_linear){.weight = &l->plain.w, .bias = l->bias}), kt_program_error(r.program));
+    OK(kt_program_linear(r.program, r.logits, r.x,
+                         &(kt_linear){.weight = &l->router.w, .reads = KT_READ_F32}), kt_program_error(r.program));
+    kt_route router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
     r.routing = kt_program_route(r.program, r.logits, &router);
     OK(r.routing, kt_program_error(r.program));
-    kt_experts options = {&l->glu, l->options.gate_up_bias, l->options.down_bias};
-    OK(kt_program_experts(r.program, r.out, r.x, r.routing, &l->gate_up.w, &l->down.w,
-                          options.down_bias ? &options : NULL),
-       kt_program_error(r.program));
+    kt_experts all = l->options;
+    all.routing = r.routing;
+    all.gate_up = &l->gate_up.w;
+    all.down = &l->down.w;
+    all.glu = all.down_bias ? &l->glu : NULL;
+    OK(kt_program_experts(r.program, r.out, r.x, &all), kt_program_error(r.program));
     OK(kt_program_finish(r.program, NULL), kt_program_error(r.program));
     return r;
 }

@@ -40,7 +40,7 @@ static void record(run *r, kt_pool *pool, const shape *s, int64_t most)
     }
     kt_mqa a = {.heads = HEADS, .dim = DIM, .scale = 0.4f, .window = WINDOW, .sinks = s->sinks ? r->sinks : NULL,
                 .state_offset = STATE_AT, .every = s->every, .choice = r->choice,
-                .most = s->every ? TOKENS / s->every : 0, .layer_offset = ROWS_AT};
+                .context = TOKENS, .layer_offset = ROWS_AT};
     kt_view pooled = s->every ? r->pooled : (kt_view){0};
     OK(kt_program_mqa(p, r->out, r->q, r->kv, pooled, &a), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
@@ -160,7 +160,7 @@ static void check_refusals(kt_pool *pool)
     kt_program *p = make_program(pool, 4, 0, 0);
     kt_view q = make_view(p, WIDTH, KT_ROWS_TOKENS), out = make_view(p, WIDTH, KT_ROWS_TOKENS);
     kt_view kv = make_view(p, DIM, KT_ROWS_TOKENS), none = {0};
-    const kt_mqa good = {.heads = HEADS, .dim = DIM, .scale = 1, .window = 4, .every = 4, .most = 8};
+    const kt_mqa good = {.heads = HEADS, .dim = DIM, .scale = 1, .window = 4, .every = 4, .context = 32};
     kt_mqa a = good;
     a.heads = 4;
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "4 heads");
@@ -171,9 +171,9 @@ static void check_refusals(kt_pool *pool)
     a.every = 5;
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "windows of 5");
     a = good;
-    a.most = 0;
+    a.context = 3;
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "up to 0");
-    a.most = (1 << 24) + 1;
+    a.context = 4 * ((1LL << 24) + 1);
     REFUSED(kt_program_mqa(p, out, q, kv, kv, &a), KT_ERR_SHAPE, kt_program_error(p), "1..16777216 are possible");
     a = good;
     a.choice = 1;

@@ -147,21 +147,22 @@ static void check_wrong_experts(void)
     const kt_format *f = &test_formats[INT4_G64].format;
     test_weight up = make_weight(pool, f, 224, HIDDEN, EXPERTS, 1), down = make_weight(pool, f, HIDDEN, 100, EXPERTS, 2);
     kt_view x = make_view(p, HIDDEN, KT_ROWS_TOKENS), out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
-    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .scale = 1};
+    kt_route router = {.experts = EXPERTS, .top_k = TOP_K, .scale = 1};
     int32_t routing = kt_program_route(p, make_view(p, EXPERTS, KT_ROWS_TOKENS), &router);
     kt_weight ups[3] = {{.n = 0}, up.w, up.w}, downs[3] = {{.k = 0}, down.w, down.w};
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "node 2 begins at column 100");
+    const kt_experts all = {.routing = routing, .gate_up = ups, .down = downs};
+    REFUSED(kt_program_experts(p, out, x, &all), KT_ERR_SHAPE, kt_program_error(p), "node 2 begins at column 100");
     ups[1].n = 128;
     downs[1].k = 64;
     downs[2].k = INT64_MAX;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "a width of");
+    REFUSED(kt_program_experts(p, out, x, &all), KT_ERR_SHAPE, kt_program_error(p), "a width of");
     downs[2].k = -16;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "a width of -16");
+    REFUSED(kt_program_experts(p, out, x, &all), KT_ERR_SHAPE, kt_program_error(p), "a width of -16");
     downs[2] = down.w;
     ups[2].n = 192;
-    REFUSED(kt_program_experts(p, out, x, routing, ups, downs, NULL), KT_ERR_SHAPE, kt_program_error(p), "[224, 72]");
+    REFUSED(kt_program_experts(p, out, x, &all), KT_ERR_SHAPE, kt_program_error(p), "[224, 72]");
     ups[2] = up.w;
-    OK(kt_program_experts(p, out, x, routing, ups, downs, NULL), kt_program_error(p));
+    OK(kt_program_experts(p, out, x, &all), kt_program_error(p));
     kt_program_free(p);
     free_weight(&up);
     free_weight(&down);
@@ -197,14 +198,16 @@ static run record(kt_pool *pool, const layer *l, const float *bias, int32_t exac
     int64_t unit = kt_cut_columns(&l->down.w.format), units[] = {16, 16, 2 * unit, unit};
     for (int i = 0; i < 4; i++)
         r.parts[i] = cut(pool, whole[i], i == 3 ? KT_CUT_COLUMNS : KT_CUT_ROWS, units[i], -1);
-    OK(kt_program_linear(p, r.plain, r.x, r.parts[0].w, bias, reads), kt_program_error(p));
-    OK(kt_program_linear(p, r.logits, r.x, r.parts[1].w, NULL, KT_READ_F32), kt_program_error(p));
-    kt_router router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
+    OK(kt_program_linear(p, r.plain, r.x,
+                         &(kt_linear){.weight = r.parts[0].w, .bias = bias, .reads = reads}), kt_program_error(p));
+    OK(kt_program_linear(p, r.logits, r.x,
+                         &(kt_linear){.weight = r.parts[1].w, .reads = KT_READ_F32}), kt_program_error(p));
+    kt_route router = {.experts = EXPERTS, .top_k = TOP_K, .normalize = 1, .scale = 1};
     r.routing = kt_program_route(p, r.logits, &router);
     OK(r.routing, kt_program_error(p));
-    OK(kt_program_experts(p, r.out, r.x, r.routing, r.parts[2].w, r.parts[3].w,
-                          &(kt_experts){&glu, l->gate_up_bias, l->down_bias}),
-       kt_program_error(p));
+    kt_experts all = {.routing = r.routing, .gate_up = r.parts[2].w, .down = r.parts[3].w, .glu = &glu,
+                      .gate_up_bias = l->gate_up_bias, .down_bias = l->down_bias};
+    OK(kt_program_experts(p, r.out, r.x, &all), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     return r;
 }

@@ -34,7 +34,7 @@ static void record(fixture *f, kt_pool *pool, const shape *s)
     f->score = make_view(p, f->width, KT_ROWS_TOKENS);
     f->out = make_view(p, s->dim, KT_ROWS_TOKENS);
     kt_pooling pooling = {s->every, s->overlap, f->bias, 64};
-    OK(kt_program_pool(p, f->out, f->in, f->score, &pooling), kt_program_error(p));
+    OK(kt_program_pooling(p, f->out, f->in, f->score, &pooling), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
 
@@ -110,14 +110,14 @@ static void check_refusals(kt_pool *pool)
     kt_view in = make_view(p, 20, KT_ROWS_TOKENS), score = make_view(p, 20, KT_ROWS_TOKENS);
     kt_view out = make_view(p, 20, KT_ROWS_TOKENS);
     kt_pooling s = {.every = 4, .overlap = 1, .bias = bias};
-    REFUSED(kt_program_pool(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "to 20, 2 times");
+    REFUSED(kt_program_pooling(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "to 20, 2 times");
     s = (kt_pooling){.every = 0, .bias = bias};
-    REFUSED(kt_program_pool(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "every 0");
+    REFUSED(kt_program_pooling(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "every 0");
     s = (kt_pooling){.every = 4};
-    REFUSED(kt_program_pool(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "without a bias");
+    REFUSED(kt_program_pooling(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "without a bias");
     s = (kt_pooling){.every = 4, .bias = bias, .state_offset = 4};
-    REFUSED(kt_program_pool(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "multiple of 64");
-    REFUSED(kt_program_pool(p, in, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "overlap");
+    REFUSED(kt_program_pooling(p, out, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "multiple of 64");
+    REFUSED(kt_program_pooling(p, in, in, score, &s), KT_ERR_SHAPE, kt_program_error(p), "overlap");
     kt_program_free(p);
 }
 

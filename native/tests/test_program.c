@@ -35,20 +35,27 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_add(p, a, b, outputs), KT_ERR_SHAPE, why(p), "domain 1");
     REFUSED(kt_program_add(p, part(a, 8, 32), part(a, 0, 32), part(b, 0, 32)), KT_ERR_SHAPE, why(p), "overlap");
     REFUSED(kt_program_select(p, a, a), KT_ERR_SHAPE, why(p), "domain 0");
-    REFUSED(kt_program_norm(p, a, b, 48, (float[48]){1}, 0), KT_ERR_SHAPE, why(p), "runs of 48");
-    REFUSED(kt_program_embed(p, a, NULL, KT_BF16, 5), KT_ERR_SHAPE, why(p), "table");
-    REFUSED(kt_program_embed(p, a, &(uint16_t){0}, KT_F16, 5), KT_ERR_SHAPE, why(p), "dtype 2");
-    REFUSED(kt_program_gate(p, a, b, part(b, 0, 5), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "64 columns by 5");
-    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "overlap");
-    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), KT_GATE_SIGMOID), KT_ERR_SHAPE, why(p), "domain 1");
-    REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40), NULL), KT_ERR_SHAPE, why(p), "20 columns from 40");
-    REFUSED(kt_program_scale(p, a, part(b, 0, 32), 2), KT_ERR_SHAPE, why(p), "32 columns to 64");
-    REFUSED(kt_program_scale(p, a, b, INFINITY), KT_ERR_RANGE, why(p), "by inf");
-    REFUSED(kt_program_rope_table(p, 7, (float[4]){1}, 1, 0), KT_ERR_SHAPE, why(p), "dim is 7");
-    REFUSED(kt_program_rope(p, a, 0, 16, 0, 0), KT_ERR_RANGE, why(p), "table 0 of 0");
-    int32_t table = kt_program_rope_table(p, 16, (float[8]){1}, 1, 0);
-    REFUSED(kt_program_rope(p, a, table, 16, 4, 0), KT_ERR_SHAPE, why(p), "columns 4..20");
-    REFUSED(kt_program_rope(p, outputs, table, 16, 0, 0), KT_ERR_SHAPE, why(p), "domain 1");
+    REFUSED(kt_program_norm(p, a, b,
+                            &(kt_norm){.gain = (float[48]){1}, .head_width = 48}), KT_ERR_SHAPE, why(p), "runs of 48");
+    REFUSED(kt_program_embed(p, a, &(kt_embed){.vocab = 5}), KT_ERR_SHAPE, why(p), "table");
+    REFUSED(kt_program_gate(p, a, b, part(b, 0, 5), &(kt_gate){0}), KT_ERR_SHAPE, why(p), "64 columns by 5");
+    REFUSED(kt_program_gate(p, a, b, part(a, 3, 1), &(kt_gate){0}), KT_ERR_SHAPE, why(p), "overlap");
+    REFUSED(kt_program_gate(p, a, b, part(outputs, 0, 1), &(kt_gate){0}), KT_ERR_SHAPE, why(p), "domain 1");
+    REFUSED(kt_program_swiglu(p, part(a, 0, 20), part(b, 0, 40),
+                              &(kt_swiglu){0}), KT_ERR_SHAPE, why(p), "20 columns from 40");
+    REFUSED(kt_program_scale(p, a, part(b, 0, 32), &(kt_scale){.by = 2}), KT_ERR_SHAPE, why(p), "32 columns to 64");
+    REFUSED(kt_program_scale(p, a, b, &(kt_scale){.by = INFINITY}), KT_ERR_RANGE, why(p), "by inf");
+    kt_rope rope = {.dim = 7, .inv_freq = (float[8]){1}, .scale = 1, .head_width = 16, .first = 4};
+    REFUSED(kt_program_rope(p, a, &rope), KT_ERR_SHAPE, why(p), "dim is 7");
+    rope.dim = 16;
+    REFUSED(kt_program_rope(p, a, &rope), KT_ERR_SHAPE, why(p), "columns 4..20");
+    REFUSED(kt_program_rope(p, outputs, &rope), KT_ERR_SHAPE, why(p), "domain 1");
+    rope.shift = INT64_MAX;
+    REFUSED(kt_program_rope(p, a, &rope), KT_ERR_RANGE, why(p), "shifted by 9223372036854775807");
+    kt_norm some = {.gain = (float[32]){1}, .columns = 32};
+    REFUSED(kt_program_norm(p, a, b, &some), KT_ERR_SHAPE, why(p), "the first 32 in place");
+    some.columns = 65;
+    REFUSED(kt_program_norm(p, a, a, &some), KT_ERR_SHAPE, why(p), "the first 65 in place");
     kt_step s = {.n_tokens = 1};
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "not finished");
     CHECK(kt_program_data(p, a.buffer, NULL) == NULL, "data before finish");
@@ -67,30 +74,32 @@ static void check_weights(kt_pool *pool)
     kt_view scores = make_view(p, 4, KT_ROWS_TOKENS);
     test_weight t = make_weight(pool, &test_formats[INT8].format, 48, 64, 1, 1);
     kt_weight w = t.w;
-    REFUSED(kt_program_linear(p, a, b, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "[48, 64], but [64, 48]");
+    REFUSED(kt_program_linear(p, a, b, &(kt_linear){.weight = &w}), KT_ERR_SHAPE, why(p), "[48, 64], but [64, 48]");
     w.count = 2;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "2 matrices");
+    REFUSED(kt_program_linear(p, b, a, &(kt_linear){.weight = &w}), KT_ERR_SHAPE, why(p), "2 matrices");
     w = t.w;
     w.format.bits = 5;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "5 bits");
+    REFUSED(kt_program_linear(p, b, a, &(kt_linear){.weight = &w}), KT_ERR_SHAPE, why(p), "5 bits");
     w = t.w;
     w.data = NULL;
-    REFUSED(kt_program_linear(p, b, a, &w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p), "no data");
-    REFUSED(kt_program_linear(p, part(a, 0, 48), a, &t.w, NULL, KT_READ_FORMAT), KT_ERR_SHAPE, why(p),
+    REFUSED(kt_program_linear(p, b, a, &(kt_linear){.weight = &w}), KT_ERR_SHAPE, why(p), "no data");
+    REFUSED(kt_program_linear(p, part(a, 0, 48), a, &(kt_linear){.weight = &t.w}), KT_ERR_SHAPE, why(p),
             "overlap");
-    kt_router r = {.experts = 4, .top_k = 2, .scale = 1};
+    kt_route r = {.experts = 4, .top_k = 2, .scale = 1};
     int32_t routing = kt_program_route(p, scores, &r);
     kt_weight many = t.w;
     many.count = INT64_MAX / 2;
-    REFUSED(kt_program_experts(p, a, a, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "experts gate_up");
-    REFUSED(kt_program_experts(p, a, a, routing + 1, &many, &many, NULL), KT_ERR_RANGE, why(p), "routing 1 of 1");
-    REFUSED(kt_program_experts(p, a, b, routing, &many, &many, NULL), KT_ERR_SHAPE, why(p), "48 columns to 64");
+    kt_experts all = {.routing = routing, .gate_up = &many, .down = &many}, none = all;
+    none.routing++;
+    REFUSED(kt_program_experts(p, a, a, &all), KT_ERR_SHAPE, why(p), "experts gate_up");
+    REFUSED(kt_program_experts(p, a, a, &none), KT_ERR_RANGE, why(p), "routing 1 of 1");
+    REFUSED(kt_program_experts(p, a, b, &all), KT_ERR_SHAPE, why(p), "48 columns to 64");
     kt_gqa g = {3, 2, 16, 1, 0, 0, NULL, 0};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 32), part(a, 32, 32), &g), KT_ERR_SHAPE, why(p), "3 heads");
-    g = (kt_gqa){.heads = 3, .kv_heads = 1, .head_dim = 16, .scale = 1, .value_dim = 8};
+    g = (kt_gqa){.heads = 3, .kv_heads = 1, .head_dim = 16, .scale = 1, .v = 8};
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
             "values of 8");
-    g.value_dim = -1;
+    g.v = -1;
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_SHAPE, why(p),
             "values of -1");
     g = (kt_gqa){3, 1, 16, 1, 32, 0, NULL};
@@ -103,12 +112,12 @@ static void check_weights(kt_pool *pool)
     REFUSED(kt_program_gqa(p, b, part(a, 0, 48), part(a, 0, 16), part(a, 16, 16), &g), KT_ERR_RANGE, why(p),
             "window of -1");
     kt_glu glu = {1, -7, 0};
-    REFUSED(kt_program_experts(p, a, a, routing, &many, &many, &(kt_experts){.glu = &glu}), KT_ERR_RANGE, why(p),
-            "limit -7");
+    all.glu = &glu;
+    REFUSED(kt_program_experts(p, a, a, &all), KT_ERR_RANGE, why(p), "limit -7");
     glu = (kt_glu){1, 7, 0, -1};
-    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &glu), KT_ERR_RANGE, why(p), "-1 of gate");
+    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "-1 of gate");
     glu = (kt_glu){NAN, 7, 0};
-    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &glu), KT_ERR_RANGE, why(p), "alpha nan");
+    REFUSED(kt_program_swiglu(p, part(b, 0, 32), a, &(kt_swiglu){.glu = &glu}), KT_ERR_RANGE, why(p), "alpha nan");
     kt_mla m = {.heads = 2, .nope = 16, .rope = 8, .v = 24, .lora = 40, .scale = 1,
                 .uk_in = t.w, .uk_out = t.w, .uv = t.w};
     REFUSED(kt_program_mla(p, b, part(a, 0, 48), part(a, 0, 48), &m), KT_ERR_SHAPE, why(p), "mla uk_in");
@@ -259,25 +268,28 @@ static kt_view pick(uint64_t *state, const kt_view *views, kt_view other)
 static int record_random(kt_program *p, const shared *s, uint64_t *state, const kt_view *views)
 {
     kt_view none = {.buffer = -1}, out = pick(state, views, none), in = pick(state, views, out);
-    kt_router r = {.experts = 6, .top_k = 2, .normalize = 1, .scale = 1};
+    kt_route r = {.experts = 6, .top_k = 2, .normalize = 1, .scale = 1};
     kt_gqa g = {3, 1, 16, 0.3f, 0, 9, NULL, 0};
     int32_t routing;
     switch (random_bits(state) % 9) {
     case 0:
         return kt_program_add(p, out, in, pick(state, views, none));
     case 1:
-        return kt_program_norm(p, out, random_bits(state) % 2 ? out : in, 48, s->gain, 1e-3f);
+        return kt_program_norm(p, out, random_bits(state) % 2 ? out : in,
+                               &(kt_norm){.gain = s->gain, .eps = 1e-3f, .head_width = 48});
     case 2:
         routing = kt_program_route(p, part(in, (int32_t)(random_bits(state) % 42), 6), &r);
-        return routing < 0 ? routing : kt_program_experts(p, out, in, routing, &s->gate_up.w, &s->down.w, NULL);
+        return routing < 0 ? routing : kt_program_experts(p, out, in,
+                                                          &(kt_experts){.routing = routing, .gate_up = &s->gate_up.w, .down = &s->down.w});
     case 3:
         return kt_program_gqa(p, out, in, part(pick(state, views, none), 3, 16), part(in, 16, 16), &g);
     case 4:
-        return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32), NULL);
+        return kt_program_swiglu(p, part(out, 5, 16), part(in, 0, 32), &(kt_swiglu){0});
     case 5:
-        return kt_program_gate(p, out, in, pick(state, views, out), KT_GATE_SIGMOID);
+        return kt_program_gate(p, out, in, pick(state, views, out), &(kt_gate){0});
     default:
-        return kt_program_linear(p, out, in, &s->w[random_bits(state) % 3].w, NULL, (int32_t)(random_bits(state) % 3));
+        return kt_program_linear(p, out, in,
+                                 &(kt_linear){.weight = &s->w[random_bits(state) % 3].w, .reads = (int32_t)(random_bits(state) % 3)});
     }
 }
 

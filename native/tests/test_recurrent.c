@@ -58,10 +58,10 @@ static void record(fixture *f, kt_pool *pool)
     f->state_bytes = f->rule_at + (size_t)(s->heads * s->dk * ((s->dv + 15) / 16 * 16)) * sizeof(float);
     kt_conv conv = {s->width, f->weight, 0};
     kt_delta rule = {s->heads, s->key_heads, s->dk, s->dv, f->log_rate, f->bias, f->rule_at, s->lowest};
-    kt_view qkv[3] = {part(f->mixed, 0, f->keys), part(f->mixed, f->keys, f->keys),
-                      part(f->mixed, 2 * f->keys, f->values)};
+    kt_view q = part(f->mixed, 0, f->keys), k = part(f->mixed, f->keys, f->keys);
+    kt_view v = part(f->mixed, 2 * f->keys, f->values);
     OK(kt_program_conv(p, f->mixed, f->in, &conv), kt_program_error(p));
-    OK(kt_program_delta(p, f->out, qkv, f->decay, f->beta, &rule), kt_program_error(p));
+    OK(kt_program_delta(p, f->out, q, k, v, f->decay, f->beta, &rule), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
 
@@ -214,19 +214,19 @@ static void check_refused(void)
     REFUSED(kt_program_conv(p, a, b, &conv), KT_ERR_SHAPE, kt_program_error(p), "state_offset 32");
     REFUSED(kt_program_conv(p, a, a, &conv), KT_ERR_SHAPE, kt_program_error(p), "overlap");
     kt_delta rule = {2, 1, 8, 16, f.log_rate, f.bias, 0, 0};
-    const kt_view qkv[3] = {part(a, 0, 8), part(a, 8, 8), part(a, 16, 32)};
-    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 3), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+    kt_view q = part(a, 0, 8), k = part(a, 8, 8), v = part(a, 16, 32);
+    REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 3), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "decay 3");
-    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 47, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+    REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 47, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "overlap");
     const float lowest[] = {0.5f, NAN, -INFINITY};
     for (int i = 0; i < 3; i++) {
         rule.lowest = lowest[i];
-        REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_RANGE,
+        REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_RANGE,
                 kt_program_error(p), "the lowest logarithm");
     }
     rule.key_heads = 0;
-    REFUSED(kt_program_delta(p, part(b, 0, 32), qkv, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
+    REFUSED(kt_program_delta(p, part(b, 0, 32), q, k, v, part(a, 48, 2), part(a, 52, 2), &rule), KT_ERR_SHAPE,
             kt_program_error(p), "0 key heads");
     kt_program_free(p);
     kt_pool_free(pool);

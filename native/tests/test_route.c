@@ -4,7 +4,7 @@
 
 typedef struct rule {
     const char *name;
-    kt_router r;
+    kt_route r;
     int32_t biased;
 } rule;
 
@@ -24,7 +24,7 @@ static const rule rules[] = {
 
 enum { TOKENS = 40 };
 
-static float group_of(const kt_router *r, const float *rank, int32_t g)
+static float group_of(const kt_route *r, const float *rank, int32_t g)
 {
     int32_t size = r->experts / r->n_group;
     float first = -INFINITY, second = -INFINITY;
@@ -45,7 +45,7 @@ static int32_t place_of(const float *x, int32_t n, int32_t i)
     return before;
 }
 
-static void expect(const kt_router *r, const float *logits, int32_t *ids, double *gate)
+static void expect(const kt_route *r, const float *logits, int32_t *ids, double *gate)
 {
     float score[512], rank[512], groups[64];
     double sum = 0, max = -INFINITY;
@@ -89,7 +89,7 @@ static void coarse(float *x, int32_t n, uint64_t seed)
 static void check_rule(kt_pool *pool, const rule *u)
 {
     float bias[512];
-    kt_router r = u->r;
+    kt_route r = u->r;
     coarse(bias, r.experts, 99);
     r.bias = u->biased ? bias : NULL;
     kt_program *p = make_program(pool, TOKENS, 1, 0);
@@ -124,7 +124,7 @@ static void check_table(kt_pool *pool)
     int32_t table[VOCAB * TOP_K], ids[5] = {6, 0, 3, 3, 1};
     for (int32_t i = 0; i < VOCAB * TOP_K; i++)
         table[i] = i * 7 % EXPERTS;
-    kt_router r = {.experts = EXPERTS, .top_k = TOP_K, .score = KT_SCORE_SQRT_SOFTPLUS, .normalize = 1, .scale = 1.5f,
+    kt_route r = {.experts = EXPERTS, .top_k = TOP_K, .score = KT_SCORE_SQRT_SOFTPLUS, .normalize = 1, .scale = 1.5f,
                    .table = table, .vocab = VOCAB};
     kt_program *p = make_program(pool, 5, 1, 0);
     kt_view logits = make_view(p, EXPERTS, KT_ROWS_TOKENS);
@@ -160,7 +160,7 @@ static void check_nan(kt_pool *pool)
 {
     kt_program *p = make_program(pool, 1, 1, 0);
     kt_view logits = make_view(p, 16, KT_ROWS_TOKENS);
-    kt_router r = {.experts = 16, .top_k = 4, .n_group = 4, .topk_group = 2, .scale = 1};
+    kt_route r = {.experts = 16, .top_k = 4, .n_group = 4, .topk_group = 2, .scale = 1};
     int32_t routing = kt_program_route(p, logits, &r);
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     for (int i = 0; i < 16; i++)
@@ -180,17 +180,17 @@ static void check_refusals(kt_pool *pool)
 {
     kt_program *p = make_program(pool, 1, 1, 0);
     kt_view logits = make_view(p, 16, KT_ROWS_TOKENS);
-    kt_router r = {.experts = 16, .top_k = 17, .scale = 1};
+    kt_route r = {.experts = 16, .top_k = 17, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "top_k 17 of 16");
-    r = (kt_router){.experts = 15, .top_k = 2, .scale = 1};
+    r = (kt_route){.experts = 15, .top_k = 2, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "16 logits");
-    r = (kt_router){.experts = 16, .top_k = 5, .n_group = 4, .topk_group = 1, .scale = 1};
+    r = (kt_route){.experts = 16, .top_k = 5, .n_group = 4, .topk_group = 1, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "1 of 4 groups");
-    r = (kt_router){.experts = 16, .top_k = 5, .n_group = 3, .topk_group = 3, .scale = 1};
+    r = (kt_route){.experts = 16, .top_k = 5, .n_group = 3, .topk_group = 3, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "3 groups");
-    r = (kt_router){.experts = 16, .top_k = 5, .score = 3, .scale = 1};
+    r = (kt_route){.experts = 16, .top_k = 5, .score = 3, .scale = 1};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "score 3");
-    r = (kt_router){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
+    r = (kt_route){.experts = 16, .top_k = 2, .scale = 1, .table = (int32_t[4]){0, 15, 16, 1}, .vocab = 2};
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_RANGE, kt_program_error(p), "token 1 expert 16 of 16");
     r.vocab = 0;
     REFUSED(kt_program_route(p, logits, &r), KT_ERR_SHAPE, kt_program_error(p), "0 tokens");

@@ -48,16 +48,20 @@ static void make_program_of(model *m)
     }
     m->out = make_view(p, HIDDEN, KT_ROWS_TOKENS);
     for (int i = 0; i < LAYERS; i++) {
-        int32_t now, late;
         m->now[i] = kt_program_part(p);
         OK(kt_program_input(p, m->x[i % 2]), kt_program_error(p));
-        OK(kt_program_split(p, m->given[i % 2], NULL, &now, i + 1 < LAYERS ? &late : NULL), kt_program_error(p));
-        OK(kt_program_experts(p, m->out, m->x[i % 2], now, &m->gate_up.w, &m->down.w, NULL), kt_program_error(p));
+        int32_t now = kt_program_split(p, &(kt_split){.routing = m->given[i % 2], .late = i + 1 < LAYERS});
+        OK(now, kt_program_error(p));
+        OK(kt_program_experts(p, m->out, m->x[i % 2],
+                              &(kt_experts){.routing = now, .gate_up = &m->gate_up.w, .down = &m->down.w}),
+           kt_program_error(p));
         if (i > 0)
             OK(kt_program_carry(p, m->out, m->after[(i + 1) % 2]), kt_program_error(p));
         m->late[i] = i + 1 < LAYERS ? kt_program_part(p) : -1;
         if (i + 1 < LAYERS)
-            OK(kt_program_experts(p, m->after[i % 2], m->x[i % 2], late, &m->gate_up.w, &m->down.w, NULL), kt_program_error(p));
+            OK(kt_program_experts(p, m->after[i % 2], m->x[i % 2],
+                                  &(kt_experts){.routing = now + 1, .gate_up = &m->gate_up.w, .down = &m->down.w}),
+               kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
 }
@@ -298,7 +302,7 @@ static void check_long_part(int by_flags, int freed)
     kt_program *p = make_program(pool, MANY, 1, 1);
     test_weight w = make_weight(pool, &test_formats[F32].format, WIDE, WIDE, 1, 1);
     kt_view x = make_view(p, WIDE, KT_ROWS_TOKENS), y = make_view(p, WIDE, KT_ROWS_TOKENS);
-    OK(kt_program_linear(p, y, x, &w.w, NULL, KT_READ_F32), kt_program_error(p));
+    OK(kt_program_linear(p, y, x, &(kt_linear){.weight = &w.w, .reads = KT_READ_F32}), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     kt_offload_options options = {.layers = 1, .now = (int32_t[]){0}, .late = (int32_t[]){-1}, .timeout_ms = 1,
                                   .flags = by_flags ? (int32_t *)(void *)flags : NULL};
@@ -408,7 +412,8 @@ static void check_create(model *m)
     kt_program *p = make_program(m->pool, 1, 1, 0);
     CHECK(!kt_offload_create(p, &o, error, sizeof error) && strstr(error, "not finished"), "%s", error);
     uint16_t table[16] = {0};
-    OK(kt_program_embed(p, make_view(p, 16, KT_ROWS_TOKENS), table, KT_BF16, 1), kt_program_error(p));
+    OK(kt_program_embed(p, make_view(p, 16, KT_ROWS_TOKENS),
+                        &(kt_embed){.table = table, .vocab = 1}), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     CHECK(!kt_offload_create(p, &o, error, sizeof error) && strstr(error, "has embeddings"), "%s", error);
     kt_program_free(p);

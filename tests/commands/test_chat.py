@@ -17,6 +17,7 @@ from ktcli.assembly.prepare import Ready
 from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
+from ktcli.commands import piped
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
@@ -130,11 +131,29 @@ def test_a_pipe_that_says_nothing_is_waited_for_aloud(
         os.close(here)
 
     with os.fdopen(there) as pipe:
-        monkeypatch.setattr(command, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(piped, "PATIENCE_S", 0.0)
+        monkeypatch.setattr(piped, "_nobody_writes", lambda descriptor: False)
         monkeypatch.setattr(sys, "stdin", pipe)
         monkeypatch.setattr(command.out, "warn", warn)
         assert run("kt-mini", "hi")[1] == "you said hi\n\nlate\n"
     assert len(warned) == 1 and "standard input" in warned[0] and "</dev/null" in warned[0]
+
+
+READ = "from ktcli.commands import piped; piped.PATIENCE_S = 0.1; print(repr(piped.standard_input(beside=True)))"
+
+
+def test_a_pipe_that_nobody_can_write_to_is_left_out() -> None:
+    """As a program leaves it that starts this one, holds the other end and writes nothing."""
+    held = subprocess.Popen(
+        [sys.executable, "-c", READ], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with held:
+        assert held.stdout.read() == "''\n"
+
+
+def test_a_slow_program_in_front_of_a_pipe_is_waited_for() -> None:
+    command = f'(sleep 0.6; echo late) | "{sys.executable}" -c "{READ}" 2>/dev/null'
+    assert subprocess.check_output(["sh", "-c", command], text=True) == "'late'\n"
 
 
 def test_a_cut_answer_says_so(run: Run) -> None:
@@ -373,4 +392,4 @@ def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": Endless()}))
     with pytest.raises(UsageError, match="standard input has more than"):
-        command._standard_input()
+        piped.standard_input()

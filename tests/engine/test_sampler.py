@@ -92,7 +92,7 @@ class NativeLogits:
         self._program = Program(pool, max_tokens=1, max_outputs=1, exact=False)
         widths = (size, 1, blocks, blocks)
         views = [self._program.buffer(width, outputs=True) for width in widths]
-        self._program.summary(*views[1:], views[0])
+        self._program.append("summary", (*views[1:], views[0]))
         self._program.finish()
         self._rows = [self._program.rows(view, 1)[0] for view in views]
 

@@ -19,16 +19,17 @@ from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, Policy
+from ktcli.measure.baselines import OnCpu, engine_under
 from ktcli.measure.bench import Ceilings, Job, Kind, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
 from ktcli.measure.device_trace import Record, _marked, clock_offset, recorded, track_of
 from ktcli.measure.device_trace import trace as device_trace
+from ktcli.measure.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, Policy
 from ktcli.measure.synthetic import ApartSource
 from ktcli.measure.trace import CPU, DEVICE, LAUNCHES, Trace, trace
 from ktcli.models import Model, build
 from ktcli.native import Pool
-from ktcli.planner.spec import Step, step_work
+from ktcli.planner.spec import StepShape, step_work
 from ktcli.weights.recipe import Recipe
 
 HERE = torch.device("cpu")
@@ -44,13 +45,16 @@ def tiny() -> Model:
     return build(config("qwen3-30b-a3b", **small))
 
 
-def engine(**changes: object) -> DeviceEngine:
+def engine(
+    policy: Policy = Policy.KT, on_cpu: OnCpu | None = None, **changes: object
+) -> DeviceEngine:
     model = tiny()
     mask = np.zeros((model.spec.moe_layers, model.spec.experts), bool)
     mask[0] = True  # the first layer does not leave the device
     mask[1:, :3] = True
     placed = replace(Placement(mask, 300), **changes)
-    return DeviceEngine(model, Recipe(), ApartSource(POOL, 1), POOL, placed, HERE)
+    given = (model, Recipe(), ApartSource(POOL, 1), POOL, placed, HERE)
+    return engine_under(policy, *given, on_cpu=on_cpu)
 
 
 def on_cpu() -> Engine:
@@ -92,7 +96,7 @@ def test_a_step_on_the_cpu_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", [Policy.GPU_STREAM, Policy.FIDDLER])
 def test_sequential_policies_say_what_their_time_went_to(policy: Policy) -> None:
-    made = engine(policy=policy, on_cpu=lambda n_tokens: True)
+    made = engine(policy, on_cpu=lambda n_tokens: True)
     made.session().feed([1, 2, 3])
     found = dict(made.operations())
     fetches = policy is Policy.GPU_STREAM
@@ -118,7 +122,7 @@ def test_what_cpu_and_device_do_is_the_whole() -> None:
     device = DeviceCeilings(
         replace(Ceilings.of(POOL), seconds=0.001), measure_rates(HERE), made.placement
     )
-    for step in (Step(1, 20), Step(64, 0)):
+    for step in (StepShape(1, 20), StepShape(64, 0)):
         works, found = step_work(made.model, made.recipe, step), device.split(made, step)
         read = sum(work.read_bytes for work in works)
         ops = sum(work.ops for work in works)

@@ -8,7 +8,8 @@ from ktcli import native
 from ktcli.hardware.numa import MAX_TEAMS
 from ktcli.measure.tiles import TileMin
 from ktcli.native.library import library
-from ktcli.ops.backend import Gate, Reads
+from ktcli.ops.table.experts import GroupScore, Score
+from ktcli.ops.table.rowwise import GateKind, Reads
 
 CONSTANTS = {
     "KT_PAGE_TOKENS": native.PAGE_TOKENS,
@@ -24,7 +25,9 @@ ENUMS = {
     "KT_CEILING_": native.Ceiling,
     "KT_CUT_": native.Axis,
     "KT_READ_": Reads,
-    "KT_GATE_": Gate,
+    "KT_GATE_": GateKind,
+    "KT_SCORE_": Score,
+    "KT_GROUP_": GroupScore,
 }
 
 

@@ -77,13 +77,15 @@ def layers() -> Layers:
         last = i == LAYERS - 1
         made.now.append(p.part())
         p.input(x[i % 2])
-        now, late = p.split(given[i % 2], made.elsewhere, late=not last)
-        p.experts(made.out, x[i % 2], now, [gate_up], [down])
+        mask = {"elsewhere": made.elsewhere, "experts": EXPERTS}
+        now = p.append("split", routing=given[i % 2], **mask, late=not last)
+        matrices = {"gate_up": [gate_up], "down": [down]}
+        p.append("experts", (made.out, x[i % 2]), routing=now, **matrices)
         if i:
-            p.carry(made.out, late_out[(i - 1) % 2])
+            p.append("carry", (made.out, late_out[(i - 1) % 2]))
         made.late.append(-1 if last else p.part())
         if not last:
-            p.experts(late_out[i % 2], x[i % 2], late, [gate_up], [down])
+            p.append("experts", (late_out[i % 2], x[i % 2]), routing=now + 1, **matrices)
     p.finish()
     return made
 
@@ -203,5 +205,26 @@ def test_refusals(layers: Layers) -> None:
         Offload(program, [77, *now[1:]], late)
     with pytest.raises(NativeError, match="layer 3 of 3"):
         Offload(program, now, late).ticket(3)
-    with pytest.raises(NativeError, match="each of 6 experts"):
-        program.split(layers.given[0], np.zeros(5, np.uint8), late=False)
+
+
+def test_what_a_program_cannot_be_told() -> None:
+    program = Program(Pool(1), max_tokens=2, max_outputs=1, exact=True)
+    x, given = program.buffer(4), program.given(EXPERTS, TOP_K)
+    for message, name, views, facts in (
+        ("no operation 'run'", "run", (), {}),
+        ("no operation 'input'", "input", (x,), {}),
+        ("add with 2 views, not 3", "add", (x, x), {}),
+        ("add is told nothing", "add", (x, x, x), {"eps": 1.0}),
+        ("kt_norm has no field 'epsilon'", "norm", (x, x), {"epsilon": 1.0}),
+        ("array of float64", "norm", (x, x), {"gain": np.ones(4)}),
+        ("not contiguous", "norm", (x, x), {"gain": np.ones(8, np.float32)[::2]}),
+        ("2 slices of a weight for 1 nodes", "linear", (x, x), {"weight": [None, None]}),
+        (
+            "each of 6 experts",
+            "split",
+            (),
+            {"routing": given, "elsewhere": np.zeros(5, np.uint8), "experts": 5},
+        ),
+    ):
+        with pytest.raises(NativeError, match=message):
+            program.append(name, views, **facts)

@@ -12,16 +12,21 @@ from numpy.typing import NDArray
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 
-from ktcli.native import Arena, Pool, Program, Step, View, Weight
-from ktcli.ops.backend import Backend, MixShape, Reads, Rope, Routing, Score, Value
-from ktcli.ops.native import NativeBackend
+from ktcli.native import Arena, Pool, Program, Step, Weight
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.native import Places, assemble
 from ktcli.ops.part import ModelPart
+from ktcli.ops.passes import reuse_buffers
+from ktcli.ops.recording import Recorder
+from ktcli.ops.table.experts import Routing, Score
+from ktcli.ops.table.recurrent import PoolShape
+from ktcli.ops.table.rowwise import Reads, Rope
+from ktcli.ops.table.streams import MixShape
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
 from ktcli.ops.torch.packed import Plain
-from ktcli.ops.windows import PoolShape
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -96,13 +101,13 @@ def run_native(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     for t in (*VECTORS, CHOICES):
         loaded[t.name] = values[t.name].reshape(-1)
     loaded[TABLE.name] = torch.from_numpy(values[TABLE.name]).bfloat16().view(torch.uint16).numpy()
-    backend = NativeBackend(loaded, ())
-    results, _ = forward(backend)
+    recorder = Recorder()
+    recording = recorder.finish(*forward(recorder)[0])
     program = Program(pool, max_tokens=n, max_outputs=1, exact=True)
-    placed: tuple[View, ...] = backend.record(program, *results)
+    made = assemble(reuse_buffers(recording), program, Places(loaded))
     program.run(Step(IDS, 0, np.zeros(1, np.int32), n))
-    routed = [program.routing(number, n, TOP_K) for number in backend.routings]
-    return [program.rows(view, n).copy() for view in placed], routed
+    routed = [program.routing(number, n, TOP_K) for number in made.routings]
+    return [program.rows(view, n).copy() for view in made.results], routed
 
 
 def run_torch(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -196,7 +201,7 @@ def pool_forward(b: Backend, shape: PoolShape) -> Value:
         for n in ("kv", "gate")
     )
     bias = tensor("bias", 1, shape.every * shape.columns, Role.VECTOR)
-    pooled = b.pool(kv, gate, bias, shape, layer=0, first=16)
+    pooled = b.pooling(kv, gate, bias, shape, layer=0, first=16)
     pooled = b.norm(pooled, tensor("gain", 1, DIM, Role.VECTOR), EPS)
     frequencies = tuple((160000.0 ** -(np.arange(0, TURNED, 2) / TURNED)).tolist())
     rope = Rope(TURNED, frequencies, interleaved=True, shift=1 - shape.every)
@@ -212,8 +217,9 @@ def pool_native(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArra
         loaded[name] = (Weight(FORMATS["bf16"], shape.columns, HIDDEN, 1, arena.address, arena),)
     loaded["embed"] = torch.from_numpy(v["embed"]).bfloat16().view(torch.uint16).numpy()
     program = Program(Pool(2), max_tokens=LENGTH, max_outputs=1, exact=True)
-    backend = NativeBackend(loaded, (), (0,))
-    (view,) = backend.record(program, pool_forward(backend, shape))
+    recorder = Recorder()
+    recording = recorder.finish(pool_forward(recorder, shape))
+    (view,) = assemble(reuse_buffers(recording), program, Places(loaded, (), (0,))).results
     out, state, start = [], None, 0
     for n in sizes:
         after = np.full(16 + shape.state_elements, np.nan, np.float32)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from ktcli.native import Arena, Format, Pool, Program, Step, View, Weight, isa_rows, packed_bytes
-from ktcli.ops.backend import Reads
+from ktcli.ops.table.rowwise import Reads
 from ktcli.weights.formats import FORMATS
 
 SOURCES = Path(__file__).parents[2] / "native" / "src"
@@ -85,10 +85,11 @@ def record(fmt: Format, isa: str, threads: int, shape: tuple[int, int] = FEW) ->
     n = shape[0]
     program = Program(Pool(threads, isa=isa), max_tokens=max(counts()), max_outputs=1, exact=False)
     x, linear, wide, experts = (program.buffer(width) for width in (HIDDEN, OUT, OUT, HIDDEN))
-    program.linear(linear, x, (plain,), None, Reads.FORMAT)
-    program.linear(wide, x, (plain,), None, Reads.WIDE)
-    routing = program.route(View(x.buffer, 0, n), (n, n, 1, 1, 0, 0, 1, 1.0), None)
-    program.experts(experts, x, routing, (gate_up,), (down,))
+    program.append("linear", (linear, x), weight=(plain,))
+    program.append("linear", (wide, x), weight=(plain,), reads=Reads.WIDE)
+    rule = {"experts": n, "top_k": n, "normalize": True, "scale": 1.0}
+    routing = program.append("route", (View(x.buffer, 0, n),), **rule)
+    program.append("experts", (experts, x), routing=routing, gate_up=(gate_up,), down=(down,))
     program.finish()
     return Recorded(program, x, (linear, wide, experts))
 

@@ -18,15 +18,19 @@ import ktcli
 from ktcli.models import Model, build
 from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.tensors import Role
-from ktcli.planner.device import Sizes
+from ktcli.planner.device import DeviceSizes
 from ktcli.planner.memory import scratch_bytes
-from ktcli.planner.spec import Step, parts, step_work
+from ktcli.planner.spec import StepShape, parts, step_work
 from ktcli.planner.stack import near_bytes, stack_of
 from ktcli.weights.recipe import Recipe
 
 PACKAGE = Path(ktcli.__file__).parent
 FIGURES = Path(__file__).parents[1] / "data" / "planner_figures.json"
-STEPS = {"decode": Step(1, 100), "prefill": Step(512, 64), "outputs": Step(3, 1000, 3)}
+STEPS = {
+    "decode": StepShape(1, 100),
+    "prefill": StepShape(512, 64),
+    "outputs": StepShape(3, 1000, 3),
+}
 
 
 def figures(model: Model) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def figures(model: Model) -> dict[str, Any]:
         **works,
         "scratch": scratch_bytes(model),
         "device": [
-            Sizes.of(model, recipe, stack_of(model, recipe)).token_bytes,
+            DeviceSizes.of(model, recipe, stack_of(model, recipe)).token_bytes,
             near_bytes(model, recipe),
         ],
     }

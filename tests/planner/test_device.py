@@ -12,7 +12,7 @@ from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.profile import read_machine
 from ktcli.planner.deferral import Times
-from ktcli.planner.device import Sizes, fitting, share_out, step_down
+from ktcli.planner.device import DeviceSizes, fitting, share_out, step_down
 from ktcli.planner.device_cost import device_rates
 from ktcli.planner.host import Host, host_of
 from ktcli.planner.memory import LEAST_CONTEXT
@@ -121,7 +121,7 @@ def test_both_memories_together_hold_the_model_once(name: str):
 def test_a_residual_of_several_streams_needs_their_workspace():
     """Before and after a block, and normed; more streams take that much more."""
     few, many = (
-        Sizes.of(made, Recipe(), stack_of(made, Recipe()))
+        DeviceSizes.of(made, Recipe(), stack_of(made, Recipe()))
         for made in (shape("deepseek-v4-flash", hc_mult=n) for n in (2, 4))
     )
     hidden = shape("deepseek-v4-flash").spec.hidden
@@ -151,7 +151,7 @@ def test_same_question_same_answer():
 def test_more_vram_never_fewer_experts(name: str, wish: str | None):
     """Fine steps around where shares for long prompts begin and end."""
     stack = stack_of(model(name), Recipe())
-    sizes = Sizes.of(model(name), Recipe(), stack)
+    sizes = DeviceSizes.of(model(name), Recipe(), stack)
     base = host("workstation-4090-512gb").gpus[0]
     for streams in (True, False):
         counts = []
@@ -168,7 +168,7 @@ def test_more_vram_never_fewer_experts(name: str, wish: str | None):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_longer_context_never_leaves_more_for_experts(streams: bool):
-    sizes = Sizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
+    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
     gpu = with_vram(12).gpus[0]
     contexts = [64, 512, 1000, 1024, 4096, 4100, 8192, 16384, 32768, 40960]
     left = [
@@ -180,7 +180,7 @@ def test_a_longer_context_never_leaves_more_for_experts(streams: bool):
 
 @pytest.mark.parametrize("gib", [2.6, 2.8, 3.0, 3.5, 4.0])
 def test_the_context_that_fits_is_the_longest(gib: float):
-    sizes = Sizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
+    sizes = DeviceSizes.of(model(QWEN), Recipe(), stack_of(model(QWEN), Recipe()))
     gpu = with_vram(gib).gpus[0]
     found = fitting(model(QWEN), sizes, gpu, 40960)
     assert share_out(model(QWEN), sizes, gpu, found, streams=False).fits or found == 0

@@ -12,7 +12,7 @@ from ktcli.planner.cost import READ_SHARE, step_seconds
 from ktcli.planner.device_cost import DeviceRates, Hybrid
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.prefill import GRAIN, NEVER, Prefill
-from ktcli.planner.spec import Step, step_work, weight_bytes
+from ktcli.planner.spec import StepShape, step_work, weight_bytes
 from ktcli.planner.stack import near_bytes, stack_of
 from ktcli.weights.recipe import Recipe, stored_bytes
 
@@ -42,7 +42,7 @@ def test_the_layers_add_up_to_the_model(name: str, formats: tuple[str, str]):
     kept_bytes = sum(stored_bytes(t, recipe) for t in kept)
     stored = near_bytes(model, recipe) - kept_bytes + routed + 2 * table.elements
     assert stored == weight_bytes(model, recipe)
-    step = {work.part: work for work in step_work(model, recipe, Step(1, 9999))}
+    step = {work.part: work for work in step_work(model, recipe, StepShape(1, 9999))}
     ops = stack.before.ops + stack.beside.ops + stack.top_k * stack.expert.ops
     cache = step.pop(ModelPart.CACHE)
     assert float(ops.sum()) + stack.head.ops == sum(work.ops for work in step.values())
@@ -55,7 +55,9 @@ def test_an_infinitely_fast_gpu_leaves_the_cpus_own_time():
     """Experts of a chunk cost what the plan of the CPU alone counts for them."""
     fast = DeviceRates(1e30, 1e30, 1e30, True, "")
     for tokens in (1, 64, 512):
-        works = [w for w in step_work(MODEL, Recipe(), Step(tokens)) if w.part is ModelPart.EXPERTS]
+        works = [
+            w for w in step_work(MODEL, Recipe(), StepShape(tokens)) if w.part is ModelPart.EXPERTS
+        ]
         alone = step_seconds(works, replace(MODEL.spec, layers=0), RATES, tokens)
         counted = prefill(0, fast).cpu_experts_s(tokens)
         assert counted == pytest.approx(alone, rel=1e-6)

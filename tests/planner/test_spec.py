@@ -5,7 +5,7 @@ from shapes import GB, shape
 
 from ktcli.ops.part import Access, ModelPart
 from ktcli.planner.spec import (
-    Step,
+    StepShape,
     Unit,
     experts_touched,
     kv_bytes,
@@ -66,7 +66,7 @@ def test_one_expert(name: str):
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize(("position", "fmt"), [(0, "int4-g32"), (1, "int8"), (2, "bf16")])
 def test_expert_bytes_per_token(name: str, position: int, fmt: str):
-    works = step_work(shape(name), Recipe.named(fmt), Step(1))
+    works = step_work(shape(name), Recipe.named(fmt), StepShape(1))
     read = next(work.read_bytes for work in works if work.part is ModelPart.EXPERTS)
     assert read / GB == pytest.approx(FACTS[name][4][position], rel=0.02)
 
@@ -96,7 +96,7 @@ def test_one_format_per_part(name: str):
 def test_decode_reads_less_than_it_stores(name: str):
     model = shape(name)
     stored = {part.part: part.size_bytes for part in parts(model, Recipe())}
-    for work in step_work(model, Recipe(), Step(1, start=100)):
+    for work in step_work(model, Recipe(), StepShape(1, start=100)):
         assert work.part in CACHED or work.read_bytes <= stored[work.part]
 
 
@@ -111,23 +111,23 @@ def test_products_of_one_token_are_two_operations_per_active_weight(name: str):
         if tensor.role.value in ("experts", "dense", "kept")
         and tensor.access is not Access.EXPANSION
     )
-    works = [w for w in step_work(model, BF16, Step(1)) if w.part not in CACHED]
+    works = [w for w in step_work(model, BF16, StepShape(1)) if w.part not in CACHED]
     assert sum(work.ops for work in works) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", FACTS)
 def test_a_chunk_costs_no_more_bytes_than_the_model_and_its_cache(name: str):
     model = shape(name)
-    works = step_work(model, Recipe(), Step(512))
+    works = step_work(model, Recipe(), StepShape(512))
     limit = weight_bytes(model, Recipe()) + kv_bytes(model.spec, 512)
     assert sum(work.read_bytes for work in works) <= limit
 
 
 @pytest.mark.parametrize("name", FACTS)
-@pytest.mark.parametrize("step", [Step(1, 64), Step(512, 64)], ids=["decode", "prefill"])
-def test_more_tokens_before_never_make_a_step_cheaper(name: str, step: Step):
+@pytest.mark.parametrize("step", [StepShape(1, 64), StepShape(512, 64)], ids=["decode", "prefill"])
+def test_more_tokens_before_never_make_a_step_cheaper(name: str, step: StepShape):
     model = shape(name)
-    later = Step(step.n_tokens, step.start * 10, step.outputs)
+    later = StepShape(step.n_tokens, step.start * 10, step.outputs)
     for early, late in zip(
         step_work(model, Recipe(), step), step_work(model, Recipe(), later), strict=True
     ):
@@ -135,8 +135,8 @@ def test_more_tokens_before_never_make_a_step_cheaper(name: str, step: Step):
         assert early.ops <= late.ops
 
 
-@pytest.mark.parametrize("step", [Step(1), Step(512)], ids=["decode", "prefill"])
-def test_latent_attention_reads_one_direction_of_w_uk(step: Step):
+@pytest.mark.parametrize("step", [StepShape(1), StepShape(512)], ids=["decode", "prefill"])
+def test_latent_attention_reads_one_direction_of_w_uk(step: StepShape):
     """The other direction, for expanding keys, lies in memory and is not read."""
     model = shape("deepseek-v2-lite")
     read = next(w.read_bytes for w in step_work(model, BF16, step) if w.part is ModelPart.LATENT)
@@ -157,11 +157,14 @@ def test_experts_touched():
 def test_number_formats_choose_the_arithmetic():
     model = shape("qwen3-30b-a3b")
     units = {
-        work.part: work.unit for work in step_work(model, Recipe.named("int4", "bf16"), Step(1))
+        work.part: work.unit
+        for work in step_work(model, Recipe.named("int4", "bf16"), StepShape(1))
     }
     assert units[ModelPart.EXPERTS] is Unit.INT8
     assert units[ModelPart.ATTENTION] is units[ModelPart.ROUTER] is Unit.BF16
-    fp8 = {work.part: work.unit for work in step_work(model, Recipe.named("fp8", "fp8"), Step(1))}
+    fp8 = {
+        work.part: work.unit for work in step_work(model, Recipe.named("fp8", "fp8"), StepShape(1))
+    }
     assert fp8[ModelPart.EXPERTS] is fp8[ModelPart.ATTENTION] is Unit.F32
     assert fp8[ModelPart.ROUTER] is Unit.BF16
     assert units[ModelPart.CACHE] is Unit.ATTENTION

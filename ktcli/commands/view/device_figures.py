@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.engine.policy import COPIES, GPU_EXPERTS, SEQUENTIAL
 from ktcli.measure.bench import Result
+from ktcli.measure.policy import COPIES, GPU_EXPERTS, SEQUENTIAL, Policy
 from ktcli.measure.trace import CPU, DEVICE, Trace
 from ktcli.planner.plan import DevicePlan
 
@@ -29,6 +29,7 @@ class Seen:
     engine: DeviceEngine
     plan: DevicePlan
     rates: DeviceRates
+    policy: Policy
     trace: Trace | None
 
 
@@ -39,7 +40,7 @@ def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
     cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
     found: dict[str, Any] = {
         "gpu": seen.plan.gpu.name,
-        "policy": placement.policy.value,
+        "policy": seen.policy.value,
         "handoff": placement.handoff.value,
         "gpu_experts": placement.mask.sum(axis=1).tolist(),
         "rule": seen.plan.rule,
@@ -51,7 +52,7 @@ def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
         "bf16_tflop_s": seen.rates.bf16_ops / 1e12,
         "copy_gb_s": seen.rates.copy_bps / 1e9,
     }
-    if placement.policy in SEQUENTIAL:
+    if seen.policy in SEQUENTIAL:
         found["phases_s"] = parts
     if trace is not None:
         found |= trace_figures(trace)

@@ -2,7 +2,7 @@
 
 The device has the dense parts, attention with its cache, and the experts that the placement gives it; all
 other experts lie in main memory and are the CPU's. Nothing is chosen here: a `Placement` says what goes
-where, and a policy in which order CPU and device work.
+where.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.decode import DecodeStep, Sizes
 from ktcli.engine.device.experts import HostExperts, LayerWeights, Shape
 from ktcli.engine.device.placement import Placement
-from ktcli.engine.device.runners import Coupled, OnDemand, Resident, Streamed
+from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.slabs import SlabStream, slabs_of
-from ktcli.engine.device.steps import DeviceSteps, Runner, Ways
+from ktcli.engine.device.steps import DeviceSteps, Ways
 from ktcli.engine.device.stream import device_errors, stream_on
 from ktcli.engine.device.weights import DeviceModel, load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import Progress, TensorSource, load
-from ktcli.engine.policy import SEQUENTIAL, Policy
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
 from ktcli.models import Model, Spec
@@ -68,7 +67,6 @@ class DeviceEngine:
         exact: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        placement = placement.under_policy()
         self.exact = exact
         self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
         self.spec: Spec = model.spec
@@ -136,7 +134,7 @@ class DeviceEngine:
         return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation of the CPU, or phase of a sequential policy, nanoseconds so far)."""
+        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
         return self._ways.runner.operations()
 
     # -- loading -------------------------------------------------------------------------------------
@@ -190,17 +188,21 @@ class DeviceEngine:
             long_prompts=placement.long_prompts,
             max_outputs=self._max_outputs,
         )
-        if placement.policy in SEQUENTIAL:
-            return ways
+        return replace(ways, decode=self._decode_step(whole, runner, host))
+
+    def _decode_step(
+        self, whole: _Forward, runner: TimedRunner, host: HostExperts | None
+    ) -> DecodeStep | None:
+        """The captured step of one token; None: each runs anew."""
 
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, rows, 0, runner)
 
         recurrent = bool(self._cache.states)
         sizes = Sizes(1, pages_for(self.context), self.spec.vocab, recurrent)
-        step = DecodeStep(forward, self._on_device.embedding, sizes, stream, host)
+        step = DecodeStep(forward, self._on_device.embedding, sizes, self.stream, host)
         self.forget_choices()
-        return replace(ways, decode=step)
+        return step
 
     def _host_experts(self) -> HostExperts:
         spec, placement = self.spec, self.placement
@@ -212,20 +214,14 @@ class DeviceEngine:
             shape,
             elsewhere,
             self.stream,
-            deferral=placement.policy is Policy.KT,
+            deferral=placement.deferral,
             handoff=placement.handoff,
             exact=self.exact,
         )
 
-    def _runner(self, host: HostExperts | None, resident: Resident) -> Coupled | OnDemand:
-        placement = self.placement
-        if placement.policy not in SEQUENTIAL or host is None:
-            return Coupled(host, resident)
-        on_cpu = placement.on_cpu if placement.policy is Policy.FIDDLER else lambda n_tokens: False
-        assert on_cpu is not None
-        return OnDemand(
-            host, resident, self._layers, placement.mask, self.stream, self.pool, on_cpu
-        )
+    def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:
+        """Who runs the experts of decode and of short chunks of a prompt."""
+        return Coupled(host, resident)
 
     def _streamed(self, resident: Resident) -> Streamed | None:
         placement = self.placement

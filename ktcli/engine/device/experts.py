@@ -203,14 +203,24 @@ class HostExperts:
             now.append(p.part() if i else 0)
             p.input(x)
             routings.append(p.given(shape.experts, shape.top_k))
-            at_once, later = p.split(routings[i], self.elsewhere[layer], late=defers)
-            experts = weights.gate_up, weights.down, weights.extras.glu, weights.biases
-            p.experts(out, x, at_once, *experts)
+            mask = self.elsewhere[layer]
+            at_once = p.append(
+                "split", routing=routings[i], elsewhere=mask, experts=mask.size, late=defers
+            )
+            gate_up_bias, down_bias = weights.biases or (None, None)
+            experts = {
+                "gate_up": weights.gate_up,
+                "down": weights.down,
+                "glu": weights.extras.glu,
+                "gate_up_bias": gate_up_bias,
+                "down_bias": down_bias,
+            }
+            p.append("experts", (out, x), routing=at_once, **experts)
             if i and late[-1] >= 0:
-                p.carry(out, kept)
+                p.append("carry", (out, kept))
             late.append(p.part() if defers else -1)
             if defers:
-                p.experts(kept, x, later, *experts)
+                p.append("experts", (kept, x), routing=at_once + 1, **experts)
         return inputs, out, now, late, routings
 
     def _copied_part(self, rows: Tensor, n: int) -> Tensor:

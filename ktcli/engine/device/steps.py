@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.experts import HostExperts
-from ktcli.engine.device.runners import Coupled, OnDemand, Streamed
+from ktcli.engine.device.runners import Runner, Streamed, TimedRunner
 from ktcli.engine.device.stream import Stream, one_step
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.logits import F32Array, Logits
@@ -26,7 +26,6 @@ from ktcli.engine.states import StateSlots
 from ktcli.ops.torch.functions import Rows
 from ktcli.planner.memory import PREFILL_CHUNK
 
-Runner = Coupled | Streamed | OnDemand
 # forward(embedded [T, hidden], rows, first output row, runner) -> logits [outputs, vocab]
 Forward = Callable[[Tensor, Rows, int, Runner], Tensor]
 
@@ -68,7 +67,7 @@ class Ways:
 
     forward: Forward
     decode: DecodeStep | None
-    runner: Coupled | OnDemand
+    runner: TimedRunner
     streamed: Streamed | None
     host: HostExperts | None
     stream: Stream

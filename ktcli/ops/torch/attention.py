@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.backend import GqaShape, MlaShape
-from ktcli.ops.torch.functions import KvPages, Rows, product, reads, rounded
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.torch.functions import Rows, product, read_type, rounded
 from ktcli.ops.torch.packed import Packed, unpack_whole
+from ktcli.ops.torch.pages import KvPages, append, append_heads, held_by
 
 # Queries of a long run that attend at once: bounds the mask, [queries, cached positions].
 _BLOCK_QUERIES = 1024
@@ -27,11 +28,11 @@ def gqa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cache: KvPages,
-    rows: Rows,
     shape: GqaShape,
     sinks: Tensor | None = None,
     *,
+    rows: Rows,
+    cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
     """Append k and v to the cache, then attend causally.
@@ -39,12 +40,12 @@ def gqa(
     Args:
         q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
         sinks: [heads], or None.
+        cache: [pages, 64, kv * D] and [pages, 64, kv * V].
     Returns:
         [T, heads * V] f32.
     """
     s = shape
-    for pages, new in zip(cache, (k, v), strict=True):
-        append(pages, torch.unflatten(new, -1, (s.kv_heads, -1)), rows)
+    cache = append_heads(cache, k, v, rows, s.kv_heads)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.run == 1:
         return _gqa_one(rounded(query, exact), cache, rows, s, sinks)
@@ -82,31 +83,34 @@ def _gqa_one(
 def mla(
     q: Tensor,
     latent: Tensor,
-    cache: Tensor,
-    weights: tuple[Packed, Packed, Packed],
-    rows: Rows,
+    uk_in: Packed,
+    uk_out: Packed,
+    uv: Packed,
     shape: MlaShape,
     *,
+    rows: Rows,
+    cache: tuple[Tensor],
     exact: bool = False,
 ) -> Tensor:
     """Append the latent to the cache, then attend causally.
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
+        uk_in, uk_out, uv: [lora, nope], [nope, lora] and [v, lora], one matrix per head.
         cache: [pages, 64, lora + rope].
-        weights: uk_in [lora, nope], uk_out [nope, lora] and uv [v, lora], one matrix per head.
     Returns:
         [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
     """
-    append(cache, latent, rows)
+    (pages,), weights = cache, (uk_in, uk_out, uv)
+    append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
-        held = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
+        held = pages[rows.pages.long()].flatten(1, 2).float()  # [S, L, lora + rope]
         return absorb(query, held, seen_by(rows), weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
+        held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
         for heads, keys, values in expand(held, weights, shape, exact):
             asked = query[of, heads].transpose(0, 1)[None]  # [1, heads, run, nope + rope]
             mixed = _attend(asked, keys[None], values[None], rows.positions[of], shape.scale)
@@ -132,7 +136,7 @@ def _expand(
     latent, n = held[:, : s.lora].float(), heads.stop - heads.start
 
     def through(w: Packed) -> Tensor:
-        of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), reads(exact))
+        of_heads = unpack_whole(Packed(w.format, w.n, w.k, w.data[heads]), read_type(exact))
         wide = product(latent, of_heads.flatten(0, 1), exact=exact).to(held.dtype)
         return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
 
@@ -154,7 +158,7 @@ def absorb(
     Args:
         seen: bool [S, L], which of them count.
     """
-    uk_in, _, uv = (unpack_whole(w, reads(exact)).float() for w in weights)
+    uk_in, _, uv = (unpack_whole(w, read_type(exact)).float() for w in weights)
     absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
     asked = rounded(torch.cat((absorbed, query[..., s.nope :]), -1), exact)
     scores = torch.einsum("shc,slc->shl", asked, held) * s.scale
@@ -163,39 +167,6 @@ def absorb(
     values = held[..., : s.lora].masked_fill(~seen[:, :, None], 0.0)
     mixed = rounded(torch.einsum("shl,slc->shc", chance, values), exact)
     return torch.einsum("shc,hvc->shv", mixed, uv).flatten(1)
-
-
-def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
-    """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
-    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
-    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
-    pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
-
-
-def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
-    """Write those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
-    table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
-    page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
-    row, is_last = rows.positions % PAGE_TOKENS // every, (rows.positions + 1) % every == 0
-    if rows.run > 1:  # which rows, the device says
-        cache[page[is_last], row[is_last]] = new[is_last].to(cache.dtype)
-        return
-    cache[page, row] = torch.where(is_last[:, None], new.to(cache.dtype), cache[page, row])
-
-
-def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
-    """Rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
-    last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
-    page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
-    return cache[page, last % PAGE_TOKENS // every].float()
-
-
-def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
-    anything."""
-    held = pages[table.long()].flatten(0, 1)
-    behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
-    return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)
 
 
 def seen_by(rows: Rows, window: int = 0) -> Tensor:

@@ -14,10 +14,19 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.backend import ChooseShape, GqaShape, MlaShape
-from ktcli.ops.torch.attention import absorb, append, append_windows, expand, held_by
-from ktcli.ops.torch.functions import KvPages, Rows, rounded
+from ktcli.ops.table.attention import ChooseShape, GqaShape, MlaShape
+from ktcli.ops.torch import attention
+from ktcli.ops.torch.attention import absorb, expand
+from ktcli.ops.torch.functions import Rows, rounded
 from ktcli.ops.torch.packed import Packed
+from ktcli.ops.torch.pages import (
+    KvPages,
+    append,
+    append_heads,
+    append_windows,
+    held_by,
+    window_rows,
+)
 
 # Queries of a long run that are scored at once: bounds the scores, [heads, queries, positions].
 _BLOCK_QUERIES = 64
@@ -69,26 +78,27 @@ def choose(
     q: Tensor,
     key: Tensor,
     weight: Tensor | None,
-    cache: Tensor,
-    rows: Rows,
     shape: ChooseShape,
     *,
+    rows: Rows,
+    cache: tuple[Tensor],
     exact: bool = False,
 ) -> Chosen | None:
     """Append the index keys to the cache, then choose by the rule of kt_program_choose.
 
     Args:
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
-        cache: [pages, 64 / every, dim].
+        cache: [pages, 64, elements], of which each page has 64 / every keys.
     Returns:
         None where every row can attend to all that it sees.
     """
-    append_windows(cache, key, rows, shape.every)
+    pages = window_rows(cache[0], shape.dim, shape.every)
+    append_windows(pages, key, rows, shape.every)
     if rows.pages.shape[1] * PAGE_TOKENS <= shape.positions:
         return None
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
     if rows.run == 1:
-        keys = cache[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
+        keys = pages[rows.pages.long()].flatten(1, 2).float()  # [S, L, dim]
         scores = torch.einsum("shd,sld->shl", query, keys)
         places = torch.arange(keys.shape[1], device=q.device)
         seen = places < (rows.positions[:, None] + 1) // shape.every
@@ -97,7 +107,7 @@ def choose(
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
         # Places by their own number: those that are complete with the last position.
-        keys = held_by(cache, table, (rows.positions[of] + 1) // shape.every - 1).float()
+        keys = held_by(pages, table, (rows.positions[of] + 1) // shape.every - 1).float()
         places = torch.arange(keys.shape[0], device=q.device)
         for first in range(of.start, of.stop, _BLOCK_QUERIES):
             some = slice(first, min(first + _BLOCK_QUERIES, of.stop))
@@ -131,16 +141,21 @@ def _best(
 def mla(
     q: Tensor,
     latent: Tensor,
-    cache: Tensor,
-    weights: tuple[Packed, Packed, Packed],
-    chosen: Chosen,
-    rows: Rows,
+    uk_in: Packed,
+    uk_out: Packed,
+    uv: Packed,
     shape: MlaShape,
+    chosen: Chosen | None = None,
     *,
+    rows: Rows,
+    cache: tuple[Tensor],
     exact: bool = False,
 ) -> Tensor:
-    """Append the latent to the cache, then attend to the chosen positions; see `attention.mla`."""
-    append(cache, latent, rows)
+    """Append the latent to the cache, then attend to the chosen positions, or to all; see `attention.mla`."""
+    (pages,), weights = cache, (uk_in, uk_out, uv)
+    if chosen is None:
+        return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
+    append(pages, latent, rows)
     query = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     if rows.run == 1:
         at, seen = chosen.positions(rows.positions)
@@ -148,14 +163,14 @@ def mla(
             max=rows.pages.shape[1] - 1
         )  # what is not seen may lie behind
         page = rows.pages.gather(1, within).long()
-        held = cache[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
+        held = pages[page, at % PAGE_TOKENS].float()  # [S, K, lora + rope]
         return absorb(query, held, seen, weights, shape, exact)
     out = torch.empty(q.shape[0], shape.heads, shape.v, dtype=torch.float32, device=q.device)
     if chosen.every > 1:
         chosen = chosen.with_open_window(rows.positions)
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        held = held_by(cache, table, rows.positions[of])  # [L, lora + rope]
+        held = held_by(pages, table, rows.positions[of])  # [L, lora + rope]
         seen = torch.arange(held.shape[0], device=q.device) <= rows.positions[of, None]
         mask = chosen.mask(of, held.shape[0])[0] & seen
         for heads, keys, values in expand(held, weights, shape, exact):
@@ -171,17 +186,20 @@ def gqa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cache: KvPages,
-    chosen: Chosen,
-    rows: Rows,
     shape: GqaShape,
+    sinks: Tensor | None = None,
+    chosen: Chosen | None = None,
     *,
+    rows: Rows,
+    cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Append k and v to the cache, then attend to the chosen blocks; see `attention.gqa`."""
+    """Append k and v to the cache, then attend to the chosen blocks, or to all; see `attention.gqa`."""
+    if chosen is None:
+        return attention.gqa(q, k, v, shape, sinks, rows=rows, cache=cache, exact=exact)
+    assert sinks is None and not shape.window, "no family has both"
     s = shape
-    for pages, new in zip(cache, (k, v), strict=True):
-        append(pages, torch.unflatten(new, -1, (s.kv_heads, -1)), rows)
+    cache = append_heads(cache, k, v, rows, s.kv_heads)
     query = torch.unflatten(q, -1, (s.kv_heads, s.heads // s.kv_heads, s.head_dim))
     if rows.run == 1:
         return _gqa_one(rounded(query, exact), cache, chosen, rows, s)

@@ -8,13 +8,16 @@ can be captured; long runs may wait, and allocate as they need.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from ktcli.native import PANEL_ROWS, SILU, Glu
-from ktcli.ops.backend import GroupScore, Routing, Score
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.table.rowwise import GateKind, Reads, Rope
 from ktcli.ops.tensors import ceil_to
 from ktcli.ops.torch.packed import (
     NO_EXTRAS,
@@ -31,9 +34,6 @@ from ktcli.ops.torch.packed import (
 GATHERED_ROWS = 16
 # Elements of a matrix that are un-packed at once: bounds what a product needs beside its weight.
 _UNPACKED_ELEMENTS = 1 << 24
-
-RopeTable = tuple[Tensor, float]  # (inv_freq f32 [dim/2], scale of cos and sin)
-KvPages = tuple[Tensor, Tensor]  # K and V, [pages, 64, kv_heads, head_dim] and [..., value_dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,27 @@ class Rows:
 # -- rows by themselves --------------------------------------------------------------------------------
 
 
-def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
-    runs = x.reshape(x.shape[0], -1, gain.shape[0])
+def norm(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    head_width: int | None = None,
+    columns: int | None = None,
+) -> Tensor:
+    """RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone; gain [W] f32, W = N
+    without one and without a head_width."""
+    if columns is not None:
+        x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
+        return x
+    values = x.new_ones(head_width or x.shape[1]) if gain is None else gain
+    runs = x.reshape(x.shape[0], -1, values.shape[0])
     scale = torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps)
-    return (runs * scale * gain).reshape(x.shape)
+    return (runs * scale * values).reshape(x.shape)
+
+
+def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm of each row of x [T, N]; gain and bias [N] f32."""
+    return torch.nn.functional.layer_norm(x, (x.shape[1],), gain, bias, eps)
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
@@ -79,18 +95,43 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     return inner.reshape(x.shape[0], -1)[:, :width]
 
 
-def rope(
-    x: Tensor, rows: Rows, table: RopeTable, head_width: int, first: int, interleaved: bool
-) -> Tensor:
-    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated.
+def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
+    """x [T, N] times sigmoid, silu or softplus of by [T, G], each for N / G columns."""
+    opened = _OPENED[kind](by)
+    runs = torch.unflatten(x, -1, (by.shape[-1], -1))
+    return (runs * opened[..., None]).flatten(-2)
 
-    interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim/2).
-    """
-    inv_freq, scale = table
-    half = inv_freq.shape[0]
+
+_OPENED: dict[GateKind, Callable[[Tensor], Tensor]] = {
+    GateKind.SIGMOID: torch.sigmoid,
+    GateKind.SILU: torch.nn.functional.silu,
+    GateKind.SOFTPLUS: torch.nn.functional.softplus,
+}
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b."""
+    return a + b
+
+
+def scale(x: Tensor, by: float) -> Tensor:
+    """x times a number."""
+    return x * by
+
+
+@cache
+def frequencies(rope: Rope, device: torch.device) -> Tensor:
+    """A rotation's frequencies f32 [dim/2]. Made at the first use on a device: before anything is captured there."""
+    return torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
+
+
+def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
+    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated."""
+    inv_freq, half, interleaved = frequencies(rope, x.device), rope.dim // 2, rope.interleaved
+    positions = rows.positions + rope.shift if rope.shift else rows.positions
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    angles = (rows.positions.float()[:, None] * inv_freq)[:, None]  # [T, 1, dim/2]
-    cos, sin = angles.cos() * scale, angles.sin() * scale
+    angles = (positions.float()[:, None] * inv_freq)[:, None]  # [T, 1, dim/2]
+    cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
     out = x.clone(memory_format=torch.contiguous_format).view(x.shape[0], -1, head_width)
     part = out[..., first : first + 2 * half]
     split = (half, 2) if interleaved else (2, half)
@@ -103,13 +144,21 @@ def rope(
 # -- products ------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, w: Matrix, bias: Tensor | None, *, exact: bool = False) -> Tensor:
-    """x [T, K] W^T + bias -> [T, N] f32."""
-    dtype = reads(exact)
-    if isinstance(w, Plain):
-        out = product(x, w.data.to(dtype), exact=exact)
+def linear(
+    x: Tensor,
+    weight: Matrix,
+    bias: Tensor | None = None,
+    reads: Reads = Reads.FORMAT,
+    *,
+    exact: bool = False,
+) -> Tensor:
+    """x [T, K] W^T + bias -> [T, N] f32. WIDE is nothing special: bf16 has no columns that are too large."""
+    exact = exact or reads is Reads.F32
+    dtype = read_type(exact)
+    if isinstance(weight, Plain):
+        out = product(x, weight.data.to(dtype), exact=exact)
     else:
-        rows = blocks(w, _UNPACKED_ELEMENTS)
+        rows = blocks(weight, _UNPACKED_ELEMENTS)
         out = torch.cat([product(x, unpack(b, 0, dtype), exact=exact) for b in rows], -1)
     return out if bias is None else out + bias
 
@@ -136,10 +185,11 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
 
 def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
     """The matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
-    return unpack_many(w, indices, reads(exact))
+    return unpack_many(w, indices, read_type(exact))
 
 
-def reads(exact: bool) -> torch.dtype:
+def read_type(exact: bool) -> torch.dtype:
+    """What products read their factors as."""
     return torch.float32 if exact else torch.bfloat16
 
 
@@ -151,15 +201,27 @@ def rounded(x: Tensor, exact: bool) -> Tensor:
 # -- routing and experts -------------------------------------------------------------------------------
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    table: Tensor | None = None,
+    *,
+    rows: Rows | None = None,
+) -> tuple[Tensor, Tensor]:
     """Choose top_k experts per token by the rule of kt_program_route.
 
     Args:
         logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
+        table: [vocab * K], the experts of each of the ids of `rows`, in whole numbers.
     Returns:
         ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
     """
     r, score = routing, scores(logits, routing.score)
+    if table is not None:
+        assert rows is not None and rows.ids is not None, "the step says nothing of ids"
+        given = table.view(-1, r.top_k).index_select(0, rows.ids)
+        return _weighted(score, given.long(), r)
     rank = score if bias is None else score + bias
     order = rank.sort(dim=-1, descending=True, stable=True).indices
     if r.n_group > 1:
@@ -167,11 +229,6 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
         is_open = _open_experts(rank, r).gather(1, order)
         order = order.gather(1, is_open.int().sort(dim=-1, descending=True, stable=True).indices)
     return _weighted(score, order[:, : r.top_k], r)
-
-
-def weigh(logits: Tensor, routing: Routing, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for experts that are given: chosen int64 [T, K]."""
-    return _weighted(scores(logits, routing.score), chosen, routing)
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
@@ -257,7 +314,7 @@ def _experts_gathered(
     """Slot by slot, the matrices of all rows by index."""
     out = x.new_zeros(x.shape[0], stacks[1].n)
     for ids, slot, gate in zip(*(each.unbind(1) for each in chosen), strict=True):
-        gate_up, down = (unpack_many(s, slot.clamp(min=0), reads(exact)) for s in stacks)
+        gate_up, down = (unpack_many(s, slot.clamp(min=0), read_type(exact)) for s in stacks)
         y = _expert(x, ids.clamp(min=0), gate_up, down, extras, exact)
         out = out + torch.where((slot >= 0)[:, None], gate[:, None] * y, 0.0)
     return out
@@ -279,7 +336,7 @@ def _experts_grouped(
             continue
         places = order[first : first + size]
         tokens = places // slot.shape[1]
-        gate_up, down = (unpack(stack, expert, reads(exact))[None] for stack in stacks)
+        gate_up, down = (unpack(stack, expert, read_type(exact))[None] for stack in stacks)
         numbers = ids.flatten().index_select(0, places)
         y = _expert(x.index_select(0, tokens), numbers, gate_up, down, extras, exact)
         out.index_add_(0, tokens, y * flat_gate.index_select(0, places)[:, None])

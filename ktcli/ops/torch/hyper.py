@@ -1,6 +1,6 @@
 """Hyper-connections in plain torch, f32: a residual of streams side by side, mixed by weights of each token.
 
-The rules are those of kt_program_mix, _collapse and _expand. Nothing here waits for the device.
+The rules are those of kt_program_spread, _mix, _collapse and _expand. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -8,7 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ktcli.ops.backend import MixShape
+from ktcli.ops.table.streams import MixShape
+
+
+def spread(x: Tensor, streams: int) -> Tensor:
+    """x [T, width] -> [T, streams * width], each stream the same."""
+    return x.repeat(1, streams)
 
 
 def mix(x: Tensor, scale: Tensor, base: Tensor, shape: MixShape) -> Tensor:

@@ -1,99 +1,98 @@
-"""The table of rows of operations on a device: plain torch, exact torch, and Triton kernels on a GPU.
+"""The tables of kernels on a device: plain torch, exact torch, and Triton on a GPU.
 
-All rows have the same signatures, which `functions` describes; a row is data, and the backend runs the one
-it is given. Inputs may be column ranges of wider rows.
+A kernel has the name of its operation, and as parameters the fields of its row: values and weights are tensors, facts
+are as they are. Instead of a layer it is given that layer's `cache` (the operation's own parts of the pages) or
+`state`, and where the row says that it reads the step, `rows`. Inputs may be column ranges of wider rows. A table is
+data, and the backend runs the one it is given.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from inspect import signature
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ktcli.native import Glu
-from ktcli.ops.backend import ChooseShape, GqaShape, MlaShape, Routing
-from ktcli.ops.torch import attention, chosen, functions, mqa
-from ktcli.ops.torch.chosen import Chosen
-from ktcli.ops.torch.functions import KvPages, RopeTable, Rows
-from ktcli.ops.torch.packed import Extras, Matrix, Packed
-from ktcli.ops.torch.recurrent import States
-from ktcli.ops.windows import MqaShape
+from ktcli.ops.torch import chosen, functions, hyper, mqa, pooling, recurrent
+from ktcli.ops.torch.packed import Extras, Packed
 
-Absorbed = tuple[Packed, Packed, Packed]  # uk_in, uk_out, uv
+Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One row: what each operation is, see `functions` for arguments and results."""
+    """One table.
+
+    Attributes:
+        operations: a kernel for each operation that the backend does not do by itself.
+        experts, unpack_all: what runners of experts use, see `functions`.
+    """
 
     name: str
-    norm: Callable[[Tensor, Tensor, float], Tensor]
-    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor]
-    swiglu: Callable[[Tensor, int, Glu], Tensor]
-    rope: Callable[[Tensor, Rows, RopeTable, int, int, bool], Tensor]
-    route: Callable[[Tensor, Routing, Tensor | None], tuple[Tensor, Tensor]]
+    operations: Mapping[str, Kernel]
     experts: Callable[[Tensor, Tensor, Tensor, Tensor, Packed, Packed, Extras], Tensor]
-    gqa: Callable[[Tensor, Tensor, Tensor, KvPages, Rows, GqaShape, Tensor | None], Tensor]
-    mla: Callable[[Tensor, Tensor, Tensor, Absorbed, Rows, MlaShape], Tensor]
-    choose: Callable[[Tensor, Tensor, Tensor | None, Tensor, Rows, ChooseShape], Chosen | None]
-    mla_chosen: Callable[[Tensor, Tensor, Tensor, Absorbed, Chosen, Rows, MlaShape], Tensor]
-    gqa_chosen: Callable[[Tensor, Tensor, Tensor, KvPages, Chosen, Rows, GqaShape], Tensor]
-    mqa: Callable[
-        [
-            Tensor,
-            Tensor,
-            Tensor | None,
-            Tensor,
-            Rows,
-            MqaShape,
-            tuple[States, int],
-            Tensor | None,
-            Chosen | None,
-        ],
-        Tensor,
-    ]
     unpack_all: Callable[[Packed, Tensor], Tensor]
 
+    def __getitem__(self, operation: str) -> Kernel:
+        return self.operations[operation]
 
-def _torch_row(name: str, *, exact: bool) -> Kernels:
-    f = functions
+
+_TORCH: Mapping[str, Kernel] = {
+    "norm": functions.norm,
+    "layer_norm": functions.layer_norm,
+    "linear": functions.linear,
+    "rope": functions.rope,
+    "gqa": chosen.gqa,
+    "choose": chosen.choose,
+    "mla": chosen.mla,
+    "mqa": mqa.mqa,
+    "conv": recurrent.conv,
+    "pooling": pooling.pooling,
+    "delta": recurrent.delta,
+    "route": functions.route,
+    "swiglu": functions.swiglu,
+    "gate": functions.gate,
+    "add": functions.add,
+    "spread": hyper.spread,
+    "mix": hyper.mix,
+    "collapse": hyper.collapse,
+    "expand": hyper.expand,
+    "scale": functions.scale,
+}
+
+
+def _torch_table(name: str, *, exact: bool) -> Kernels:
+    def bound(kernel: Kernel) -> Kernel:
+        return partial(kernel, exact=exact) if "exact" in signature(kernel).parameters else kernel
+
     return Kernels(
-        name=name,
-        norm=f.norm,
-        linear=partial(f.linear, exact=exact),
-        swiglu=f.swiglu,
-        rope=f.rope,
-        route=f.route,
-        experts=partial(f.experts, exact=exact),
-        gqa=partial(attention.gqa, exact=exact),
-        mla=partial(attention.mla, exact=exact),
-        choose=partial(chosen.choose, exact=exact),
-        mla_chosen=partial(chosen.mla, exact=exact),
-        gqa_chosen=partial(chosen.gqa, exact=exact),
-        mqa=partial(mqa.mqa, exact=exact),
-        unpack_all=partial(f.unpack_all, exact=exact),
+        name,
+        {operation: bound(kernel) for operation, kernel in _TORCH.items()},
+        partial(functions.experts, exact=exact),
+        partial(functions.unpack_all, exact=exact),
     )
 
 
-TORCH = _torch_row("torch", exact=False)
-EXACT = _torch_row("exact", exact=True)
+TORCH = _torch_table("torch", exact=False)
+EXACT = _torch_table("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """The row for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
+    """The table for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
     """
     if exact:
         return EXACT
-    return triton_row() if device.type == "cuda" and not triton_missing() else TORCH
+    return triton_kernels() if device.type == "cuda" and not triton_missing() else TORCH
 
 
 def triton_missing() -> str:
@@ -107,23 +106,9 @@ def triton_missing() -> str:
     return ""
 
 
-def triton_row() -> Kernels:
-    """The row of Triton kernels, which only imports them now."""
-    from ktcli.ops.triton import row as f
+def triton_kernels() -> Kernels:
+    """Triton kernels where there are some, else those of torch. Imports Triton only now."""
+    from ktcli.ops.triton import operations, panels
 
-    return Kernels(
-        name="triton",
-        norm=f.norm,
-        linear=f.linear,
-        swiglu=f.swiglu,
-        rope=f.rope,
-        route=f.route,
-        experts=f.experts,
-        gqa=f.gqa,
-        mla=f.mla,
-        choose=chosen.choose,
-        mla_chosen=chosen.mla,
-        gqa_chosen=chosen.gqa,
-        mqa=mqa.mqa,
-        unpack_all=f.unpack_all,
-    )
+    kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}
+    return Kernels("triton", kernels, operations.experts, panels.unpack_all)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.torch.attention import append_windows, windows_at, with_sinks
+from ktcli.ops.table.attention import MqaShape
+from ktcli.ops.torch.attention import with_sinks
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows, rounded
+from ktcli.ops.torch.pages import append_windows, window_rows, windows_at
 from ktcli.ops.torch.recurrent import States
-from ktcli.ops.windows import MqaShape
 
 # Queries of a long run that attend at once: bounds the scores, [heads, queries, keys].
 _BLOCK_QUERIES = 64
@@ -52,33 +53,33 @@ def mqa(
     q: Tensor,
     kv: Tensor,
     pooled: Tensor | None,
-    cache: Tensor,
-    rows: Rows,
     shape: MqaShape,
-    kept: tuple[States, int],
-    sinks: Tensor | None,
-    chosen: Chosen | None,
+    sinks: Tensor | None = None,
+    chosen: Chosen | None = None,
     *,
+    rows: Rows,
+    cache: tuple[Tensor],
+    state: States,
     exact: bool = False,
 ) -> Tensor:
     """Append the pooled rows to the cache and kv to the state, then attend.
 
     Args:
         q: [T, heads * dim], kv: [T, dim], rotated; pooled: [T, dim], or None.
-        cache: [pages, 64 / every, dim] of pooled rows.
-        kept: states, and the element with which this one's part begins.
         sinks: [heads], or None.
+        cache: [pages, 64, elements], of which each page has 64 / every pooled rows.
     Returns:
         [T, heads * dim] f32.
     """
+    pages = cache[0]
     if pooled is not None:
-        append_windows(cache, pooled, rows, shape.every)
-    states, first = kept
-    rings = states.read(first, (shape.window, shape.dim))
+        pages = window_rows(pages, shape.dim, shape.every)
+        append_windows(pages, pooled, rows, shape.every)
+    rings = state.read((shape.window, shape.dim))
     query = rounded(torch.unflatten(q, -1, (shape.heads, shape.dim)), exact)
-    a = _Attending(kv, rings, cache, rows, shape, sinks, chosen, exact)
+    a = _Attending(kv, rings, pages, rows, shape, sinks, chosen, exact)
     out, after = _one(a, query) if rows.run == 1 else _runs(a, query)
-    states.write(first, after)
+    state.write(after)
     return out.flatten(1)
 
 

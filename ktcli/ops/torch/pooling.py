@@ -1,4 +1,4 @@
-"""Windows of positions that become rows, in plain torch, f32; the rule is that of kt_program_pool.
+"""Windows of positions that become rows, in plain torch, f32; the rule is that of kt_program_pooling.
 
 All rows of a step at once: they are laid out by window, of which the first and the last may be partial. What came
 before joins the first, and what is left of the last is kept. No shape depends on where a step begins, so nothing
@@ -13,26 +13,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ktcli.ops.table.recurrent import PoolShape
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.recurrent import States
-from ktcli.ops.windows import PoolShape
 
 
-def pool(
-    x: Tensor, score: Tensor, rows: Rows, shape: PoolShape, states: States, first: int
+def pooling(
+    x: Tensor, score: Tensor, bias: Tensor, shape: PoolShape, *, rows: Rows, state: States
 ) -> Tensor:
     """x and score [T, columns] -> [T, dim], a window's row where its last position is, else zeros.
 
-    Args:
-        score: with the bias of each row's place in its window.
-        first: element of the state with which its part begins.
-    """
-    n, every, overlap = states.slots.shape[1], shape.every, shape.overlap
+    bias: [every * columns], added to the scores of each place in a window."""
+    n, every, overlap = state.slots.shape[1], shape.every, shape.overlap
+    score = score + bias.view(every, -1)[rows.positions % every]
     positions = rows.positions.view(n, -1)
     # From the beginning of the first window on.
     places = positions[:, :1] % every + torch.arange(rows.run, device=x.device)
     grown = _by_window(x, score, places, shape)  # [n, windows, parts, 3, dim]
-    held = states.read(first, (1 + overlap, 3, shape.dim))
+    held = state.read((1 + overlap, 3, shape.dim))
     grown = torch.cat((_joined(held, grown[:, 0])[:, None], grown[:, 1:]), 1)
     done = grown[:, :, 0]
     if overlap:  # a window has its own rows, and what those of the one before gave it
@@ -45,7 +43,7 @@ def pool(
     emptied = torch.cat(
         (after[:, 1:], torch.zeros_like(after[:, :1])), 1
     )  # the next one is open now
-    states.write(first, torch.where(is_last[:, -1, None, None, None], emptied, after))
+    state.write(torch.where(is_last[:, -1, None, None, None], emptied, after))
     _, total, mixed = done[sequence[:, None], places // every].unbind(-2)  # [n, run, dim]
     return torch.where(is_last[..., None], mixed / total, 0.0).view(-1, shape.dim)
 

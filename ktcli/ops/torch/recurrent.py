@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
-from ktcli.ops.backend import DeltaShape
+from ktcli.ops.table.recurrent import DeltaShape
+from ktcli.ops.torch.functions import Rows
 
 _BLOCK = 64  # tokens of a triangular system
 _CHANNEL_BLOCK = (
@@ -23,73 +24,76 @@ _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What a layer keeps of sequences, and which of it a step reads and writes.
+    """An operation's part of what a layer keeps of sequences, and which of it a step reads and writes.
 
     Attributes:
         memory: f32 [slots, elements].
         slots: int64 [2, sequences], on the device: the slot that is read (negative: zeros, nothing came
             before) and the one that is written.
+        first: element with which the part begins.
     """
 
     memory: Tensor
     slots: Tensor
+    first: int = 0
 
-    def read(self, first: int, shape: tuple[int, ...]) -> Tensor:
-        """Elements from `first` on of each sequence's state, [sequences, *shape]."""
-        part = self.memory[:, first : first + torch.Size(shape).numel()]
+    def read(self, shape: tuple[int, ...]) -> Tensor:
+        """The part's first elements of each sequence, [sequences, *shape]."""
+        part = self.memory[:, self.first : self.first + torch.Size(shape).numel()]
         source = self.slots[0]
         found = part.index_select(0, source.clamp(min=0))
         # A slot that nobody wrote may hold anything, and 0 times NaN is NaN.
         return torch.where((source >= 0)[:, None], found, 0.0).view(-1, *shape)
 
-    def write(self, first: int, values: Tensor) -> None:
-        """values [sequences, …] as elements from `first` on."""
-        flat = values.flatten(1)
+    def write(self, values: Tensor) -> None:
+        """values [sequences, …] as the part's first elements."""
+        flat, first = values.flatten(1), self.first
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
-def conv(x: Tensor, weight: Tensor, states: States, run: int, first: int = 0) -> Tensor:
-    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W, N] -> [T, N].
-
-    first: element of the state with which its part begins."""
-    width, columns = weight.shape
-    before = states.read(first, (width - 1, columns))
-    rows = torch.cat((before, x.reshape(-1, run, columns)), 1)
-    states.write(first, rows[:, run:])
-    mixed = sum(rows[:, i : i + run] * weight[i] for i in range(width))
+def conv(x: Tensor, weight: Tensor, *, rows: Rows, state: States) -> Tensor:
+    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+    taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
+    before = state.read((len(taps) - 1, columns))
+    wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
+    state.write(wide[:, run:])
+    mixed = sum(wide[:, i : i + run] * tap for i, tap in enumerate(taps))
     assert isinstance(mixed, Tensor)
     return silu(mixed).reshape(x.shape)
 
 
 def delta(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    gates: tuple[Tensor, Tensor],
-    learned: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
     shape: DeltaShape,
-    states: States,
     *,
-    first: int,
-    run: int,
+    rows: Rows,
+    state: States,
 ) -> Tensor:
     """Gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
 
     Args:
-        qkv: [T, key_heads * dk] twice, [T, heads * dv]; gates: decay [T, decays] and beta [T, heads].
-        learned: log of the rates [heads], and what is added to decay [decays].
-        first: element of the state with which its part begins.
+        q, k, v: [T, key_heads * dk] twice, [T, heads * dv].
+        decay, beta: [T, decays] and [T, heads].
+        log_rate: log of the rates, [heads]; bias: what is added to decay, [decays].
     """
-    s = shape
-    q, k = (_spread(x.reshape(-1, run, s.key_heads, s.dk), s.heads) for x in qkv[:2])
-    v = qkv[2].reshape(-1, run, s.heads, s.dv).transpose(1, 2)
+    s, run = shape, rows.run
+    q, k = (_spread(x.reshape(-1, run, s.key_heads, s.dk), s.heads) for x in (q, k))
+    v = v.reshape(-1, run, s.heads, s.dv).transpose(1, 2)
     # [S, heads, run, 1], or one for each of dk
-    decay = (gates[0] + learned[1]).reshape(-1, run, s.heads, s.decays // s.heads).transpose(1, 2)
-    rate = learned[0].exp()[:, None, None]
+    decay = (decay + bias).reshape(-1, run, s.heads, s.decays // s.heads).transpose(1, 2)
+    rate = log_rate.exp()[:, None, None]
     log_g = s.lowest * (rate * decay).sigmoid() if s.lowest else -rate * softplus(decay)
-    beta = gates[1].reshape(-1, run, s.heads).transpose(1, 2)
-    state = states.read(first, (s.heads, s.dk, s.dv))
+    beta = beta.reshape(-1, run, s.heads).transpose(1, 2)
+    before = state.read((s.heads, s.dk, s.dv))
     rule = _one if run == 1 else _many
-    out, state = rule((q * s.dk**-0.5, k, v), log_g, beta.sigmoid(), state)
-    states.write(first, state)
+    out, after = rule((q * s.dk**-0.5, k, v), log_g, beta.sigmoid(), before)
+    state.write(after)
     return out.transpose(1, 2).reshape(-1, s.heads * s.dv)
 
 

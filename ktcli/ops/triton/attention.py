@@ -24,8 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.backend import GqaShape, MlaShape
-from ktcli.ops.torch.functions import KvPages, Rows
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.torch.functions import Rows
+from ktcli.ops.torch.pages import KvPages
 
 _GQA_SPLIT_PAGES = 2
 _MLA_SPLIT_PAGES = 4

@@ -13,8 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ktcli.native import PANEL_ROWS, SILU, Glu
-from ktcli.ops.backend import GroupScore, Routing
-from ktcli.ops.torch.functions import RopeTable, Rows
+from ktcli.ops.table.experts import GroupScore, Routing
+from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.torch import functions
+from ktcli.ops.torch.functions import Rows, frequencies
 
 _BLOCK = 1024  # columns of one program, where columns are independent
 
@@ -174,27 +176,36 @@ def _route_kernel(
     tl.store(gates + row * TOP_K + slot, gate * scale, mask=slot < TOP_K)
 
 
-def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """RMSNorm of each run of W columns of x [T, N]; gain [W] f32."""
+def norm(
+    x: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    head_width: int | None = None,
+    columns: int | None = None,
+) -> Tensor:
+    """RMSNorm of each run of W columns of x [T, N], or of its first columns; see `functions.norm`."""
+    if columns is not None:
+        x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
+        return x
+    values = x.new_ones(head_width or x.shape[1]) if gain is None else gain
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    width = gain.shape[0]
+    width = values.shape[0]
     block = triton.next_power_of_2(width)
     _norm_kernel[(x.shape[1] // width, x.shape[0])](
-        x, gain, out, x.stride(0), x.shape[1], width, eps,
+        x, values, out, x.stride(0), x.shape[1], width, eps,
         BLOCK=block, num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return out
 
 
-def rope(
-    x: Tensor, rows: Rows, table: RopeTable, head_width: int, first: int, interleaved: bool
-) -> Tensor:
+def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
     """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated; see `functions.rope`."""
-    inv_freq, scale = table
+    inv_freq = frequencies(rope, x.device)
+    positions = rows.positions + rope.shift if rope.shift else rows.positions
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     _rope_kernel[(triton.cdiv(x.shape[1], _BLOCK), x.shape[0])](
-        x, rows.positions, inv_freq, out, x.stride(0), x.shape[1], head_width, first,
-        inv_freq.shape[0], float(scale), INTERLEAVED=interleaved, BLOCK=_BLOCK,
+        x, positions, inv_freq, out, x.stride(0), x.shape[1], head_width, first,
+        rope.dim // 2, float(rope.scale), INTERLEAVED=rope.interleaved, BLOCK=_BLOCK,
     )  # fmt: skip
     return out
 
@@ -208,12 +219,21 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
     return out
 
 
-def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    table: Tensor | None = None,
+    *,
+    rows: Rows | None = None,
+) -> tuple[Tensor, Tensor]:
     """Choose top_k experts per token by the rule of kt_program_route; see `functions.route`."""
-    r, rows = routing, logits.shape[0]
-    ids = torch.empty(rows, r.top_k, dtype=torch.int32, device=logits.device)
-    gate = torch.empty(rows, r.top_k, dtype=torch.float32, device=logits.device)
-    _route_kernel[(rows,)](
+    if table is not None:
+        return functions.route(logits, routing, bias, table, rows=rows)
+    r, tokens = routing, logits.shape[0]
+    ids = torch.empty(tokens, r.top_k, dtype=torch.int32, device=logits.device)
+    gate = torch.empty(tokens, r.top_k, dtype=torch.float32, device=logits.device)
+    _route_kernel[(tokens,)](
         logits, bias, ids, gate, logits.stride(0), r.experts, float(r.scale),
         TOP_K=r.top_k, SCORE=int(r.score), BIASED=bias is not None,
         NORMALIZE=r.normalize, N_GROUP=r.n_group, TOPK_GROUP=r.topk_group,

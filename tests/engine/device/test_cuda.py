@@ -16,10 +16,11 @@ from hybrid import ANSWER, IDS, Made, answer, close
 from torch import Tensor
 
 from ktcli.engine.device.decode import DecodeStep, Sizes
-from ktcli.engine.device.engine import DeviceEngine, Policy
+from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff, HostExperts
 from ktcli.engine.device.steps import LongPrompts
 from ktcli.errors import KtError, OutOfDeviceMemory
+from ktcli.measure.policy import Policy
 from ktcli.ops.torch.functions import Rows
 
 pytestmark = [
@@ -61,7 +62,7 @@ def test_deferral_is_the_formula(made: Made, there: Made, handoff: Handoff) -> N
 
 def test_depth_zero_is_bit_identical(there: Made) -> None:
     engines = [
-        there.engine(there.placed("none", policy=policy), exact=False)
+        there.engine(there.placed("none"), exact=False, policy=policy)
         for policy in (Policy.KT, Policy.ALL_CPU)
     ]
     np.testing.assert_array_equal(*[answer(engine, 0) for engine in engines])
@@ -83,7 +84,7 @@ def test_long_prompts_go_either_way(
 
 @pytest.mark.parametrize("policy", Policy)
 def test_policies_compute_the_same(made: Made, there: Made, policy: Policy) -> None:
-    engine = there.engine(there.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))
+    engine = there.engine(there.placed(), policy=policy, on_cpu=lambda n: n % 2 == 0)
     assert close(answer(engine), answer(made.cpu_only), EPS)
 
 

@@ -14,10 +14,10 @@ from cores import TWO
 from hybrid import ANSWER, CONTEXT, IDS, Made, answer, close
 from loading import load_engine
 
-from ktcli.engine.device.engine import Policy
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.steps import LongPrompts
 from ktcli.hardware.team import NodeTeam
+from ktcli.measure.policy import Policy
 
 
 @pytest.mark.each_once
@@ -55,7 +55,7 @@ def test_depth_zero_is_bit_identical(made: Made) -> None:
     np.testing.assert_array_equal(answer(deferring, 0), answer(plain))
     # Only the policy kt records what deferral needs.
     engines = [
-        made.engine(made.placed("none", policy=policy), exact=False)
+        made.engine(made.placed("none"), exact=False, policy=policy)
         for policy in (Policy.KT, Policy.ALL_CPU)
     ]
     np.testing.assert_array_equal(*[answer(engine, 0) for engine in engines])
@@ -120,7 +120,7 @@ def test_biases_and_windows_lie_where_the_experts_do(tmp_path: Path) -> None:
 @pytest.mark.each_once
 @pytest.mark.parametrize("policy", Policy)
 def test_policies_compute_the_same(made: Made, policy: Policy) -> None:
-    engine = made.engine(made.placed(policy=policy, on_cpu=lambda n: n % 2 == 0))
+    engine = made.engine(made.placed(), policy=policy, on_cpu=lambda n: n % 2 == 0)
     assert close(answer(engine), answer(made.cpu_only))
 
 

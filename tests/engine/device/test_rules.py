@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ktcli.engine.device import engine as engine_module
 from ktcli.engine.device.decode import DecodeStep, Sizes, summarize
-from ktcli.engine.device.engine import DeviceEngine, Policy, _Forward
+from ktcli.engine.device.engine import DeviceEngine, _Forward
 from ktcli.engine.device.experts import Handoff, HostExperts
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident
@@ -28,8 +28,8 @@ from ktcli.engine.device.steps import LongPrompts
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import KtError
 from ktcli.hardware.profile import read_machine
-from ktcli.ops.torch import backend as torch_backend
-from ktcli.ops.torch import packed
+from ktcli.measure.policy import Policy
+from ktcli.ops.torch import functions, packed
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
@@ -87,7 +87,7 @@ def moved(w: Packed | Plain) -> Packed | Plain:
 @contextmanager
 def fresh_tables() -> Iterator[None]:
     """What is kept per device must not be kept from a device that is none."""
-    kept = torch_backend.rope_table, packed._codebook
+    kept = functions.frequencies, packed._codebook
     for each in kept:
         each.cache_clear()
     yield
@@ -277,7 +277,7 @@ def test_what_is_interrupted_counts_for_nothing(
 
 def test_an_engine_goes_with_the_last_who_needs_it(made: Made) -> None:
     """Without the collector: what it would free some time later, the next engine has no room for."""
-    engine = made.engine(made.placed(policy=Policy.GPU_STREAM))
+    engine = made.engine(made.placed(), policy=Policy.GPU_STREAM)
     memory = weakref.ref(engine._on_device.embedding), weakref.ref(engine._cache)
     session = engine.session()
     session.feed(IDS[:5])

@@ -12,7 +12,9 @@ from device import CPU
 from numpy.typing import NDArray
 
 from ktcli.native import SILU, Format, Glu
-from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention
 from ktcli.ops.torch import functions as f
 from ktcli.ops.torch.functions import Rows
@@ -86,7 +88,7 @@ def test_swiglu(width: int, glu: Glu) -> None:
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rope_turns_each_pair_by_its_angle(interleaved: bool) -> None:
     dim, head_width, first, scale = 6, 10, 3, 1.25
-    inv_freq = torch.tensor([1.0, 0.3, 0.01])
+    inv_freq = (1.0, 0.3, 0.01)
     x, positions = draw(4, 30)[:, :20], torch.tensor([0, 1, 77, 5000])
     expected = x.double().numpy().copy()
     for t, position in enumerate(positions.tolist()):
@@ -99,7 +101,10 @@ def test_rope_turns_each_pair_by_its_angle(interleaved: bool) -> None:
                 turned = complex(a, b) * np.exp(1j * angle) * scale
                 expected[t, at] = turned.real, turned.imag
     rows = Rows(positions, torch.zeros(4, 100, dtype=torch.int32), 1)
-    near(f.rope(x, rows, (inv_freq, scale), head_width, first, interleaved), expected)
+    rope = Rope(dim, inv_freq, scale, interleaved)
+    near(f.rope(x, rope, head_width, first, rows=rows), expected)
+    before = replace(rows, positions=positions - 7)
+    near(f.rope(x, replace(rope, shift=7), head_width, first, rows=before), expected)
 
 
 # -- products ------------------------------------------------------------------------------------------
@@ -325,10 +330,12 @@ def test_gqa(sizes, exact: bool, block: int, window: int, sinks, wide: int, monk
     widths = 6 * 10, 2 * 10, 2 * wide
     q, k, v = (draw(N, width, seed=i) for i, width in enumerate(widths))
     dtype = torch.float32 if exact else torch.bfloat16
-    cache = tuple(torch.full((7, 64, 2, n), float("nan"), dtype=dtype) for n in (10, wide))
+    cache = tuple(torch.full((7, 64, 2 * n), float("nan"), dtype=dtype) for n in (10, wide))
     found = in_pieces(
         list(sizes),
-        lambda at, rows: attention.gqa(q[at], k[at], v[at], cache, rows, s, sinks, exact=exact),
+        lambda at, rows: attention.gqa(
+            q[at], k[at], v[at], s, sinks, rows=rows, cache=cache, exact=exact
+        ),
         6 * wide,
     )
     k, v = (each.view(N, 2, 1, -1).expand(N, 2, 3, -1).flatten(1, 2) for each in (k, v))
@@ -352,7 +359,7 @@ def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.M
     found = in_pieces(
         list(sizes),
         lambda at, rows: attention.mla(
-            q[at], latent[at], cache, (uk_in, uk_out, uv), rows, s, exact=exact
+            q[at], latent[at], uk_in, uk_out, uv, s, rows=rows, cache=(cache,), exact=exact
         ),
         s.heads * s.v,
     )
@@ -366,13 +373,14 @@ def test_mla(sizes: list[int], exact: bool, elements: int, monkeypatch: pytest.M
 def test_sequences_of_a_step_do_not_see_each_other() -> None:
     """Two sequences, two rows each, as each alone."""
     q, k, v = (draw(4, heads * 10, seed=i) for i, heads in enumerate((6, 2, 2)))
-    both = tuple(torch.zeros(4, 64, 2, 10) for _ in range(2))
+    both = tuple(torch.zeros(4, 64, 20) for _ in range(2))
     tables, positions = torch.tensor([[2], [0]], dtype=torch.int32), torch.tensor([0, 1, 0, 1])
-    together = attention.gqa(q, k, v, both, Rows(positions, tables, 2), GQA, exact=True)
+    where = Rows(positions, tables, 2)
+    together = attention.gqa(q, k, v, GQA, rows=where, cache=both, exact=True)
     for i in range(2):
-        of, alone = slice(2 * i, 2 * i + 2), tuple(torch.zeros(4, 64, 2, 10) for _ in range(2))
+        of, alone = slice(2 * i, 2 * i + 2), tuple(torch.zeros(4, 64, 20) for _ in range(2))
         rows = Rows(positions[of], tables[i : i + 1], 2)
-        expected = attention.gqa(q[of], k[of], v[of], alone, rows, GQA, exact=True)
+        expected = attention.gqa(q[of], k[of], v[of], GQA, rows=rows, cache=alone, exact=True)
         assert torch.equal(together[of], expected)
 
 

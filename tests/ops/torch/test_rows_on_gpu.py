@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import Tensor  # noqa: E402
 
 from ktcli.native import Arena, Format, Pool, Weight, packed_bytes  # noqa: E402
-from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score  # noqa: E402
+from ktcli.ops.table.attention import GqaShape, MlaShape  # noqa: E402
+from ktcli.ops.table.experts import GroupScore, Routing, Score  # noqa: E402
+from ktcli.ops.table.rowwise import Rope  # noqa: E402
 from ktcli.ops.torch import functions  # noqa: E402
 from ktcli.ops.torch.functions import Rows  # noqa: E402
 from ktcli.ops.torch.kernels import EXACT, kernels_for  # noqa: E402
@@ -27,6 +29,7 @@ pytestmark = [
     ),
 ]
 GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ANGLES = tuple(i / 31 for i in range(32))  # radians per position
 BF16 = 2.0**-8  # greatest relative error of rounding to bf16
 
 
@@ -54,7 +57,7 @@ def near(out: Tensor, right: Tensor) -> None:
 def test_linear(name: str, n: int, k: int, t: int) -> None:
     w, x, bias = packed(FORMATS[name], 1, n, k), random(t, k), random(n)
     matrix = unpack(w, 0, torch.float32)
-    out = kernels_for(GPU).linear(x, w, bias) - bias
+    out = kernels_for(GPU)["linear"](x, w, bias) - bias
     bound = x.double().abs() @ matrix.double().abs().mT
     error = (out.double() - x.double() @ matrix.double().mT).abs()
     assert (error <= 2.1 * BF16 * bound + 1e-4).all()
@@ -87,10 +90,11 @@ def places(batch: int) -> Rows:
 )
 def test_gqa(heads: int, kv: int, width: int, wide: int, batch: int) -> None:
     shape, rows = GqaShape(heads, kv, width, width**-0.5, v=wide), places(batch)
-    cache = tuple(random(20, 64, kv, each).bfloat16() for each in (width, wide))
+    cache = tuple(random(20, 64, kv * each).bfloat16() for each in (width, wide))
     same = tuple(each.float() for each in cache)
     q, k, v = (random(batch, n) for n in (heads * width, kv * width, kv * wide))
-    near(kernels_for(GPU).gqa(q, k, v, cache, rows, shape), EXACT.gqa(q, k, v, same, rows, shape))
+    out = kernels_for(GPU)["gqa"](q, k, v, shape, rows=rows, cache=cache)
+    near(out, EXACT["gqa"](q, k, v, shape, rows=rows, cache=same))
     for a, b in zip(cache, same, strict=True):
         assert torch.equal(a, b.bfloat16())
 
@@ -108,23 +112,23 @@ def test_mla(sizes: tuple[int, int, int, int, int], batch: int) -> None:
         random(batch, heads * (nope + rope)),
         random(batch, lora + rope),
     )
-    out = kernels_for(GPU).mla(q, latent, cache, weights, rows, shape)
-    near(out, EXACT.mla(q, latent, same, weights, rows, shape))
+    out = kernels_for(GPU)["mla"](q, latent, *weights, shape, rows=rows, cache=(cache,))
+    near(out, EXACT["mla"](q, latent, *weights, shape, rows=rows, cache=(same,)))
     assert torch.equal(cache, same.bfloat16())
 
 
 @pytest.mark.parametrize(("t", "width"), [(1, 80), (3, 80), (1, 7168), (300, 2048)])
 def test_rows_alone(t: int, width: int) -> None:
     row, x, gain = kernels_for(GPU), random(t, 2 * width)[:, 3 : 3 + width], random(width)
-    torch.testing.assert_close(row.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
+    torch.testing.assert_close(row["norm"](x, gain, 1e-6), functions.norm(x, gain, 1e-6))
     wide = random(t, 96)
-    torch.testing.assert_close(row.swiglu(wide, 40), functions.swiglu(wide, 40))
+    torch.testing.assert_close(row["swiglu"](wide, 40), functions.swiglu(wide, 40))
     rows = Rows(torch.arange(t, device=GPU) * 333, torch.zeros(t, 1, device=GPU).int(), 1)
-    table = torch.rand(32, device=GPU), 1.3
     for first, interleaved in ((0, False), (16, True)):
-        of = random(t, 240), rows, table, 80, first, interleaved
+        of = random(t, 240), Rope(64, ANGLES, 1.3, interleaved), 80, first
         # The angle of a far place is large: its sine differs by the rounding of that.
-        torch.testing.assert_close(row.rope(*of), functions.rope(*of), atol=1e-3, rtol=1e-3)
+        made, right = (rope(*of, rows=rows) for rope in (row["rope"], functions.rope))
+        torch.testing.assert_close(made, right, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +145,7 @@ def test_route(routing: Routing) -> None:
     logits = random(5, routing.experts)
     logits[1] = 0  # all equal: the lower ids
     bias = random(routing.experts) if routing.score is Score.SIGMOID else None
-    ids, gate = kernels_for(GPU).route(logits, routing, bias)
+    ids, gate = kernels_for(GPU)["route"](logits, routing, bias)
     right_ids, right_gate = functions.route(logits, routing, bias)
     assert torch.equal(ids, right_ids)
     torch.testing.assert_close(gate, right_gate)

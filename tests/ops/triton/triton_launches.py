@@ -27,10 +27,13 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ktcli.native import Glu, packed_bytes
-from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
-from ktcli.ops.triton import row
+from ktcli.ops.triton import operations as row
+from ktcli.ops.triton.panels import unpack_all
 from ktcli.weights.formats import FORMATS
 
 Launch = tuple[JITFunction, tuple[Any, ...], dict[str, Any]]
@@ -63,10 +66,11 @@ def qwen3_30b_a3b() -> None:
         row.linear(empty(t, 2048), packed("int8", 5120, 2048), None)
     row.norm(empty(1, 4096), empty(128), 1e-6)
     row.norm(empty(1, 2048), empty(2048), 1e-6)
-    row.rope(empty(1, 4096), rows(1), (empty(64), 1.0), 128, 0, False)
-    pages = empty(600, 64, 4, 128, dtype=torch.bfloat16)
+    row.rope(empty(1, 4096), Rope(128, (0.0,) * 64), 128, rows=rows(1))
+    pages = empty(600, 64, 4 * 128, dtype=torch.bfloat16)
     shape = GqaShape(32, 4, 128, 128**-0.5)
-    row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape)
+    of = empty(1, 4096), empty(1, 512), empty(1, 512)
+    row.gqa(*of, shape, rows=rows(1), cache=(pages, pages))
     ids, gate = row.route(empty(1, 128), Routing(128, 8), None)
     experts("int4-g32", 2048, 768, 128, ids, gate)
 
@@ -76,7 +80,8 @@ def deepseek_v3() -> None:
     row.linear(empty(1, 7168), packed("int4", 1536, 7168), None)
     row.linear(empty(1, 7168), packed("bf16", 129_280, 7168), None)
     row.swiglu(empty(1, 36_864), 18_432)
-    row.rope(empty(1, 128 * 192), rows(1), (empty(32), 1.0), 192, 128, True)
+    interleaved = Rope(64, (0.0,) * 32, interleaved=True)
+    row.rope(empty(1, 128 * 192), interleaved, 192, 128, rows=rows(1))
     weights = (
         packed("int8", 512, 128, 128),
         packed("int8", 128, 512, 128),
@@ -84,29 +89,31 @@ def deepseek_v3() -> None:
     )
     cache = empty(600, 64, 576, dtype=torch.bfloat16)
     shape = MlaShape(128, 128, 64, 128, 512, 192**-0.5)
-    row.mla(empty(1, 128 * 192), empty(1, 576), cache, weights, rows(1), shape)
+    of = empty(1, 128 * 192), empty(1, 576)
+    row.mla(*of, *weights, shape, rows=rows(1), cache=(cache,))
     routing = Routing(256, 8, Score.SIGMOID, 8, 4, GroupScore.TOP2, True, 2.5)
     ids, gate = row.route(empty(1, 256), routing, empty(256))
     for name, t in (("int4", 1), ("fp8", 1), ("int4", 2048)):
         experts(name, 7168, 2048, 256, ids.expand(t, -1), gate.expand(t, -1))
-    row.unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
+    unpack_all(packed("int4", 4096, 7168, 8), empty(8, dtype=torch.int32))
 
 
 def gpt_oss() -> None:
     """Windows and sinks; experts with biases."""
-    pages = empty(600, 64, 8, 64, dtype=torch.bfloat16)
+    pages = empty(600, 64, 8 * 64, dtype=torch.bfloat16)
     shape = GqaShape(64, 8, 64, 0.125, 128)
-    row.gqa(empty(1, 4096), empty(1, 512), empty(1, 512), (pages, pages), rows(1), shape, empty(64))
+    of = empty(1, 4096), empty(1, 512), empty(1, 512)
+    row.gqa(*of, shape, empty(64), rows=rows(1), cache=(pages, pages))
     extras = Extras(Glu(1.702, 7.0, 1.0), empty(32, 5760), empty(32, 2880))
     experts("int4-g32", 2880, 2880, 32, empty(1, 4, dtype=torch.int32), empty(1, 4), extras)
 
 
 def mimo_v2_flash() -> None:
     """Values narrower than keys."""
-    pages = (empty(600, 64, 8, width, dtype=torch.bfloat16) for width in (192, 128))
+    pages = (empty(600, 64, 8 * width, dtype=torch.bfloat16) for width in (192, 128))
     shape = GqaShape(64, 8, 192, 192**-0.5, 128, v=128)
     of = empty(1, 64 * 192), empty(1, 8 * 192), empty(1, 8 * 128)
-    row.gqa(*of, tuple(pages), rows(1), shape, empty(64))
+    row.gqa(*of, shape, empty(64), rows=rows(1), cache=tuple(pages))
 
 
 def experts(

@@ -12,13 +12,15 @@ import torch
 from triton_interpreter import ON_GPU  # before triton
 
 from ktcli.native import SILU, Format, Glu, Scale
-from ktcli.ops.backend import GqaShape, GroupScore, MlaShape, Routing, Score
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.experts import GroupScore, Routing, Score
+from ktcli.ops.table.rowwise import Rope
 from ktcli.ops.torch import attention, functions
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed
 from ktcli.ops.triton import attention as triton_attention
+from ktcli.ops.triton import operations as triton_row
 from ktcli.ops.triton import product as triton_product
-from ktcli.ops.triton import row as triton_row
 from ktcli.ops.triton import small as triton_small
 from ktcli.ops.triton import tiles as triton_tiles
 from ktcli.ops.triton.panels import unpack_all
@@ -187,12 +189,12 @@ def gqa() -> None:
         shape = GqaShape(heads, kv, width, width**-0.5, window, v=wide)
         sinks = torch.randn(heads) if window else None
         rows = _rows(5)
-        cache = _cached(rows, kv, width), _cached(rows, kv, shape.value_dim)
+        cache = _cached(rows, kv * width), _cached(rows, kv * shape.value_dim)
         same = cache[0].clone(), cache[1].clone()
         q, k = (torch.randn(3, n * width) for n in (heads, kv))
         v = torch.randn(3, kv * shape.value_dim)
-        out = triton_row.gqa(q, k, v, cache, rows, shape, sinks)
-        right = attention.gqa(q, k, v, same, rows, shape, sinks)
+        out = triton_row.gqa(q, k, v, shape, sinks, rows=rows, cache=cache)
+        right = attention.gqa(q, k, v, shape, sinks, rows=rows, cache=same)
         torch.testing.assert_close(out, right, atol=8e-3, rtol=8e-3)
         for a, b in zip(cache, same, strict=True):
             assert torch.equal(a.view(torch.int16), b.view(torch.int16))
@@ -212,8 +214,8 @@ def mla() -> None:
         cache = _cached(rows, lora + rope)
         same = cache.clone()
         q, latent = torch.randn(3, heads * (nope + rope)), torch.randn(3, lora + rope)
-        out = triton_row.mla(q, latent, cache, weights, rows, shape)
-        right = attention.mla(q, latent, same, weights, rows, shape)
+        out = triton_row.mla(q, latent, *weights, shape, rows=rows, cache=(cache,))
+        right = attention.mla(q, latent, *weights, shape, rows=rows, cache=(same,))
         torch.testing.assert_close(out, right, atol=2e-2, rtol=2e-2)
         assert torch.equal(cache.view(torch.int16), same.view(torch.int16))
 
@@ -226,10 +228,11 @@ def small() -> None:
     gain = torch.rand(240)
     torch.testing.assert_close(triton_small.norm(x, gain, 1e-6), functions.norm(x, gain, 1e-6))
     rows = Rows(torch.tensor([0, 17, 100_001]), torch.zeros(3, 1).int(), 1)
-    table = (torch.rand(32), 1.3)
+    angles = tuple(torch.rand(32).tolist())
     for first, interleaved in product((0, 16), (False, True)):
-        of = (x, rows, table, 80, first, interleaved)
-        torch.testing.assert_close(triton_small.rope(*of), functions.rope(*of))
+        of = x, Rope(64, angles, 1.3, interleaved, shift=5), 80, first
+        made, right = (rope(*of, rows=rows) for rope in (triton_small.rope, functions.rope))
+        torch.testing.assert_close(made, right)
     for glu in (SILU, Glu(1.702, 0.9, 1.0), Glu(1.0, 0.9, 0.0, 0.7)):
         torch.testing.assert_close(
             triton_small.swiglu(wide[:, :96], 40, glu), functions.swiglu(wide[:, :96], 40, glu)

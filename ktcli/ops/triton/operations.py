@@ -1,4 +1,4 @@
-"""The Triton row: which kernel does an operation, by the number of rows. Signatures are those of `functions`.
+"""Operations by Triton kernels: which one does it, by the number of rows. For signatures see `ops.torch.kernels`.
 
 With one row per sequence and at most FEW_ROWS of them everything here can be captured into a CUDA graph: no
 synchronisation, no shape that depends on data. Kernels are compiled at their first call, which must come before
@@ -7,22 +7,25 @@ the capture. `exact` is not here: it is the torch row's.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ktcli.ops.backend import GqaShape, MlaShape
-from ktcli.ops.torch import attention, functions
-from ktcli.ops.torch.functions import KvPages, Rows
+from ktcli.ops.table.attention import GqaShape, MlaShape
+from ktcli.ops.table.rowwise import Reads
+from ktcli.ops.torch import chosen as torch_chosen
+from ktcli.ops.torch import functions
+from ktcli.ops.torch.chosen import Chosen
+from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, Plain
+from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.triton.attention import append, gqa_one, mla_one
 from ktcli.ops.triton.panels import unpack_all
 from ktcli.ops.triton.product import vector_experts, vector_product, vector_products
 from ktcli.ops.triton.small import norm, rope, route, swiglu
 from ktcli.ops.triton.tiles import TILE_ROWS, operand_type, tile_experts, tile_product
-
-__all__ = [
-    "experts", "gqa", "linear", "mla", "norm", "rope", "route", "swiglu", "unpack_all",
-]  # fmt: skip
 
 # Up to so many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
 # 100 different ones with 128 slots. Above, slots are grouped.
@@ -32,10 +35,13 @@ FEW_ROWS = 16
 UNPACKED_ELEMENTS = 1 << 26
 
 
-def linear(x: Tensor, w: Matrix, bias: Tensor | None) -> Tensor:
+def linear(
+    x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
+) -> Tensor:
     """x [T, K] W^T + bias -> [T, N] f32."""
-    if isinstance(w, Plain) or w.format.rotation:
-        return functions.linear(x, w, bias)
+    w = weight
+    if isinstance(w, Plain) or w.format.rotation or reads is Reads.F32:
+        return functions.linear(x, w, bias, reads)
     if x.shape[0] == 1:
         return vector_product(x, w, bias)
     if x.shape[0] <= TILE_ROWS:
@@ -85,14 +91,16 @@ def gqa(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cache: KvPages,
-    rows: Rows,
     shape: GqaShape,
     sinks: Tensor | None = None,
+    chosen: Chosen | None = None,
+    *,
+    rows: Rows,
+    cache: KvPages,
 ) -> Tensor:
-    """Append k and v to the cache, then attend causally; runs of more than one row as in `functions`."""
-    if rows.run > 1:
-        return attention.gqa(q, k, v, cache, rows, shape, sinks)
+    """Append k and v to the cache, then attend causally; runs of more than one row, and chosen blocks, in torch."""
+    if rows.run > 1 or chosen is not None:
+        return torch_chosen.gqa(q, k, v, shape, sinks, chosen, rows=rows, cache=cache)
     append(cache[0], k, rows)
     append(cache[1], v, rows)
     return gqa_one(q, cache, rows, shape, sinks)
@@ -101,17 +109,34 @@ def gqa(
 def mla(
     q: Tensor,
     latent: Tensor,
-    cache: Tensor,
-    weights: tuple[Packed, Packed, Packed],
-    rows: Rows,
+    uk_in: Packed,
+    uk_out: Packed,
+    uv: Packed,
     shape: MlaShape,
+    chosen: Chosen | None = None,
+    *,
+    rows: Rows,
+    cache: tuple[Tensor],
 ) -> Tensor:
-    """Append the latent to the cache, then attend causally; runs of more than one row as in `functions`."""
-    if rows.run > 1:
-        return attention.mla(q, latent, cache, weights, rows, shape)
-    append(cache, latent, rows)
-    uk_in, _, uv = weights
+    """Append the latent to the cache, then attend causally; runs of more than one row, and chosen positions, in
+    torch."""
+    if rows.run > 1 or chosen is not None:
+        weights = uk_in, uk_out, uv
+        return torch_chosen.mla(q, latent, *weights, shape, chosen, rows=rows, cache=cache)
+    (pages,) = cache
+    append(pages, latent, rows)
     heads = torch.unflatten(q, -1, (shape.heads, shape.nope + shape.rope))
     absorbed = vector_products(heads[..., : shape.nope], uk_in)
-    mixed = mla_one(absorbed, q, cache, rows, shape)
+    mixed = mla_one(absorbed, q, pages, rows, shape)
     return vector_products(mixed.view(q.shape[0], shape.heads, shape.lora), uv).flatten(1)
+
+
+OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    "norm": norm,
+    "linear": linear,
+    "rope": rope,
+    "gqa": gqa,
+    "mla": mla,
+    "route": route,
+    "swiglu": swiglu,
+}

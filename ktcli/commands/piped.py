@@ -1,0 +1,96 @@
+"""What a script or a shell puts on standard input: read to its end, within bounds."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import UsageError
+from ktcli.output import out
+
+PATIENCE_S = 1.0  # how long standard input may say nothing before something is said of it
+MAX_INPUT_BYTES = 4 << 20  # a million tokens; cutting more into tokens takes gigabytes
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+def is_typed() -> bool:
+    """Whether a person sits at standard input."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def standard_input(*, beside: bool = False) -> str:
+    """The text on standard input, to its end; empty if it is closed.
+
+    Args:
+        beside: there is a prompt without it. A pipe on which nobody can write any more, since only programs that
+            started this one hold its other end, is then left out instead of waited for.
+    Raises:
+        UsageError: it is too long to be a prompt.
+    """
+    try:
+        stream = getattr(sys.stdin, "buffer", None) or io.BytesIO()
+        if not _speaks(stream):
+            if beside and _nobody_writes(stream.fileno()):
+                return ""
+            out.warn("waiting for standard input; Ctrl-D ends it, </dev/null leaves it out")
+        data = stream.read(MAX_INPUT_BYTES + 1)
+    except (OSError, ValueError):
+        return ""
+    if len(data) > MAX_INPUT_BYTES:
+        raise UsageError(f"standard input has more than {MAX_INPUT_BYTES:,} bytes")
+    return str(data.decode("utf-8", "replace")).strip()
+
+
+def _speaks(stream: Any) -> bool:
+    """Whether a stream has something to read, or its end, before long; one that cannot be asked does."""
+    try:
+        return bool(select.select([stream.fileno()], [], [], PATIENCE_S)[0])
+    except (AttributeError, OSError, ValueError):
+        return True
+
+
+def _nobody_writes(descriptor: int) -> bool:
+    """Whether `descriptor` is a pipe that no process holds open for writing, but those this one descends from.
+
+    A program that starts this one with a pipe and writes nothing, as many do, never ends it; the programs of a
+    shell's pipeline are siblings.
+    """
+    pipe = os.readlink(f"/proc/self/fd/{descriptor}")
+    if not pipe.startswith("pipe:"):
+        return False
+    family = set(_ancestors())
+    others = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return not any(_holds(other, pipe) for other in others if other not in family)
+
+
+def _ancestors() -> Iterator[int]:
+    """This process, and those it descends from."""
+    process = os.getpid()
+    while process > 0:
+        yield process
+        # "PID (NAME) STATE PARENT ...": a name may hold anything.
+        after = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
+        process = int(after.split()[1])
+
+
+def _holds(process: int, pipe: str) -> bool:
+    """Whether a process has a pipe open for writing; one that may not be looked at does not."""
+    folder = f"/proc/{process}"
+    try:
+        for name in os.listdir(f"{folder}/fd"):
+            if os.readlink(f"{folder}/fd/{name}") == pipe:
+                said = Path(f"{folder}/fdinfo/{name}").read_text()
+                flags = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
+                if int(flags["flags"], 8) & _WRITES:
+                    return True
+    except (OSError, KeyError, ValueError):
+        return False
+    return False

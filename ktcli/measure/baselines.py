@@ -1,0 +1,185 @@
+"""How other programs share the experts between CPU and GPU, to compare kt's own way with.
+
+kt works on both at the same time, with the step captured and experts deferred. The others here leave
+something of that out: all experts on the CPU, or one phase after the other, expert by expert.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ktcli.engine.device.decode import DecodeStep
+from ktcli.engine.device.engine import DeviceEngine
+from ktcli.engine.device.experts import HostExperts, LayerWeights
+from ktcli.engine.device.placement import Placement
+from ktcli.engine.device.runners import Resident, TimedRunner, apply
+from ktcli.engine.device.slabs import Slab
+from ktcli.engine.device.stream import Stream
+from ktcli.measure.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, SEQUENTIAL, Policy
+from ktcli.native import Pool
+from ktcli.planner.memory import PREFILL_CHUNK
+
+# Whether an expert with so many tokens is computed on the CPU.
+OnCpu = Callable[[int], bool]
+
+
+def engine_under(
+    policy: Policy, *given: Any, on_cpu: OnCpu | None = None, **others: Any
+) -> DeviceEngine:
+    """An engine that shares the experts by a policy.
+
+    Args:
+        given, others: of `DeviceEngine`.
+        on_cpu: FIDDLER needs it, nobody else.
+    """
+    model, recipe, source, pool, placement, *rest = given
+    placed = placement_under(policy, placement)
+    if policy is Policy.KT:
+        return DeviceEngine(model, recipe, source, pool, placed, *rest, **others)
+    return Baseline(policy, on_cpu, model, recipe, source, pool, placed, *rest, **others)
+
+
+def placement_under(policy: Policy, placement: Placement) -> Placement:
+    """What goes where, as the policy wants it: only kt's own defers."""
+    if policy is Policy.KT:
+        return placement
+    plain = replace(placement, depths=((0, 0),), deferral=False)
+    if policy is not Policy.ALL_CPU:
+        return plain
+    long = replace(plain.long_prompts, short=PREFILL_CHUNK)
+    return replace(plain, mask=np.zeros_like(plain.mask), long_prompts=long)
+
+
+def policy_of(engine: DeviceEngine) -> Policy:
+    """The policy that an engine runs under."""
+    return engine.policy if isinstance(engine, Baseline) else Policy.KT
+
+
+class Baseline(DeviceEngine):
+    """An engine under a policy that is not kt's own; the others of its arguments are `DeviceEngine`'s.
+
+    Args:
+        on_cpu: None: no expert is computed on the CPU that is missing on the device.
+    """
+
+    def __init__(self, policy: Policy, on_cpu: OnCpu | None, *given: Any, **others: Any) -> None:
+        self.policy = policy
+        self._on_cpu = on_cpu
+        super().__init__(*given, **others)
+
+    def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:
+        if self.policy not in SEQUENTIAL or host is None:
+            return super()._runner(host, resident)
+        on_cpu = self._on_cpu if self.policy is Policy.FIDDLER else lambda n_tokens: False
+        assert on_cpu is not None
+        mask = self.placement.mask
+        return OnDemand(host, resident, self._layers, mask, self.stream, self.pool, on_cpu)
+
+    def _decode_step(self, *given: Any) -> DecodeStep | None:
+        return None if self.policy in SEQUENTIAL else super()._decode_step(*given)
+
+
+@dataclass(slots=True)
+class Phases:
+    """What sequential phases took, in seconds."""
+
+    cpu_s: float = 0.0
+    device_s: float = 0.0
+    copy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class OnDemand:
+    """Each missing expert is computed on the CPU or fetched, one phase after the other.
+
+    Attributes:
+        on_cpu: whether an expert of a layer with so many tokens goes to the CPU.
+        phases: added up over all steps.
+    """
+
+    host: HostExperts
+    resident: Resident
+    layers: Sequence[LayerWeights | None]
+    mask: NDArray[np.bool_]
+    stream: Stream
+    pool: Pool
+    on_cpu: Callable[[int], bool]
+    phases: Phases = field(default_factory=Phases)
+
+    def begin(self, n_tokens: int, defer: int) -> None:
+        """`defer` does not count: nothing is late here."""
+
+    def check(self) -> None:
+        pass
+
+    def operations(self) -> list[tuple[str, int]]:
+        """(phase, nanoseconds so far)."""
+        found = self.phases
+        seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
+        return [(name, round(1e9 * each)) for name, each in seconds.items()]
+
+    def start(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Any:
+        return layer, x, ids, gate
+
+    def finish(self, started: Any) -> Tensor:
+        layer, x, ids, gate = started
+        phases = self.phases
+        self.stream.synchronize()
+        wanted, counts = np.unique(ids.cpu().numpy(), return_counts=True)
+        here = self.mask[layer][wanted]
+        away = list(zip(wanted[~here].tolist(), counts[~here].tolist(), strict=True))
+        fetched = [e for e, n in away if not self.on_cpu(n)]
+        total = torch.zeros_like(x)
+        started_at = time.perf_counter()
+        own = self.resident.run(layer, x, ids, gate)
+        if own is not None:
+            total += own
+        self.stream.synchronize()
+        phases.device_s += time.perf_counter() - started_at
+        if fetched:
+            total += self._fetched(layer, fetched, x, ids, gate)
+        if len(fetched) < len(away):
+            total += self._on_cpu(layer, fetched, x, ids, gate)
+        return total
+
+    def _fetched(
+        self, layer: int, experts: Sequence[int], x: Tensor, ids: Tensor, gate: Tensor
+    ) -> Tensor:
+        weights = self.layers[layer]
+        assert weights is not None
+        slab, started = Slab(layer, weights, tuple(experts)), time.perf_counter()
+        staged = torch.empty(slab.size_bytes, dtype=torch.uint8)
+        slab.gather(staged, self.pool)
+        memory = staged.to(self.stream.device)
+        slots = slab.slots(self.mask.shape[1]).to(self.stream.device)
+        self.stream.synchronize()
+        copied = time.perf_counter()
+        parts = [apply(self.resident.kernels, s, x, ids, gate) for s in slab.stacks(memory, slots)]
+        total = torch.stack(parts).sum(0)
+        self.stream.synchronize()
+        self.phases.copy_s += copied - started
+        self.phases.device_s += time.perf_counter() - copied
+        return total
+
+    def _on_cpu(
+        self, layer: int, fetched: Sequence[int], x: Tensor, ids: Tensor, gate: Tensor
+    ) -> Tensor:
+        """All others that are missing here."""
+        started = time.perf_counter()
+        skipped = torch.tensor(fetched, dtype=ids.dtype, device=ids.device)
+        # A step of its own: between two of them the pool is free to copy.
+        self.host.begin(x.shape[0], 0)
+        self.host.enter(layer, x, torch.where(torch.isin(ids, skipped), -1, ids), gate)
+        result = self.host.leave(layer, x.shape[0])
+        self.stream.synchronize()
+        self.host.check()
+        self.phases.cpu_s += time.perf_counter() - started
+        return result

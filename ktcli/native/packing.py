@@ -1,0 +1,96 @@
+"""Values by field name become the struct that an operation of a program is told with.
+
+How a value is packed, the C type of its field says: an array of numbers is borrowed, a tuple of them copied, weights
+become an array with one for each node or the one that is a field itself, whatever has names is a struct of its own,
+and everything else is a number. None is 0 or NULL. There is no list of operations here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.native.library import Weight, c_weights, library, require
+
+_DTYPES = {"float": "float32", "int32_t": "int32", "uint16_t": "uint16", "uint8_t": "uint8"}
+_WEIGHT = "struct kt_weight"
+
+# What packs a value: it gives what cffi stores, and adds to a list what must live as long as the struct is read.
+Packer = Callable[[Any, list[Any]], Any]
+
+
+class Packing:
+    """How the fields of one struct are packed.
+
+    Args:
+        name: of the struct, e.g. "kt_norm".
+        nodes: of the pool: so many weights a pointer to weights needs.
+    """
+
+    def __init__(self, name: str, nodes: int) -> None:
+        self._ffi, _ = library()
+        self._name, self._pointer = name, f"{name} *"
+        fields: Sequence[tuple[str, Any]] = self._ffi.typeof(name).fields
+        self._packers = {field: _packer(of.type, nodes) for field, of in fields}
+
+    def pack(self, values: Mapping[str, Any], keep: list[Any]) -> Any:
+        """The struct; what is not given is 0.
+
+        Raises:
+            NativeError: there is no such field, or an array of another type.
+        """
+        made: dict[str, Any] = {}
+        for field, value in values.items():
+            require(field in self._packers, f"{self._name} has no field {field!r}")
+            if value is not None:
+                made[field] = self._packers[field](value, keep)
+        return self._ffi.new(self._pointer, made)
+
+
+@cache
+def packing(name: str, nodes: int) -> Packing:
+    """The packing of a struct, made once."""
+    return Packing(name, nodes)
+
+
+def _packer(of: Any, nodes: int) -> Packer:
+    ffi, _ = library()
+    if of.kind == "struct":
+        require(of.cname == _WEIGHT, f"a {of.cname} by value")
+        return _one_weight
+    if of.kind != "pointer":
+        return lambda value, keep: value
+    if of.item.cname == _WEIGHT:
+        return lambda value, keep: _weights(value, nodes, keep)
+    if of.item.kind == "struct":
+        return lambda value, keep: _kept(ffi.new(of, value._asdict()), keep)
+    ctype, dtype = f"{of.item.cname}[]", np.dtype(_DTYPES[of.item.cname])
+    return lambda value, keep: _kept(ffi.from_buffer(ctype, _array(value, dtype)), keep)
+
+
+def _kept(made: Any, keep: list[Any]) -> Any:
+    keep.append(made)
+    return made
+
+
+def _array(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    array: NDArray[Any] = np.array(value, dtype) if isinstance(value, tuple) else value
+    require(array.dtype == dtype, f"an array of {array.dtype}, where {dtype} is needed")
+    require(array.flags.c_contiguous, "array is not contiguous")
+    return array
+
+
+def _weights(value: Sequence[Weight], nodes: int, keep: list[Any]) -> Any:
+    require(len(value) == nodes, f"{len(value)} slices of a weight for {nodes} nodes")
+    keep += value
+    return _kept(c_weights(*value), keep)
+
+
+def _one_weight(value: Sequence[Weight], keep: list[Any]) -> Any:
+    require(len(value) == 1, f"{len(value)} slices of a weight that nodes do not share")
+    keep += value
+    return _kept(c_weights(*value), keep)[0]

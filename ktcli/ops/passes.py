@@ -1,0 +1,73 @@
+"""Passes: recordings in, recordings out, that compute the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ktcli.native import View
+from ktcli.ops.operation import FieldKind
+from ktcli.ops.recording import Buffer, Number, Record, Recording
+from ktcli.ops.table.experts import Carry, Experts, SplitRouting
+
+
+def defer_experts(recording: Recording, layers: int) -> Recording:
+    """The first `layers` layers with experts may defer some of them to the next one; a step says how many.
+
+    Each such routing is split. What is late is computed behind what is not, into a buffer of its own, and joins the
+    experts of the layer that comes next.
+    """
+    records: list[Record] = []
+    buffers = list(recording.buffers)
+    routings = sum(each.operation.gives.count(FieldKind.ROUTING) for each in recording.records)
+    found, late = 0, None  # layers with experts so far; what the last of them deferred
+    for record in recording.records:
+        operation = record.operation
+        if not isinstance(operation, Experts):
+            records.append(record)
+            continue
+        found += 1
+        before, late = late, None
+        (out,) = record.outs
+        if found > layers:
+            records.append(record)
+        else:
+            now, later = (Number(FieldKind.ROUTING, routings + i) for i in (0, 1))
+            routings += 2
+            split = SplitRouting(operation.routed, late=True)
+            records.append(Record(split, (), (now, later), record.layer))
+            records.append(replace(record, operation=replace(operation, routed=now)))
+            late = View(len(buffers), 0, out.width)
+            buffers.append(buffers[out.buffer])
+        if before is not None:
+            records.append(Record(Carry(out, before), layer=record.layer))
+        if late is not None:
+            deferred = replace(operation, routed=later)
+            records.append(Record(deferred, (late,), layer=record.layer))
+    return Recording(tuple(records), tuple(buffers), recording.results)
+
+
+def reuse_buffers(recording: Recording) -> Recording:
+    """Buffers whose contents nobody reads any more hold new ones, so that a model of sixty layers needs about as many
+    as one of its layers."""
+    last = {view.buffer: i for i, each in enumerate(recording.records) for view in each.views}
+    last.update((result.buffer, len(recording.records)) for result in recording.results)
+    buffers: list[Buffer] = []
+    placed: dict[int, int] = {}
+    free: dict[Buffer, list[int]] = {}
+
+    def place(view: View) -> View:
+        if view.buffer not in placed:
+            kind = recording.buffers[view.buffer]
+            if spare := free.get(kind):
+                placed[view.buffer] = spare.pop()
+            else:
+                placed[view.buffer] = len(buffers)
+                buffers.append(kind)
+        return replace(view, buffer=placed[view.buffer])
+
+    records = []
+    for i, each in enumerate(recording.records):
+        records.append(each.renamed(place))
+        for buffer in {view.buffer for view in each.views if last[view.buffer] == i}:
+            free.setdefault(recording.buffers[buffer], []).append(placed[buffer])
+    return Recording(tuple(records), tuple(buffers), tuple(map(place, recording.results)))

@@ -1,0 +1,182 @@
+"""What a forward does, as data: records of operations on virtual buffers, which can be printed, checked, changed by
+passes, and made into a native program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ktcli.native import View
+from ktcli.ops.backend import Backend, Call, Value
+from ktcli.ops.operation import WEIGHTS, FieldKind, Operation, layout_of
+from ktcli.ops.table.rowwise import Linear, Summary
+from ktcli.ops.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A result that is no rows: the n-th routing, or the n-th choice, of a recording."""
+
+    kind: FieldKind
+    n: int
+
+
+class Buffer(NamedTuple):
+    """A virtual buffer.
+
+    Attributes:
+        outputs: a row for each wanted output, not for each token.
+    """
+
+    width: int
+    outputs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One operation of a recording.
+
+    Attributes:
+        operation: its operands are views and numbers, its weights declarations of tensors.
+        outs: the views that it writes, in the order of the row.
+        numbers: what it makes beside them.
+        layer: of the decoder; None: none.
+    """
+
+    operation: Operation
+    outs: tuple[View, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    layer: int | None = None
+
+    @property
+    def operands(self) -> tuple[View | None, ...]:
+        """What it reads, and may overwrite, in the order of the row."""
+        names = layout_of(type(self.operation)).operands
+        return tuple(getattr(self.operation, name) for name in names)
+
+    @property
+    def views(self) -> Iterator[View]:
+        """Everything it touches: results, then operands."""
+        return (view for view in (*self.outs, *self.operands) if view is not None)
+
+    def renamed(self, to: Callable[[View], View]) -> Record:
+        """The same operation on other views."""
+        names = layout_of(type(self.operation)).operands
+        views = {name: getattr(self.operation, name) for name in names}
+        moved = {name: to(view) for name, view in views.items() if view is not None}
+        outs = tuple(map(to, self.outs))
+        return replace(self, operation=replace(self.operation, **moved), outs=outs)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A forward as data.
+
+    Attributes:
+        records: in the order in which they run.
+        buffers: what views are views of.
+        results: what is read when all ran.
+    """
+
+    records: tuple[Record, ...]
+    buffers: tuple[Buffer, ...]
+    results: tuple[View, ...]
+
+
+class Recorder(Backend):
+    """Notes what a forward does, and checks that widths, matrices and vectors fit each other."""
+
+    summary = Call(Summary)
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._buffers: list[Buffer] = []
+        self._numbers = dict.fromkeys(FieldKind, 0)
+        self._choice: Number | None = None  # the last one
+        self._layer: int | None = None
+
+    def finish(self, *results: View) -> Recording:
+        """All that was noted, and what is read of it."""
+        return Recording(tuple(self._records), tuple(self._buffers), results)
+
+    def begin_layer(self, layer: int | None) -> None:
+        self._layer = layer
+
+    def do(self, operation: Operation) -> Value:
+        choice = layout_of(type(operation)).named(FieldKind.CHOICE)
+        if choice and getattr(operation, choice):
+            operation = replace(operation, **{choice: self._choice})
+        widths = _checked(operation)
+        operands = [getattr(operation, name) for name in layout_of(type(operation)).operands]
+        if operation.in_place:
+            outs: tuple[View, ...] = (operands[0],)
+        else:
+            like = self._buffers[operands[0].buffer].outputs if operands else False
+            domain = like or operation.selects
+            outs = tuple(self._buffer(widths[out], domain) for out in operation.outs)
+        numbers = tuple(map(self._number, operation.gives))
+        if FieldKind.CHOICE in operation.gives:
+            self._choice = numbers[0]
+        self._records.append(Record(operation, outs, numbers, self._layer))
+        made = *outs, *numbers
+        return made if len(made) > 1 else made[0] if made else operands[0]
+
+    def split(self, x: View, *widths: int) -> tuple[Value, ...]:
+        ends = [sum(widths[: i + 1]) for i in range(len(widths))]
+        return tuple(
+            View(x.buffer, x.column + end - width, width)
+            for end, width in zip(ends, widths, strict=True)
+        )
+
+    def grouped(self, x: View, weights: tuple[Tensor, ...]) -> Value:
+        out = self._buffer(sum(weight.n for weight in weights), self._buffers[x.buffer].outputs)
+        columns = self.split(x, *(weight.k for weight in weights))
+        parts = self.split(out, *(weight.n for weight in weights))
+        for weight, one, part in zip(weights, columns, parts, strict=True):
+            operation = Linear(one, weight)
+            _checked(operation)
+            self._records.append(Record(operation, (part,), layer=self._layer))
+        return out
+
+    def collect(self, started: View) -> Value:
+        return started
+
+    def _buffer(self, width: Any, outputs: bool) -> View:
+        self._buffers.append(Buffer(width, outputs))
+        return View(len(self._buffers) - 1, 0, width)
+
+    def _number(self, kind: FieldKind) -> Number:
+        self._numbers[kind] += 1
+        return Number(kind, self._numbers[kind] - 1)
+
+
+def record(forward: Callable[[Backend], Value]) -> Recording:
+    """A forward and the summary of its logits. Results: logits, best, peaks, sums."""
+    recorder = Recorder()
+    logits = forward(recorder)
+    return recorder.finish(logits, *recorder.summary(logits))
+
+
+def _checked(operation: Operation) -> dict[str, Any]:
+    """The widths of an operation, to which operands, matrices and vectors are held."""
+    layout, widths = layout_of(type(operation)), operation.widths()
+    for name in layout.operands:
+        view, width = getattr(operation, name), widths.get(name)
+        has = view.width if view is not None else 0
+        assert width is None or has == width or view is None, (
+            f"{operation.name} {name}: {has} columns, not {width}"
+        )
+    for name, kind in layout.weights.items():
+        tensor = getattr(operation, name)
+        if tensor is None:
+            continue
+        assert tensor.role in WEIGHTS[kind], (
+            f"{operation.name} {name}: {tensor.name} is a {kind.value}"
+        )
+        wanted = widths.get(name)
+        has = (tensor.count, tensor.n, tensor.k) if isinstance(wanted, tuple) else tensor.elements
+        assert wanted is None or has == wanted, (
+            f"{operation.name} {name}: {tensor.name} is {has}, not {wanted}"
+        )
+    return widths

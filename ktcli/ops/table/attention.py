@@ -1,0 +1,265 @@
+"""Rows of the table: attention over cached positions, and the choice of those that are attended to."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+from ktcli.native import PAGE_TOKENS
+from ktcli.ops.operation import (
+    Cached,
+    FieldKind,
+    Implied,
+    LastChoice,
+    Matrix,
+    Operation,
+    PagesAndStateOf,
+    PagesOf,
+    Rows,
+    StateFirst,
+    Vector,
+    Widths,
+)
+from ktcli.ops.tensors import ceil_to
+
+
+def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
+    """Elements per position of a page's rows [dim], one for each window of `every` that ends in it.
+
+    Args:
+        multiple: to which their number is rounded up.
+    """
+    rows = ceil_to(max(1, PAGE_TOKENS // every), multiple)
+    return -(-rows * dim // PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class GqaShape:
+    """Grouped-query attention of one layer.
+
+    Attributes:
+        window: a token sees the last so many positions, its own included; 0: all.
+        beside: elements that the layer caches for each position behind k and v: an indexer's key.
+        v: columns of a head's values; 0: as many as of its keys. Read `value_dim`.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    beside: Implied = 0
+    v: int = 0
+
+    @property
+    def value_dim(self) -> int:
+        """Columns of a head's values, and of what it gives."""
+        return self.v or self.head_dim
+
+    @property
+    def kept(self) -> int:
+        """Elements of k and v of one position."""
+        return self.kv_heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Gqa(Operation):
+    """Appends k and v to the cache, attends causally -> [T, heads * value_dim].
+
+    With `chosen`, to the blocks that the last `choose` chose for each of kv_heads.
+    sinks [heads]: one more score in the softmax of each head, that of no key."""
+
+    name = "gqa"
+    reads_step = True
+
+    q: Rows
+    k: Rows
+    v: Rows
+    shape: GqaShape
+    _: KW_ONLY
+    layer: PagesOf
+    sinks: Vector | None = None
+    chosen: LastChoice = False
+
+    @property
+    def cached(self) -> Cached:
+        s = self.shape
+        return Cached(0, (s.kv_heads * s.head_dim, s.kv_heads * s.value_dim), s.beside)
+
+    def widths(self) -> Widths:
+        s, (k, v) = self.shape, self.cached.parts
+        out = s.heads * s.value_dim
+        return {"out": out, "q": s.heads * s.head_dim, "k": k, "v": v, "sinks": s.heads}
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseShape:
+    """How the positions that a token attends to are chosen; see kt_program_choose for the exact rule.
+
+    Attributes:
+        heads, dim: of the index queries; `dim` of the one index key.
+        top_k: places of a token.
+        scale: of the scores, positive.
+        behind: elements that the layer caches for each position before the index key.
+        block: positions of a place.
+        local: so many blocks, the token's own and those before it, are always chosen.
+        every: positions of a window that is a place, whose key is that of its last one.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    scale: float
+    behind: Implied
+    block: int = 1
+    local: int = 0
+    every: int = 1
+
+    @property
+    def positions(self) -> int:
+        """The most that a token attends to."""
+        return self.top_k * self.block * self.every
+
+    @property
+    def elements(self) -> int:
+        """Cached for each position."""
+        return paged_elements(self.dim, self.every, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(Operation):
+    """Appends the index key [T, dim], chooses the positions that each token attends to by the index queries
+    [T, heads * dim] and their weights [T, heads]; without weights each head chooses blocks for itself. Lasts until
+    the next `choose`."""
+
+    name = "choose"
+    outs = ()
+    gives = (FieldKind.CHOICE,)
+    reads_step = True
+
+    q: Rows
+    key: Rows
+    weight: Rows | None
+    shape: ChooseShape
+    _: KW_ONLY
+    layer: PagesOf
+
+    @property
+    def cached(self) -> Cached:
+        return Cached(self.shape.behind, (self.shape.elements,), 0)
+
+    def widths(self) -> Widths:
+        s = self.shape
+        return {"q": s.heads * s.dim, "key": s.dim, "weight": s.heads}
+
+
+@dataclass(frozen=True, slots=True)
+class MlaShape:
+    """Multi-head latent attention of one layer: widths per head, and of the latent.
+
+    Attributes:
+        beside: elements that the layer caches for each position behind the latent: an indexer's key.
+    """
+
+    heads: int
+    nope: int
+    rope: int
+    v: int
+    lora: int
+    scale: float
+    beside: Implied = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mla(Operation):
+    """Appends the latent [T, lora + rope], attends -> [T, heads * v].
+
+    Weights, one matrix per head: uk_in (query to latent), uk_out (latent to key), uv (latent to value).
+    With `chosen`, to what the last `choose` chose."""
+
+    name = "mla"
+    reads_step = True
+
+    q: Rows
+    latent: Rows
+    uk_in: Matrix
+    uk_out: Matrix
+    uv: Matrix
+    shape: MlaShape
+    _: KW_ONLY
+    layer: PagesOf
+    chosen: LastChoice = False
+
+    @property
+    def cached(self) -> Cached:
+        return Cached(0, (self.shape.lora + self.shape.rope,), self.shape.beside)
+
+    def widths(self) -> Widths:
+        s = self.shape
+        return {
+            "out": s.heads * s.v,
+            "q": s.heads * (s.nope + s.rope),
+            "latent": s.lora + s.rope,
+            "uk_in": (s.heads, s.lora, s.nope),
+            "uk_out": (s.heads, s.nope, s.lora),
+            "uv": (s.heads, s.v, s.lora),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MqaShape:
+    """Attention over one key, of a window and of pooled rows; see kt_program_mqa for the exact rule.
+
+    Attributes:
+        window: positions that a token sees, its own included.
+        every: positions of a window that is one pooled row; 0: there are none.
+        context: positions that a sequence may have.
+        beside: elements that the layer caches for each position behind the pooled rows: an indexer's keys.
+    """
+
+    heads: int
+    dim: int
+    scale: float
+    window: int
+    every: int = 0
+    context: int = 0
+    beside: Implied = 0
+
+    @property
+    def paged(self) -> int:
+        """Elements of pooled rows, per position."""
+        return paged_elements(self.dim, self.every) if self.every else 0
+
+    @property
+    def state_elements(self) -> int:
+        """f32 of the window."""
+        return ceil_to(self.window * self.dim, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Mqa(Operation):
+    """Attends to the last positions and to pooled rows, which are appended -> [T, heads * dim].
+
+    With `chosen`, to those of the pooled rows that the last `choose` chose.
+    first: where its state begins in the layer's, f32 elements; whole lines of 16."""
+
+    name = "mqa"
+    reads_step = True
+
+    q: Rows
+    kv: Rows
+    pooled: Rows | None
+    shape: MqaShape
+    _: KW_ONLY
+    layer: PagesAndStateOf
+    first: StateFirst
+    sinks: Vector | None = None
+    chosen: LastChoice = False
+
+    @property
+    def cached(self) -> Cached:
+        return Cached(0, (self.shape.paged,), self.shape.beside)
+
+    def widths(self) -> Widths:
+        s, width = self.shape, self.shape.heads * self.shape.dim
+        pooled = s.dim if s.every else 0
+        return {"out": width, "q": width, "kv": s.dim, "pooled": pooled, "sinks": s.heads}

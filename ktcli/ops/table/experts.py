@@ -1,0 +1,142 @@
+"""Rows of the table: routed experts, and their deferral."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from enum import IntEnum
+
+from ktcli.native import PANEL_ROWS, SILU, Glu
+from ktcli.ops.operation import (
+    ExpertStack,
+    FieldKind,
+    Ids,
+    Mask,
+    Operation,
+    Routed,
+    Rows,
+    Vector,
+    Widths,
+)
+from ktcli.ops.tensors import ceil_to
+
+
+class Score(IntEnum):
+    """Router scores; values of `kt_score`."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    SQRT_SOFTPLUS = 2
+
+
+class GroupScore(IntEnum):
+    """How a group of experts is scored; values of `kt_group_score`."""
+
+    MAX = 0
+    TOP2 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token are chosen; see kt_program_route for the exact rule."""
+
+    experts: int
+    top_k: int
+    score: Score = Score.SOFTMAX
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: GroupScore = GroupScore.MAX
+    normalize: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Operation):
+    """Chooses experts per token -> a routing, for `experts`.
+
+    table: [vocab * top_k] of experts, those of each token id, which then are not chosen."""
+
+    name = "route"
+    outs = ()
+    gives = (FieldKind.ROUTING,)
+    reads_step = True
+    derived = ("vocab",)
+
+    logits: Rows
+    routing: Routing
+    _: KW_ONLY
+    bias: Vector | None = None
+    table: Ids | None = None
+
+    @property
+    def vocab(self) -> int:
+        """Token ids that the table knows."""
+        return self.table.elements // self.routing.top_k if self.table else 0
+
+    def widths(self) -> Widths:
+        r = self.routing
+        return {"logits": r.experts, "bias": r.experts, "table": self.vocab * r.top_k}
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Operation):
+    """Starts the chosen experts -> what `collect` takes. Once per layer with experts, in their order.
+
+    gate_up_bias, down_bias: one value for each row of each expert's matrix."""
+
+    name = "experts"
+
+    x: Rows
+    routed: Routed
+    gate_up: ExpertStack
+    down: ExpertStack
+    _: KW_ONLY
+    glu: Glu = SILU
+    gate_up_bias: Vector | None = None
+    down_bias: Vector | None = None
+
+    def widths(self) -> Widths:
+        count, hidden, inner = self.down.count, self.down.n, self.down.k
+        rows = 2 * ceil_to(inner, PANEL_ROWS)
+        return {
+            "out": hidden,
+            "gate_up": (count, rows, self.x.width),
+            "down": (count, hidden, inner),
+            "gate_up_bias": count * rows,
+            "down_bias": count * hidden,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRouting(Operation):
+    """Two routings from one: the experts of now, and, with `late`, those that are deferred; see kt_program_split.
+
+    elsewhere: not 0 for an expert that something else computes."""
+
+    name = "split"
+    outs = ()
+    gives = (FieldKind.ROUTING, FieldKind.ROUTING)
+    derived = ("experts",)
+
+    routed: Routed
+    elsewhere: Mask | None = None
+    late: bool = False
+
+    @property
+    def experts(self) -> int:
+        """That `elsewhere` knows."""
+        return self.elsewhere.elements if self.elsewhere else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Carry(Operation):
+    """x += late, in steps that defer: what experts over a late routing gave joins the others here."""
+
+    name = "carry"
+    outs = ()
+    overwrites = ("x",)
+
+    x: Rows
+    late: Rows
+
+    def widths(self) -> Widths:
+        return {"late": self.x.width}

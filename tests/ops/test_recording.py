@@ -1,0 +1,176 @@
+"""Passes over recordings never change what is computed.
+
+Records run on symbols instead of numbers: every column holds the history of how it came about. Before a pass and
+after it, the results must have the same history.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import pytest
+from reference import CASES, Case
+
+from ktcli.models import Model, build
+from ktcli.native import View
+from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.passes import defer_experts, reuse_buffers
+from ktcli.ops.recording import Number, Record, Recording, record
+from ktcli.ops.table.experts import Carry, Experts, SplitRouting
+
+by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+class History:
+    """How every column of every buffer came about, and every number.
+
+    A step that defers nothing: late experts and what carries them are left out.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.columns: dict[tuple[int, int], object] = {}
+        self.numbers: dict[Number | None, object] = {}
+        for each in recording.records:
+            if isinstance(each.operation, SplitRouting):
+                now, late = each.numbers
+                self.numbers |= {now: self.numbers[each.operation.routed], late: None}
+            elif not isinstance(each.operation, Carry) and not self._is_late(each):
+                self._run(each)
+        self.results = [self.read(view) for view in recording.results]
+
+    def read(self, view: View) -> tuple[object, ...]:
+        places = range(view.column, view.column + view.width)
+        return tuple(self.columns.get((view.buffer, i)) for i in places)
+
+    def _is_late(self, each: Record) -> bool:
+        return isinstance(each.operation, Experts) and self.numbers[each.operation.routed] is None
+
+    def _run(self, each: Record) -> None:
+        operation, layout = each.operation, layout_of(type(each.operation))
+        values = {field.name: getattr(operation, field.name) for field in layout.fields}
+        named = {name: values[name] and values[name].name for name in layout.weights}
+        read = [self.read(view) for view in each.operands if view is not None]
+        found = [self.numbers.get(value) for value in values.values() if _is_number(value)]
+        facts = [fact(operation) for fact in layout.facts.values()]
+        made = hash((operation.name, str(named), tuple(read), tuple(found), str(facts)))
+        overwritten = (values[name] for name in operation.overwrites)
+        for k, view in enumerate((*each.outs, *overwritten)):
+            for i in range(view.width):
+                self.columns[view.buffer, view.column + i] = hash((made, k, i))
+        self.numbers |= {number: hash((made, i)) for i, number in enumerate(each.numbers)}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number)
+
+
+def model_of(case: Case, layers: int) -> Model:
+    config = case.own_spelling()
+    text = config.get("text_config", config)
+    text["num_hidden_layers"] = layers
+    for each in (
+        "layer_types",
+        "mlp_layer_types",
+        "indexer_types",
+        "layer_rope_theta",
+        "swiglu_limits",
+        "swiglu_limits_shared",
+        "num_attention_heads_per_layer",
+    ):
+        text.pop(each, None)
+    return build(config)
+
+
+@cache
+def of_name(name: str, layers: int) -> tuple[Model, Recording]:
+    model = model_of(next(case for case in CASES if case.name == name), layers)
+    return model, record(model.forward)
+
+
+def recorded(case: Case, layers: int = 6) -> Recording:
+    return of_name(case.name, layers)[1]
+
+
+@by_case
+def test_passes_keep_the_history(case: Case) -> None:
+    recording = recorded(case)
+    wanted = History(recording).results
+    assert History(reuse_buffers(recording)).results == wanted
+    deferring = defer_experts(recording, 3)
+    assert History(deferring).results == wanted
+    assert History(reuse_buffers(deferring)).results == wanted
+
+
+@by_case
+def test_more_layers_need_no_more_buffers(case: Case) -> None:
+    counts = [len(reuse_buffers(recorded(case, layers)).buffers) for layers in (4, 12)]
+    # Linear attention has a convolution and two gates beside the attention of the other layers; DeepSeek-V4 has
+    # streams and their weights, two kinds of pooled rows and an indexer; GLM-5.3 has all of these but one. Three
+    # more are the summary's.
+    most = {"qwen3_next": 18, "bailing_hybrid": 18, "deepseek_v4": 28, "glm5_next": 26}
+    assert counts[0] == counts[1] <= most.get(case.model_type, 16) + 3
+
+
+@by_case
+def test_what_is_late_joins_the_next_layer(case: Case) -> None:
+    recording = recorded(case)
+    layers = sum(isinstance(each.operation, Experts) for each in recording.records)
+    deferring = max(0, min(3, layers - 1))
+    records = defer_experts(recording, deferring).records
+    splits = [each for each in records if isinstance(each.operation, SplitRouting)]
+    carries = [each for each in records if isinstance(each.operation, Carry)]
+    experts = [each for each in records if isinstance(each.operation, Experts)]
+    assert len(splits) == len(carries) == deferring
+    late = [each for each in experts if each.operation.routed in {s.numbers[1] for s in splits}]
+    assert [each.operation.late for each in carries] == [each.outs[0] for each in late]
+    for carry, before in zip(carries, late, strict=True):
+        assert carry.layer > before.layer and records.index(before) < records.index(carry)
+        (now,) = (e for e in experts if e.layer == carry.layer and e not in late)
+        assert now.outs[0] == carry.operation.x
+
+
+@by_case
+def test_nobody_reads_what_was_overwritten(case: Case) -> None:
+    """A torch kernel may leave it as it was, so what is read there would differ between backends."""
+    gone: dict[int, set[int]] = defaultdict(set)
+
+    def columns(view: View) -> set[int]:
+        return set(range(view.column, view.column + view.width))
+
+    for each in recorded(case).records:
+        assert not any(columns(v) & gone[v.buffer] for v in each.operands if v), each
+        for out in each.outs:
+            gone[out.buffer] -= columns(out)
+        names = each.operation.overwrites if each.outs else each.operation.overwrites[1:]
+        for view in (getattr(each.operation, name) for name in names):
+            gone[view.buffer] |= columns(view)
+
+
+@by_case
+def test_every_tensor_is_named_and_every_layer_known(case: Case) -> None:
+    model, recording = of_name(case.name, 6)
+    named: dict[str, set[int | None]] = defaultdict(set)
+    for each in recording.records:
+        for name in layout_of(type(each.operation)).weights:
+            tensor = getattr(each.operation, name)
+            if tensor is not None:
+                named[tensor.name].add(each.layer)
+    assert {tensor.name: {tensor.layer} for tensor in model.tensors} == named
+
+
+@by_case
+def test_an_operation_caches_what_the_layer_says(case: Case) -> None:
+    """Parts of pages lie side by side, and together they are all that a layer keeps of a position."""
+    model, recording = of_name(case.name, 6)
+    parts: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for each in recording.records:
+        if layer := layout_of(type(each.operation)).named(FieldKind.PAGES):
+            before, own, behind = each.operation.cached
+            number = getattr(each.operation, layer)
+            parts[number].add((before, before + sum(own)))
+            assert before + sum(own) + behind == model.spec.states[number].position_elements
+    for number, found in parts.items():
+        ends = [0, *sorted({place for part in found for place in part if part[0] < part[1]})]
+        assert ends[-1] == model.spec.states[number].position_elements
