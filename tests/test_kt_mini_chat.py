@@ -99,7 +99,7 @@ def test_every_choice_of_every_token_is_recorded(
     pack = library.resolve(library.BUILTIN, library.Kind.PACK).path
     spec = speaker.engine.spec
     tokens = 0
-    library.heat_path(library.model_name(pack)).unlink(missing_ok=True)
+    heat.path_of(library.model_name(pack)).unlink(missing_ok=True)
     for question in ("what is kt?", "what does kt pull do? " * 20):
         line = ["chat", "kt-mini", question, "--json", "--greedy", "--max-tokens", "9"]
         assert main([*line, "--threads", "1"]) == 0

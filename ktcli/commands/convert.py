@@ -23,7 +23,7 @@ from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Report
+    from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -31,7 +31,6 @@ BUILTIN = "kt-mini"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
-HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
@@ -141,11 +140,6 @@ def local_name(folder: Path, mark: str) -> str:
     return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
-def heat_path(model: str) -> Path:
-    """Where the heat map of a model lies or will lie, see `model_name`."""
-    return _heat_folder() / f"{_one_folder(model)}.json"
-
-
 def conversion_name(pack: Path) -> str:
     """What tells a conversion from all others, whether it is in the library or not."""
     inside = pack.parent.resolve() == folder_of(Kind.PACK).resolve()
@@ -155,12 +149,6 @@ def conversion_name(pack: Path) -> str:
 def model_name(pack: Path) -> str:
     """What all conversions of one model have in common: their name in the library; of one outside, its own."""
     return conversion_name(pack).partition("@")[0]
-
-
-def heat_lock() -> AbstractContextManager[None]:
-    """The lock that whoever changes heat maps holds."""
-    what = "changing the heat map of a model"
-    return smallfiles.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
 
 
 def entries() -> tuple[Entry, ...]:
@@ -288,10 +276,6 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 def folder_of(kind: Kind) -> Path:
     """Where entries of this kind lie."""
     return config.home() / f"{kind.value}s"
-
-
-def _heat_folder() -> Path:
-    return config.home() / "heat"
 
 
 def _one_folder(name: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import library, origins
+from ktcli.store import heat, library, origins
 
 CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 
@@ -49,13 +49,13 @@ def forget(model: str) -> bool:
     Raises:
         KtError: the system refuses.
     """
-    heat = library.heat_path(model)
+    path = heat.path_of(model)
     try:
-        if known := heat.is_file():
-            with library.heat_lock():  # whoever writes maps looks for a pack first
-                heat.unlink(missing_ok=True)
+        if known := path.is_file():
+            with heat.lock():  # whoever writes maps looks for a pack first
+                path.unlink(missing_ok=True)
     except OSError as error:
-        raise KtError(f"cannot remove {heat}: {error.strerror}") from error
+        raise KtError(f"cannot remove {path}: {error.strerror}") from error
     return known
 
 

@@ -144,12 +144,13 @@ class _Fault(Exception):
     """What is wrong with a header, without the file's name."""
 
 
-_FIELD = r'\s*"(dtype|shape|data_offsets)"\s*:\s*("[A-Z0-9_]{1,16}"|\[[0-9,\s]{0,400}\])\s*'
+_S = r"[ \t\n\r]*"  # white space of JSON
+_FIELD = rf'{_S}"(dtype|shape|data_offsets)"{_S}:{_S}("[A-Z0-9_]{{1,16}}"|\[[0-9, \t\n\r]{{0,400}}\]){_S}'
 # Names hold no escapes: no tensor is called that.
-_ENTRY = re.compile(rf'"([^"\\\x00-\x1f]{{1,1000}})"\s*:\s*\{{{_FIELD},{_FIELD},{_FIELD}\}}\s*')
-_METADATA = re.compile(r'"__metadata__"\s*:\s*\{\s*')
-_NUMBERS = re.compile(r"\[\s*(?:[0-9]{1,20}(?:\s*,\s*[0-9]{1,20}){0,7})?\s*\]")
-_SPACE = re.compile(r"\s*")
+_ENTRY = re.compile(rf'"([^"\\\x00-\x1f]{{1,1000}})"{_S}:{_S}\{{{_FIELD},{_FIELD},{_FIELD}\}}{_S}')
+_METADATA = re.compile(rf'"__metadata__"{_S}:{_S}\{{{_S}')
+_NUMBERS = re.compile(rf"\[{_S}(?:[0-9]{{1,20}}(?:{_S},{_S}[0-9]{{1,20}}){{0,7}})?{_S}\]")
+_SPACE = re.compile(_S)
 
 
 def _scan(text: str) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -238,7 +239,7 @@ def _entry(name: str, fields: dict[str, str]) -> Entry:
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text) is None:
-        raise _Fault(f"tensor {name!r} has {text[:60]} where at most 8 whole numbers belong")
+        raise _Fault(f"tensor {name!r} has {text[:60]!r} where at most 8 whole numbers belong")
     return tuple(map(int, text[1:-1].split(","))) if text[1:-1].strip() else ()
 
 

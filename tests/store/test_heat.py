@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def map_of(pack: Path) -> Path:
-    return library.heat_path(library.model_name(pack))
+    return heat.path_of(library.model_name(pack))
 
 
 @pytest.fixture
@@ -176,8 +176,8 @@ def test_a_library_that_cannot_be_written_is_no_error(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heat.add(pack, chosen(5))
-    monkeypatch.setattr(library, "HEAT_WAIT_S", 0.0)
-    with library.heat_lock():
+    monkeypatch.setattr(heat, "WAIT_S", 0.0)
+    with heat.lock():
         assert not heat.add(pack, chosen(5))
 
     def full(fd: int) -> None:
