@@ -61,7 +61,7 @@ def forget(model: str) -> bool:
 
 def leftovers() -> tuple[Path, ...]:
     """Folders that an interrupted removal or a killed calibration left behind."""
-    folders = [library.folder_of(kind) for kind in library.Kind]
+    folders = [library.folder_of(kind) for kind in library.EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
     return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))

@@ -35,7 +35,7 @@ from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 FP8_BLOCKS = fp8((128, 128))
@@ -58,7 +58,7 @@ def joined(tensor: Tensor, arrays: list[np.ndarray]) -> np.ndarray:
 
 def values(reader: Checkpoint, name: str) -> np.ndarray:
     """All numbers of a tensor, in its shape."""
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(read) for read in span.source.storage.reads(span)]
     return reader.decode(POOL, span, raws).reshape(span.source.shape)
 
@@ -164,7 +164,7 @@ def test_a_pack_that_rounded_what_it_keeps_is_complete(tmp_path: Path):
     folder = random_checkpoint(tmp_path / "source", QWEN3, dtype="F32")
     out = tmp_path / "pack"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "kept_in_f32", lambda model, checkpoint: ())
+        patch.setattr("ktcli.weights.convert.kept_in_f32", lambda model, checkpoint: ())
         convert(folder, out, FAST, POOL)
     assert "f32" not in json.loads((out / "kt.json").read_text())["recipe"]
     pack = Pack.open(out)
