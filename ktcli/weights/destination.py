@@ -67,7 +67,9 @@ class Destination:
             return None
         manifest = Pack.open(self.path).manifest
         found, wanted = manifest.identity, self.plan.manifest.formats
-        if found.formats and wanted and not found.formats.in_f32:  # of a kt that rounded all it kept
+        if (
+            found.formats and wanted and not found.formats.in_f32
+        ):  # of a kt that rounded all it kept
             found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
         self._refuse_other(found)
         return manifest
