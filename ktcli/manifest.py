@@ -66,11 +66,19 @@ class FormatNames:
 
     Attributes:
         rows: what each format was when the pack was written, by name.
+        in_f32: parts of the model whose tensors are f32 where no format is chosen for them.
     """
 
     experts: str
     dense: str
     rows: Mapping[str, Any] = field(default_factory=dict)
+    in_f32: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The object that names them."""
+        names = {"experts": self.experts, "dense": self.dense}
+        return names | ({"f32": list(self.in_f32)} if self.in_f32 else {})
 
 
 class Seal(Enum):
@@ -144,7 +152,7 @@ class Manifest:
                 _MARKS[PACK]: VERSION,
                 "family": self.family,
                 "source": source | {"digest": self.digest},
-                "recipe": {"experts": self.formats.experts, "dense": self.formats.dense},
+                "recipe": self.formats.recipe,
                 "formats": dict(self.formats.rows),
                 **({"calibration": self.calibration} if self.calibration else {}),
                 "extras": [encode_record(record) for record in self.extras],
@@ -209,7 +217,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
         found = replace(
             found,
             extras=_records(document, "extras"),
-            formats=FormatNames(*names, _object(document, "formats")),
+            formats=FormatNames(*names, _object(document, "formats"), _names(recipe, "f32")),
             family=_text(document, "family"),
             digest=_text(source, "digest"),
             calibration=_optional_text(document, "calibration"),
@@ -297,6 +305,14 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"has no text {key!r}")
     return value
+
+
+def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts that may be missing."""
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"has a {key!r} that is no list of names")
+    return tuple(value)
 
 
 def _optional_text(document: Mapping[str, Any], key: str) -> str:
