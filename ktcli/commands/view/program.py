@@ -47,11 +47,11 @@ def _render(name: str, recording: Recording, recipe: Recipe) -> str:
         f"{safe(name)}: {len(recording.records)} operations in a step. %n [columns] are f32 for each token;"
         f" {len(kept)} buffers hold them in turn, {token:,} bytes for each token."
     )
-    lines = _Lines(recording, recipe)
+    lines = _ProgramLines(recording, recipe)
     return "\n\n".join([head, *map(lines.section, sections(recording))])
 
 
-class _Lines:
+class _ProgramLines:
     """Lines of a recording, whose weights have formats."""
 
     def __init__(self, recording: Recording, recipe: Recipe) -> None:
