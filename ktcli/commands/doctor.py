@@ -16,7 +16,7 @@ from ktcli.commands.options import JsonOpt
 from ktcli.errors import DeviceError, KtError, NativeError, UsageError, gib
 from ktcli.hardware import amx, gpu, profile
 from ktcli.hardware.datasheet import data_sheet
-from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
+from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem, diagnose, explain_rows
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import AUTO, Numa, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
@@ -88,7 +88,7 @@ def _kernels() -> tuple[tuple[Kernel, ...], str]:
     return explain_rows(rows, config.forced_isa()), ""
 
 
-def _setting(native_error: str, problems: list[Problem]) -> Setting:
+def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
     """Environment and installation; what cannot be read becomes a problem."""
     threads: int | None = None
     try:
@@ -101,7 +101,7 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         home_error, home_warning = _unwritable(config.home())
     except KtError as error:
         home_error = str(error)
-    return Setting(
+    return HostSetting(
         system=f"{platform.system()} {platform.machine()}",
         native_error=native_error,
         forced_isa=config.forced_isa(),
@@ -161,7 +161,7 @@ def _team_words(team: NodeTeam) -> str:
     return f"{team.threads}, {pins}{beside}"
 
 
-def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> _Threads:
+def _threads(machine: Machine, setting: HostSetting, problems: list[Problem]) -> _Threads:
     """What KT_NUMA and KT_THREADS make of the machine; a wrong KT_NUMA becomes a problem.
 
     A KT_THREADS above the cores is one that `diagnose` names.
@@ -266,12 +266,12 @@ def _begin_words(choice: tiles.Choice) -> str:
     least, source = choice.tile_min, choice.source
     if least is None:
         return "from how many tokens on is not measured yet; the first model that is loaded does it"
-    if source is tiles.Source.MEASURED:
+    if source is tiles.TileMinSource.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
     reason = (
         "as KT_TILE_MIN says"
-        if source is tiles.Source.FORCED
+        if source is tiles.TileMinSource.FORCED
         else "not measured under KT_ISA or an emulator"
     )
     return f"from {least.int4} tokens per expert, {reason}"
@@ -280,7 +280,7 @@ def _begin_words(choice: tiles.Choice) -> str:
 def _render(
     machine: Machine,
     kernels: tuple[Kernel, ...],
-    setting: Setting,
+    setting: HostSetting,
     threads: _Threads,
     begin: _Tiles | None,
     problems: list[Problem],
@@ -360,7 +360,7 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
     return rows
 
 
-def _device_rows(machine: Machine, setting: Setting) -> list[tuple[str, str]]:
+def _device_rows(machine: Machine, setting: HostSetting) -> list[tuple[str, str]]:
     rows = []
     for found in machine.gpus:
         link = f", link {found.link_bps / 1e9:.0f} GB/s" if found.link_bps else ""

@@ -42,7 +42,6 @@ from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
 from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request
-from ktcli.weights.recipe import Recipe
 
 
 def plan(
@@ -85,7 +84,7 @@ def plan(
     request = words.apply(Request(subject.recipe, context), built.spec)
     if experts == BY_MEMORY:
         best = chosen(built, host, request, kept_by(model, built), out)
-        recipe = Recipe.named(best, subject.recipe.dense.name)
+        recipe = subject.recipe.like(best, subject.recipe.dense.name)
         request = replace(request, recipe=recipe)
     if here and subject.pack is not None:
         request = informed(request, subject.pack, built.spec, host.gpus, out.warn)
