@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import typer
 
-from ktcli.assembly.auto import chosen, kept_by
-from ktcli.assembly.host import host_here
-from ktcli.assembly.plan import informed
-from ktcli.assembly.request import DeviceWords
+from ktcli.assembly.plan import plan_subject
+from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import find_subject
 from ktcli.commands.options import (
     ContextOpt,
@@ -28,21 +26,15 @@ from ktcli.commands.options import (
 )
 from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
 from ktcli.errors import NotEnoughMemory, gib
-from ktcli.hardware.gpu import AUTO, torch_installed
+from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa, parse_numa
-from ktcli.hardware.probe import probe
-from ktcli.hardware.profile import read_machine
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
-from ktcli.models import build
 from ktcli.output import out, safe, table
 from ktcli.planner.choice import BY_MEMORY
-from ktcli.planner.host import host_of
 from ktcli.planner.hybrid_account import ON_GPU
 from ktcli.planner.memory import PREFILL_CHUNK
-from ktcli.planner.placement import place
-from ktcli.planner.plan import EARLY_TOKENS, Line, Plan, Request
-from ktcli.weights.recipe import Recipe
+from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
 
 
 def plan(
@@ -73,23 +65,11 @@ def plan(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     subject = find_subject(model, None if experts == BY_MEMORY else experts, dense)
-    found = probe() if machine is None else read_machine(machine)
-    here = machine is None
-    # The environment speaks of this machine.
-    asked = asked_numa(numa) if here else parse_numa(numa or "auto")
-    if here:
-        host = host_here(found, threads, asked, torch=torch_installed())
-    else:
-        host = host_of(found, threads=threads, numa=asked, torch=True)
-    built = build(subject.config)
-    request = words.apply(Request(subject.recipe, context), built.spec)
-    if experts == BY_MEMORY:
-        best = chosen(built, host, request, kept_by(model, built), out)
-        recipe = Recipe.named(best, subject.recipe.dense.name)
-        request = replace(request, recipe=recipe)
-    if here and subject.pack is not None:
-        request = informed(request, subject.pack, built.spec, host.gpus, out.warn)
-    made = place(built, host, request)
+    # The environment speaks of this machine only.
+    teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
+    wanted = Wanted(context, threads, numa=teams, device=words)
+    auto = experts == BY_MEMORY
+    made = plan_subject(subject, wanted, described=machine, by_memory=auto, listener=out)
     out.result(document(subject.name, made), lambda: render(subject.name, made))
     if not made.fits:
         raise typer.Exit(NotEnoughMemory.exit_code)

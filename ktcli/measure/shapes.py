@@ -65,7 +65,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     """One row to measure.
 
     Attributes:
