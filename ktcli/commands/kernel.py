@@ -25,7 +25,7 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.measure.bench import CEILING_BYTES, Ceilings
 from ktcli.measure.clock import PAIRS
-from ktcli.measure.layer import ExpertStack, LayerResult, LayerStack, LinearStack, measure
+from ktcli.measure.layer import ExpertStack, LinearStack, Result, Stack, measure
 from ktcli.measure.shapes import SHAPES, Shape, Work
 from ktcli.native import Ceiling, Format, Pool
 from ktcli.output import out, table
@@ -104,7 +104,7 @@ def kernel(
       kt bench kernel --isa amx --work prefill               tiles, where the CPU has them
     """
     formats = [format_named(name) for name in format]
-    wanted = KernelRuns(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
+    wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
     machine = probe()
     pool = team_here(threads, asked_numa(numa), isa)
     ceilings = Ceilings.of(pool)
@@ -124,7 +124,7 @@ def kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRuns:
+class Wanted:
     """What the command line asked for."""
 
     works: list[Work]
@@ -134,9 +134,7 @@ class KernelRuns:
     runs: int
 
 
-def _results(
-    wanted: KernelRuns, pool: Pool, ceilings: Ceilings, machine: Machine
-) -> Iterator[LayerResult]:
+def _results(wanted: Wanted, pool: Pool, ceilings: Ceilings, machine: Machine) -> Iterator[Result]:
     """Measure stack after stack; only one is in memory at a time."""
     free = machine.memory.free_bytes - CEILING_BYTES - margin_bytes(machine.memory.total_bytes)
     for title, make in _stacks(wanted, pool, free):
@@ -152,8 +150,8 @@ def _results(
 
 
 def _stacks(
-    wanted: KernelRuns, pool: Pool, free_bytes: int
-) -> Iterator[tuple[str, Callable[[], LayerStack]]]:
+    wanted: Wanted, pool: Pool, free_bytes: int
+) -> Iterator[tuple[str, Callable[[], Stack]]]:
     """(title, how to make it) of everything that is to be measured."""
     experts = {Work.DECODE, Work.PREFILL} & {*wanted.works}
     for fmt in wanted.formats:
@@ -166,7 +164,7 @@ def _stacks(
             yield f"linear {fmt.name}", partial(LinearStack, pool, fmt, free_bytes)
 
 
-def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
+def _row(pool: Pool, result: Result) -> dict[str, Any]:
     """One result, with the keys every benchmark of kt has first."""
     case, measured = result.case, result.measured
     return {
@@ -194,7 +192,7 @@ def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
     }
 
 
-def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
+def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
     facts = [("Threads", threads_words(pool)), ("Ceiling", ceiling_words(ceilings))]
     head = (
         "work",
@@ -224,7 +222,7 @@ def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
     return f"{table(facts)}\n\n{table(lines, head, right=(3, 4, 5, 6, 7))}"
 
 
-def _warn(results: list[LayerResult]) -> None:
+def _warn(results: list[Result]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
         out.warn(f"the weights of {shape} fit into the caches: memory was hardly read")
     noisy = [r.measured.others_share for r in results if r.measured.noisy]

@@ -33,7 +33,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class EvalCase:
+class Case:
     """A model in one way of running it.
 
     Attributes:
@@ -123,7 +123,7 @@ def piece_tokens(vocab: int) -> int:
 
 
 def score(
-    cases: Sequence[EvalCase],
+    cases: Sequence[Case],
     over: Sequence[Window],
     *,
     compare: bool = True,

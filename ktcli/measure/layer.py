@@ -20,7 +20,7 @@ from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.errors import NotEnoughMemory
 from ktcli.measure.bench import Ceilings
 from ktcli.measure.clock import PAIRS, Measurement, alternate
-from ktcli.measure.shapes import KernelCase, Shape, Work
+from ktcli.measure.shapes import Case, Shape, Work
 from ktcli.native import (
     PAGE_TOKENS,
     PANEL_ROWS,
@@ -50,7 +50,7 @@ _LINEAR_TOKENS = (1, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerResult:
+class Result:
     """One measured row; all times are those of one layer and one step.
 
     Attributes:
@@ -62,7 +62,7 @@ class LayerResult:
 
     shape: str
     format: str
-    case: KernelCase
+    case: Case
     measured: Measurement
     ceiling: Ceiling
     rate: float
@@ -84,7 +84,7 @@ class LayerResult:
         return self.case.ops / self.measured.seconds
 
 
-class LayerStack:
+class Stack:
     """Equal layers recorded as a program, and a walk through the tokens that go in.
 
     Attributes:
@@ -128,7 +128,7 @@ class LayerStack:
         self._first = 0
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[KernelCase]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
         """The rows that this stack can measure."""
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ class LayerStack:
         return sum(ns for _, ns in self.program.profile()[self._first :]) / 1e9
 
 
-class ExpertStack(LayerStack):
+class ExpertStack(Stack):
     """Layers of routed experts."""
 
     def __init__(
@@ -210,16 +210,16 @@ class ExpertStack(LayerStack):
 
         self._record(shape.hidden, layer)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[KernelCase]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
         tokens = [1] if Work.DECODE in works else []
         if Work.PREFILL in works:
             tokens += [self._shape.tokens(n) for n in per_expert]
         return [self._case(n) for n in tokens]
 
-    def _case(self, n_tokens: int) -> KernelCase:
+    def _case(self, n_tokens: int) -> Case:
         shape, slots = self._shape, n_tokens * self._shape.top_k
         expert_bytes = self.size_bytes // self.layers // shape.experts
-        return KernelCase(
+        return Case(
             Work.DECODE if n_tokens == 1 else Work.PREFILL,
             n_tokens,
             1.0 if n_tokens == 1 else slots / shape.experts,
@@ -239,7 +239,7 @@ class ExpertStack(LayerStack):
         return ids.astype(np.int32)
 
 
-class LinearStack(LayerStack):
+class LinearStack(Stack):
     """Dense products [4096, 2048]."""
 
     N, K = 4096, 2048
@@ -259,24 +259,24 @@ class LinearStack(LayerStack):
 
         self._record(self.K, layer)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[KernelCase]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K
-        return [KernelCase(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
+        return [Case(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
         return np.zeros(n_tokens, np.int32)
 
 
 def measure(
-    stack: LayerStack,
-    case: KernelCase,
+    stack: Stack,
+    case: Case,
     ceilings: Ceilings,
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
-) -> LayerResult:
+) -> Result:
     """Measure one row.
 
     Args:
@@ -305,7 +305,7 @@ def measure(
         return amount / rates[-1]
 
     measured = alternate(work, ideal, pairs=pairs)
-    return LayerResult(
+    return Result(
         stack.name,
         stack.format.name,
         case,
@@ -317,7 +317,7 @@ def measure(
     )
 
 
-def _ceiling(stack: LayerStack, case: KernelCase) -> Ceiling:
+def _ceiling(stack: Stack, case: Case) -> Ceiling:
     if case.n_tokens == 1:
         return Ceiling.READ
     return Ceiling.INT8 if stack.format.activation_bits == 8 else Ceiling.BF16

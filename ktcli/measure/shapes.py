@@ -65,7 +65,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCase:
+class Case:
     """One row to measure.
 
     Attributes:

@@ -89,12 +89,12 @@ def _begin_words(choice: tiles.Choice) -> str:
     least, source = choice.tile_min, choice.source
     if least is None:
         return "from how many tokens on is not measured yet; the first model that is loaded does it"
-    if source is tiles.TileSource.MEASURED:
+    if source is tiles.Source.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
     reason = (
         "as KT_TILE_MIN says"
-        if source is tiles.TileSource.FORCED
+        if source is tiles.Source.FORCED
         else "not measured under KT_ISA or an emulator"
     )
     return f"from {least.int4} tokens per expert, {reason}"

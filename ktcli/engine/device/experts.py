@@ -68,7 +68,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsShape:
+class Shape:
     """Of all layers with experts."""
 
     hidden: int
@@ -92,7 +92,7 @@ class HostExperts:
         self,
         pool: Pool,
         layers: Sequence[LayerWeights | None],
-        shape: ExpertsShape,
+        shape: Shape,
         elsewhere: NDArray[np.uint8],
         stream: Stream,
         *,
