@@ -44,7 +44,7 @@ _kt() {
                 *) options='--out --experts --dense --mixed --calibrate --threads --json --quiet --help' names='here' files='.gguf' ;;
             esac ;;
         'list') options='--all --json --quiet --help' ;;
-        'show') options='--experts --json --help' names='all' files='.gguf' ;;
+        'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
         'bench') options='--help' words='decode prefill kernel' ;;

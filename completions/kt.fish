@@ -68,6 +68,7 @@ complete -c kt -n '__fish_seen_subcommand_from list' -l help -d 'Show this messa
 complete -c kt -n __fish_use_subcommand -a show -d 'Show what a model is and what it needs'
 complete -c kt -n '__fish_seen_subcommand_from show' -a '(kt names 2>/dev/null; __fish_complete_suffix .gguf)'
 complete -c kt -n '__fish_seen_subcommand_from show' -l experts -d 'Draw how often each expert was chosen in chats'
+complete -c kt -n '__fish_seen_subcommand_from show' -l program -d 'Show the operations of a step, one line each'
 complete -c kt -n '__fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a verify -d 'Check a model’s files against their hashes'

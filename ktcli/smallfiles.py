@@ -238,7 +238,10 @@ def _acquire(path: Path, what: str, deadline: float) -> int:
                     raise _busy(what, _holder(descriptor)) from None
                 time.sleep(_RETRY_S)
             except OSError as error:
-                raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
+                raise KtError(
+                    f"cannot open the lock file {path}: {error.strerror}",
+                    hint="what is there can be used; to add to it, set KT_HOME to a folder you can write",
+                ) from error
 
 
 def _busy(what: str, found: Holder | None) -> Busy:

@@ -14,7 +14,7 @@ from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.check import lossless_format
 from ktcli.weights.formats import FORMATS
@@ -39,7 +39,7 @@ def kept_by(name: str, model: Model) -> Format | None:
     """What holds the experts of a model's checkpoint exactly: by its files where they are here, else by the
     catalogue, which names another format than the usual one only where a checkpoint's experts are in it."""
     reference = parse(name)
-    entry = library.find(reference.name or name, Kind.CHECKPOINT)
+    entry = library.find(reference.name or name, EntryKind.CHECKPOINT)
     if entry is not None:
         with closing(open_checkpoint(entry.path)) as checkpoint:
             return lossless_format(model, checkpoint)

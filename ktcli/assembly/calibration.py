@@ -23,7 +23,7 @@ from ktcli.models import build
 from ktcli.planner.memory import need_bytes
 from ktcli.store.library import Entry
 from ktcli.store.removal import CALIBRATING
-from ktcli.weights.convert import Calibration
+from ktcli.weights.conversion import Calibration
 from ktcli.weights.convert import convert as convert_weights
 from ktcli.weights.pack import Pack, is_pack
 from ktcli.weights.reader import config_of

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.errors import UsageError
 from ktcli.store import catalog, library, origins
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Calibration, Provenance, Report
+    from ktcli.weights.conversion import Calibration, Provenance, Report
 
 
 def recipe_for(entry: Entry, experts: str | None = None, dense: str | None = None) -> Recipe:
@@ -56,6 +56,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
+        announce_library(listener)
         held = _held(entry, target, what)
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
@@ -101,7 +102,7 @@ def _pack_name(entry: Entry) -> str:
 
 def conversions_outside(entry: Entry) -> list[Entry]:
     """Those of a checkpoint outside the library, which bear another name than it; of other entries none."""
-    if entry.kind is Kind.PACK or (name := _pack_name(entry)) == entry.name:
+    if entry.kind is EntryKind.PACK or (name := _pack_name(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
 
@@ -120,7 +121,7 @@ def newest_ns(path: Path) -> int:
 
 def _provenance(path: Path) -> Provenance:
     """Where a checkpoint was published, as far as it is known: of a GGUF file its name."""
-    from ktcli.weights.convert import Provenance
+    from ktcli.weights.conversion import Provenance
 
     if is_gguf(path):
         return Provenance("gguf", path.name)

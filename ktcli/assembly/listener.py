@@ -6,8 +6,11 @@ engine is assembled the same way whoever listens.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
+
+from ktcli import config
 
 
 class Bar(Protocol):
@@ -63,3 +66,11 @@ class _NoBar:
 
 _NO_BAR = _NoBar()
 SILENT = Silent()
+
+
+def announce_library(listener: Listener) -> None:
+    """Say that a library begins where KT_HOME names a folder that is not there yet: another one may be meant,
+    on a disk that is not mounted."""
+    home = config.home()
+    if os.environ.get("KT_HOME") and not home.exists():
+        listener.note(f"A new library begins in {home}")

@@ -26,7 +26,7 @@ from ktcli.errors import Busy, UsageError, gib
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.store import catalog, library, removal
-from ktcli.store.library import BUILTIN, Entry, Kind
+from ktcli.store.library import BUILTIN, Entry, EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair
@@ -69,8 +69,8 @@ def prepare(
         reference = replace(reference, formats=formats)
     entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
-        entry = library.find(reference.model, Kind.CHECKPOINT)
-    if entry is not None and entry.kind is Kind.PACK:
+        entry = library.find(reference.model, EntryKind.CHECKPOINT)
+    if entry is not None and entry.kind is EntryKind.PACK:
         if reference.formats not in ("", entry.formats):
             raise UsageError(
                 f"{name} is a conversion to {entry.formats}, not to {reference.formats}"
@@ -79,7 +79,7 @@ def prepare(
             return Ready(entry.name, entry.path)
         removal.remove(entry)
         removal.forget(entry.name)
-        entry = library.find(BUILTIN, Kind.CHECKPOINT)
+        entry = library.find(BUILTIN, EntryKind.CHECKPOINT)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
@@ -108,7 +108,7 @@ def converted(name: str) -> Ready | None:
         UsageError, NotFound: not a name, or a folder without a model.
     """
     entry = library.find(name)
-    if entry is None or entry.kind is Kind.PACK:
+    if entry is None or entry.kind is EntryKind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
     experts, dense = split_pair(parse(name).formats)
     target = pack_folder(entry, recipe_for(entry, experts or None, dense or None))
@@ -135,7 +135,7 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 
 def _is_stale(pack: Entry) -> bool:
     """Whether it was made from the built-in model of an earlier kt."""
-    shipped = library.find(BUILTIN, Kind.CHECKPOINT) if pack.name == BUILTIN else None
+    shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.managed:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ktcli.store import catalog, library
-from ktcli.store.library import Kind
+from ktcli.store.library import EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of
@@ -48,7 +48,7 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
         NotFound: nothing on disk and not in the catalogue.
     """
     entry = library.find(name)
-    if entry is not None and entry.kind is Kind.PACK:
+    if entry is not None and entry.kind is EntryKind.PACK:
         with library.repairable(entry.path):
             pack = Pack.open(entry.path)
         own = pack.recipe

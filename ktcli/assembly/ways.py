@@ -19,7 +19,7 @@ from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import asked_numa
-from ktcli.measure.evaluate import Case, Scores, Window, piece_tokens, score, windows
+from ktcli.measure.evaluate import EvalCase, Scores, Window, piece_tokens, score, windows
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
 from ktcli.planner.deferral import require
@@ -32,7 +32,7 @@ CACHES = ("bf16", "f32")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvalRequest:
     """How the text is to be read.
 
     Attributes:
@@ -118,7 +118,7 @@ def ways_of(
     name: str,
     against: str | None,
     formats: str | None,
-    asked: Asked,
+    asked: EvalRequest,
     threads: int | None,
     numa: str | None,
     listener: Listener = SILENT,
@@ -219,7 +219,7 @@ def read(
 
 
 def cut(
-    reading: Reading, passage: Passage, asked: Asked, listener: Listener = SILENT
+    reading: Reading, passage: Passage, asked: EvalRequest, listener: Listener = SILENT
 ) -> list[Window]:
     """The windows of the text.
 
@@ -241,7 +241,7 @@ def cut(
 def measure(
     ways: Sequence[Way],
     over: Sequence[Window],
-    asked: Asked,
+    asked: EvalRequest,
     threads: int | None,
     numa: str | None,
     listener: Listener = SILENT,
@@ -264,7 +264,7 @@ def measure(
             }
         except KeyboardInterrupt:
             return found, False
-        cases = [Case(engines[way.engine], way.defer) for way in some]
+        cases = [EvalCase(engines[way.engine], way.defer) for way in some]
         scores, complete = _scores(cases, over, compare=0 in group, listener=listener)
         for i, each in zip(group, scores, strict=True):
             found[i] = each
@@ -278,7 +278,7 @@ _NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
 
 
 def _scores(
-    cases: Sequence[Case], over: Sequence[Window], *, compare: bool, listener: Listener
+    cases: Sequence[EvalCase], over: Sequence[Window], *, compare: bool, listener: Listener
 ) -> tuple[list[Scores], bool]:
     """Of the windows that were read before Ctrl-C; and whether these are all."""
     total = sum(len(window.ids) - 1 for window in over) * len(cases)

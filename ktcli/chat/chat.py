@@ -84,7 +84,7 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """Some text of an answer; `thought`: the model speaks to itself."""
 
     text: str
@@ -170,7 +170,7 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[AnswerPiece]:
         """Say `question`; the answer's pieces as they come. It may be left at any piece.
 
         Raises:
@@ -185,7 +185,7 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[Piece] | None:
+    ) -> Iterator[AnswerPiece] | None:
         """Answer the last question again; None if there was none. What stops it before the first word leaves the
         answer that there was."""
         before = list(self.conversation.turns)
@@ -200,13 +200,13 @@ class Chat:
         before: list[Turn],
         cancelled: Callable[[], bool],
         progress: Progress | None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[AnswerPiece]:
         self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
         return self._answer(before, cancelled, progress)
 
     def _answer(
         self, before: list[Turn], cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[Piece]:
+    ) -> Iterator[AnswerPiece]:
         """The pieces of the answer to the last question; if there are none, the turns are those `before` it."""
         reply = self._answering = Reply()
         try:
@@ -244,15 +244,17 @@ class Chat:
             ids=reply.ids,
         )
 
-    def _between_marks(self, generation: Generation, reply: Reply, prompt: str) -> Iterator[Piece]:
+    def _between_marks(
+        self, generation: Generation, reply: Reply, prompt: str
+    ) -> Iterator[AnswerPiece]:
         """The answer's pieces where a model puts its thoughts between <think> and </think>."""
         thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
         for fresh in self._texts(generation):
             reply.text += fresh
-            yield from (Piece(part, thought) for thought, part in thinking.feed(fresh))
-        yield from (Piece(part, thought) for thought, part in thinking.finish())
+            yield from (AnswerPiece(part, thought) for thought, part in thinking.feed(fresh))
+        yield from (AnswerPiece(part, thought) for thought, part in thinking.finish())
 
-    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[Piece]:
+    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[AnswerPiece]:
         """The answer's pieces where a model answers in channels; stop strings count in the last one only."""
         channels = Channels(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)
@@ -262,19 +264,19 @@ class Chat:
                 text = stops.feed(text)
                 reply.text += text
             if text:
-                yield Piece(text, thought)
+                yield AnswerPiece(text, thought)
             if stops.stopped:
                 generation.finish = Finish.STOP
                 return
         thought, text = channels.finish()
         if thought and text:
-            yield Piece(text, thought)
+            yield AnswerPiece(text, thought)
         rest = stops.feed("" if thought else text) + stops.finish()
         if stops.stopped:
             generation.finish = Finish.STOP
         if rest:
             reply.text += rest
-            yield Piece(rest)
+            yield AnswerPiece(rest)
 
     def _texts(self, generation: Generation) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
-from ktcli.chat.chat import Chat, Piece, longer_context
+from ktcli.chat.chat import AnswerPiece, Chat, longer_context
 from ktcli.chat.conversation import LAST
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.keeper import newest
@@ -79,7 +79,7 @@ def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, stats: bo
 
 def show(
     desk: slash.Desk,
-    start: Callable[..., Iterator[Piece] | None],
+    start: Callable[..., Iterator[AnswerPiece] | None],
     screen: Screen,
     person: Person,
     *,

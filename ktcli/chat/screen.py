@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TextIO
 
-from ktcli.chat.chat import Piece
+from ktcli.chat.chat import AnswerPiece
 
 DIM, PLAIN, CLEAR_LINE = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
 # Control characters but newline and tab; C1 controls; what turns the direction of the line around.
@@ -43,7 +43,7 @@ class Screen:
         self._thought = self._reading = False
         self._last = "\n"
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: AnswerPiece) -> None:
         """The next piece of an answer."""
         self._end_reading()
         text = visible(piece.text) if self._terminal else piece.text

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.pieces import Kind, Piece, Pieces, added_token, document
+from ktcli.weights.pieces import PieceKind, Pieces, VocabularyPiece, added_token, document
 
 NAME = "tokenizer.model"
 MAX_BYTES = 64_000_000  # published ones reach 5 MB
@@ -63,7 +63,7 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def _parse(data: bytes, path: Path) -> Pieces:
-    pieces: list[Piece] = []
+    pieces: list[VocabularyPiece] = []
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
     for number, value in _fields(data):
@@ -88,11 +88,15 @@ def _parse(data: bytes, path: Path) -> Pieces:
     )
 
 
-def _piece(fields: dict[int, Value]) -> Piece:
-    text, score, kind = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, Kind.NORMAL)
+def _piece(fields: dict[int, Value]) -> VocabularyPiece:
+    text, score, kind = (
+        fields.get(1, b""),
+        fields.get(2, b"\0\0\0\0"),
+        fields.get(3, PieceKind.NORMAL),
+    )
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise ValueError("a piece has fields of the wrong type")
-    return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], Kind(kind))
+    return VocabularyPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:

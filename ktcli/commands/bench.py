@@ -39,10 +39,10 @@ from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
+    BenchResult,
     Ceilings,
     Job,
-    Kind,
-    Result,
+    Phase,
     Yardstick,
     run,
     traced,
@@ -153,7 +153,7 @@ def decode(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
-    measured = Measuring(Job(Kind.DECODE, tokens, context), runs, policy, trace)
+    measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
@@ -188,7 +188,7 @@ def prefill(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
-    measured = Measuring(Job(Kind.PREFILL, tokens, context), runs, policy)
+    measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
@@ -254,7 +254,7 @@ def _bench(
     warn_about(result)
 
 
-def _measured(subject: Subject, how: Measuring, made: Made) -> Result:
+def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
     for warning in made.engine.warnings:
         out.warn(warning)
     with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
@@ -283,7 +283,7 @@ def _title(planned: PlannedTrial) -> str:
     return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 
 
-def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[Result, Made]:
+def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[BenchResult, Made]:
     with out.progress(_title(planned)) as bar:
         engine = planned.load(lambda done, total: bar.update(done=done, total=total))
     ceilings = Ceilings.of(engine.pool)
@@ -296,14 +296,14 @@ def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[Result, Made]:
 
 def _with_device(
     planned: PlannedTrial, how: Measuring, used: DevicePlan
-) -> tuple[Result, Made, Seen]:
+) -> tuple[BenchResult, Made, Seen]:
     from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
-    from ktcli.measure.device_synthetic import Setting, planned_engine
+    from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
     from ktcli.measure.device_trace import trace as device_trace
 
     device, trial = torch_device(used.gpu.index), planned.trial
     rates = measure_rates(device)  # before the weights, while there is room for it
-    setting = Setting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
+    setting = DeviceSetting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
     with out.progress(_title(planned)) as bar:
         engine = planned_engine(
             planned.model,
@@ -316,7 +316,7 @@ def _with_device(
     made = Made(engine, yardstick.cpu, yardstick)
     result = _measured(trial.subject, how, made)
     trace = None
-    if how.job.kind is Kind.DECODE:
+    if how.job.kind is Phase.DECODE:
         trace = traced(engine, how.job.context, partial(device_trace, engine))
     if trace is not None and how.trace is not None:
         trace.write(how.trace)

@@ -148,7 +148,7 @@ def chat(
             f"--greedy and --temperature {temperature:g} contradict each other",
             hint="leave one of them out",
         )
-    asked = Asked(
+    asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
     )
     recording = config.records_heat()
@@ -167,7 +167,7 @@ def chat(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AnswerRequest:
     """What the command line says about the answers."""
 
     sampling: dict[str, Any]
@@ -244,7 +244,7 @@ def _words(prompt: str | None, json: bool) -> str | None:
     return words
 
 
-def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
+def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.assembly.load import load
     from ktcli.assembly.prepare import prepare
     from ktcli.chat.chat import Chat, Speaker, read_voice
@@ -278,7 +278,7 @@ def _record(ready: Ready, made: Chat) -> None:
         heat.add(ready.pack, fresh, out.warn)
 
 
-def _answer_once(made: Chat, words: str, asked: Asked) -> None:
+def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.engine.generate import Finish, six_lines
@@ -332,7 +332,7 @@ def document(made: Chat, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _converse(made: Chat, asked: Asked) -> None:
+def _converse(made: Chat, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import talk
     from ktcli.chat.prompt import Prompt

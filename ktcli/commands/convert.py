@@ -17,13 +17,13 @@ from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
 
 if TYPE_CHECKING:
-    from ktcli.weights.convert import Report
+    from ktcli.weights.conversion import Report
     from ktcli.weights.stages import Stages
 
 OutOpt = Annotated[
@@ -83,7 +83,7 @@ def convert(
                 hint=f"leave one of them out: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)
-    entry = library.resolve(model, Kind.CHECKPOINT)
+    entry = library.resolve(model, EntryKind.CHECKPOINT)
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here
 

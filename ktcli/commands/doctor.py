@@ -16,7 +16,7 @@ from ktcli.commands.options import JsonOpt
 from ktcli.commands.view.machine import TeamsHere, TilesHere, render
 from ktcli.errors import KtError, NativeError, UsageError
 from ktcli.hardware import amx, gpu, profile
-from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting, diagnose, explain_rows
+from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem, diagnose, explain_rows
 from ktcli.hardware.machine import Machine
 from ktcli.hardware.numa import AUTO, asked_numa
 from ktcli.hardware.probe import amx_facts, probe
@@ -87,7 +87,7 @@ def _kernels() -> tuple[tuple[Kernel, ...], str]:
     return explain_rows(rows, config.forced_isa()), ""
 
 
-def _setting(native_error: str, problems: list[Problem]) -> Setting:
+def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
     """Environment and installation; what cannot be read becomes a problem."""
     threads: int | None = None
     try:
@@ -100,7 +100,7 @@ def _setting(native_error: str, problems: list[Problem]) -> Setting:
         home_error, home_warning = _unwritable(config.home())
     except KtError as error:
         home_error = str(error)
-    return Setting(
+    return HostSetting(
         system=f"{platform.system()} {platform.machine()}",
         native_error=native_error,
         forced_isa=config.forced_isa(),
@@ -127,7 +127,7 @@ def _unwritable(folder: Path) -> tuple[str, str]:
     return "", f"the library folder {folder} cannot be written: nothing can be added to it"
 
 
-def _threads(machine: Machine, setting: Setting, problems: list[Problem]) -> TeamsHere:
+def _threads(machine: Machine, setting: HostSetting, problems: list[Problem]) -> TeamsHere:
     """What KT_NUMA and KT_THREADS make of the machine; a wrong KT_NUMA becomes a problem.
 
     A KT_THREADS above the cores is one that `diagnose` names.

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.assembly.ways import CACHES, Asked, cut, measure, read, ways_of
+from ktcli.assembly.ways import CACHES, EvalRequest, cut, measure, read, ways_of
 from ktcli.chat.passage import read_passage
 from ktcli.commands.options import (
     AllowSpecialOpt,
@@ -134,7 +134,7 @@ def evaluate(
     """
     if plot is not None:
         _require_plots()
-    asked = Asked(context, stride or context, tokens, _depths(defer), _caches(kv))
+    asked = EvalRequest(context, stride or context, tokens, _depths(defer), _caches(kv))
     asked.require()
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,14 +12,20 @@ from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe, table
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
+
+if TYPE_CHECKING:
+    from ktcli.weights.recipe import Recipe
 
 
 def show(
     model: ModelArg,
     experts: Annotated[
         bool, typer.Option("--experts", help="Draw how often each expert was chosen in chats.")
+    ] = False,
+    program: Annotated[
+        bool, typer.Option("--program", help="Show the operations of a step, one line each.")
     ] = False,
     json: JsonOpt = False,
 ) -> None:
@@ -33,6 +39,7 @@ def show(
 
       kt show qwen3-30b-a3b
       kt show qwen3-30b-a3b --experts
+      kt show deepseek-v3 --program           what a step computes
       kt show qwen3-30b-a3b@int4-int8         errors of each layer
       kt show ./my-model --json
     """
@@ -47,6 +54,10 @@ def show(
         from ktcli.commands.view.experts import show_experts
 
         return show_experts(model, config)
+    if program:
+        from ktcli.commands.view.program import show_program
+
+        return show_program(*_formats(entries, profile), config)
     document: dict[str, Any] = {
         "name": profile.name if profile else entries[0].name,
         "title": profile.title if profile else entries[0].name,
@@ -68,7 +79,22 @@ def _config(entry: Entry) -> Mapping[str, Any]:
     return config_of(entry.path)
 
 
-def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) -> dict[str, Any]:
+def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> tuple[str, Recipe]:
+    """A name and the number formats of the conversion that is there, or of the one that would be made."""
+    from ktcli.weights.pack import Pack
+    from ktcli.weights.recipe import Recipe
+
+    for entry in entries:
+        if entry.kind is EntryKind.PACK and entry.complete:
+            return entry.label, Pack.open(entry.path).recipe
+    if profile is None:
+        return entries[0].name, Recipe()
+    return profile.name, Recipe.named(profile.experts, profile.dense)
+
+
+def _architecture(
+    config: Mapping[str, Any], profile: catalog.ModelProfile | None
+) -> dict[str, Any]:
     """The model's shape and its size in number formats, those it is converted to by default first; what is
     wrong, if kt cannot build it.
 
@@ -124,7 +150,7 @@ def _place(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "source": entry.source,
         "problem": entry.problem,
-        "fidelity": error_report(entry.path) if entry.kind is Kind.PACK else None,
+        "fidelity": error_report(entry.path) if entry.kind is EntryKind.PACK else None,
     }
 
 

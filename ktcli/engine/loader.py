@@ -98,7 +98,7 @@ def load(
     """
     kept = _kept(model, skip)
     places = [
-        _Place.of(tensor, recipe, pool.node_threads, kept[tensor.name])
+        _WeightPlace.of(tensor, recipe, pool.node_threads, kept[tensor.name])
         for tensor in model.tensors
         if only is None or tensor.role is only
     ]
@@ -141,7 +141,7 @@ def _count(runs: Sequence[range]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _WeightPlace:
     """Where a tensor goes: `slices` to their nodes, or all of it to the common memory.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Place:
     @classmethod
     def of(
         cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int], kept: tuple[range, ...]
-    ) -> _Place:
+    ) -> _WeightPlace:
         fmt = format_of(tensor, recipe)
         slices = slices_of(tensor, recipe, shares)
         return cls(tensor, fmt, stored_bytes(tensor, recipe), slices, kept)

@@ -170,14 +170,17 @@ class LatentAttention:
 
     @property
     def state(self) -> LayerState:
-        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed. Of a
-        window of keys that is open, what they come to so far."""
+        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed, or scores and
+        weighted values of expanded ones. Of a window of keys that is open, what they come to so far."""
+        s = self.shape
         index = self.indexer.shape if self.indexer else None
         pool = self.indexer.pool if self.indexer else None
         return LayerState(
             position_elements=self._latent_width + self.shape.beside,
             sequence_elements=pool.state_elements if pool else 0,
-            ops_per_position=2 * self.shape.heads * (self._latent_width + self.shape.lora),
+            ops_per_position=2 * s.heads * (self._latent_width + s.lora),
+            expanded_ops=2 * s.heads * (s.nope + s.rope + s.v),
+            expansion_ops=2 * s.heads * s.lora * (s.nope + s.v),
             chosen=self.chosen,
             index_elements=self.shape.beside,
             index_ops=2 * index.heads * index.dim // index.every if index else 0,

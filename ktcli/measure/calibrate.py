@@ -31,7 +31,7 @@ from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
 from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.packed import Stack, unpack
+from ktcli.ops.torch.packed import PackedStack, unpack
 from ktcli.weights.pack import Pack
 
 FLOOR_TOKENS = 32
@@ -75,7 +75,10 @@ class _Experts:
     """All experts, one after the other; notes what goes into both of their matrices."""
 
     def __init__(
-        self, stacks: Sequence[Stack], names: Sequence[tuple[str, str]], sums: dict[str, _Sums]
+        self,
+        stacks: Sequence[PackedStack],
+        names: Sequence[tuple[str, str]],
+        sums: dict[str, _Sums],
     ) -> None:
         self._stacks, self._names, self._sums = stacks, names, sums
 

@@ -147,7 +147,7 @@ class Fields:
     def require(self, name: str, value: Any, *allowed: Any) -> None:
         """Refuse a value that this version does not compute."""
         if value not in allowed:
-            known = ", ".join(_show(each, str) for each in allowed)
+            known = ", ".join(_show(each, _plain) for each in allowed)
             raise BadCheckpoint(
                 f"{self.where}: {name} {_show(value)} is not supported (known: {known})"
             )
@@ -190,6 +190,11 @@ class Fields:
 def _spelled(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names, each with the others of the same fact."""
     return tuple(each for name in names for each in _SPELLED.get(name, (name,)))
+
+
+def _plain(value: Any) -> str:
+    """A text without quotes, if it is one that can stand in a sentence."""
+    return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 
 def _show(value: Any, how: Callable[[Any], str] = repr) -> str:

@@ -48,5 +48,6 @@ class Access(Enum):
     CHOSEN = "chosen"  # the matrices, or the biases, of the experts that the tokens choose
     ROWS = "rows"  # one row per token, looked up
     ONCE = "once"  # all of it, whatever the number of tokens: norms and biases
-    # By the expanded form of latent attention alone, page by page. Steps are counted in the absorbed form.
+    # Only where a step expands keys from latents, and then instead of another tensor of the same size, which is the one
+    # that is counted; what positions before the step cost is counted with the cache.
     EXPANSION = "expansion"

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 # States of a sequence that are held: those of two steps, one of which is written while the other is read, and
 # of four earlier positions to go back to (see `engine.states`).
 STATE_SLOTS = 6
+# A step of more tokens always works on expanded keys and values, where a layer has them: MLA_ABSORBED of mla.h.
+ABSORBED_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,10 @@ class LayerState:
         sequence_elements: f32 that are kept whatever the length, and rewritten by every token.
         ops_per_token: operations (a multiply-add is two) of one token with those.
         ops_per_position: of one token against one cached position.
+        expanded_ops: the same, where a step expands keys and values from what is cached (latent attention); 0: none
+            does.
+        expansion_ops: of expanding one cached position. Those of the step's own tokens are counted with the weights, as
+            the products are that they replace.
         window: a token reads only the last so many positions, itself included; 0: all.
         chosen: a token attends to at most so many positions, chosen among all that it sees; 0: to all.
         index_elements: those of `position_elements` by which they are chosen: read at every position.
@@ -32,6 +38,8 @@ class LayerState:
     sequence_elements: int = 0
     ops_per_token: int = 0
     ops_per_position: int = 0
+    expanded_ops: int = 0
+    expansion_ops: int = 0
     window: int = 0
     chosen: int = 0
     index_elements: int = 0
@@ -51,9 +59,19 @@ class LayerState:
     def ops(self, start: int, n_tokens: int) -> int:
         """Operations of that step against the cache."""
         if not self._chooses(start, n_tokens):
-            return _pairs(start, n_tokens, self.window) * self.ops_per_position
+            return self._attending_ops(start, n_tokens)
         choosing = _pairs(start, n_tokens, 0) * self.index_ops
         return choosing + _pairs(start, n_tokens, self.chosen) * self.ops_per_position
+
+    def _attending_ops(self, start: int, n_tokens: int) -> int:
+        """Of a step in which every token attends to all that it sees: in the form that takes fewer, but where many
+        tokens would need too large buffers."""
+        pairs = _pairs(start, n_tokens, self.window)
+        direct = pairs * self.ops_per_position
+        if not self.expanded_ops:
+            return direct
+        expanded = pairs * self.expanded_ops + start * self.expansion_ops
+        return expanded if n_tokens > ABSORBED_TOKENS else min(direct, expanded)
 
     def _chooses(self, start: int, n_tokens: int) -> bool:
         return 0 < self.chosen < start + n_tokens

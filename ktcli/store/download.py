@@ -24,7 +24,7 @@ from ktcli.errors import BadCheckpoint, HubError, KtError, NotEnoughDisk, UsageE
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference
 
 # Files at the top of a repository that a model needs. Copies of the weights in other layouts
@@ -62,12 +62,12 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
             f"{reference.text} names no repository",
             hint="write org/repo, or a short name (kt list --all)",
         )
-    present = library.find(reference.name, Kind.CHECKPOINT)
+    present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None:
         return present
     folder = library.checkpoint_path(reference.name)
     with smallfiles.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
-        present = library.find(reference.name, Kind.CHECKPOINT)
+        present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
         client = hub or hub_of(reference)
@@ -80,7 +80,7 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         smallfiles.write(folder / library.PULLING, text)
         _fetch(client, snapshot, files, folder, watcher)
         _record(snapshot, files, folder, watcher)
-    return library.resolve(reference.name, Kind.CHECKPOINT)
+    return library.resolve(reference.name, EntryKind.CHECKPOINT)
 
 
 def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:

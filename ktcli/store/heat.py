@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli import manifest, smallfiles
+from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError
 from ktcli.store import library
 
@@ -28,6 +29,7 @@ from ktcli.store import library
 FADE_TOKENS = 1 << 18
 MAX_BYTES = 4 << 20  # twenty times the largest map so far (Kimi-K2: 60 layers of 384 experts)
 _MAX_TOKENS = 1 << 40  # far above what is written; sums of counts up to it stay inside int64
+WAIT_S = 5.0  # whoever holds the lock writes a map, in milliseconds
 _VERSION = 1
 
 I64Array = NDArray[np.int64]
@@ -77,6 +79,20 @@ class Heat:
         return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
 
 
+def path_of(model: str) -> Path:
+    """Where the map of a model lies or will lie, see `library.model_name`."""
+    return _folder() / f"{model}.json"
+
+
+def lock() -> AbstractContextManager[None]:
+    """The lock that whoever changes maps holds."""
+    return smallfiles.lock(_folder() / ".lock", "changing the heat map of a model", wait_s=WAIT_S)
+
+
+def _folder() -> Path:
+    return config.home() / "heat"
+
+
 def read(
     pack: Path, shape: tuple[int, int], warn: Callable[[str], object] = lambda said: None
 ) -> Heat | None:
@@ -86,7 +102,7 @@ def read(
         shape: MoE layers and experts of the model.
         warn: told in a sentence why a map that is there is ignored.
     """
-    path = library.heat_path(library.model_name(pack))
+    path = path_of(library.model_name(pack))
     try:
         return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:
@@ -112,12 +128,12 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
     if fresh.tokens == 0:
         return False
     try:
-        with library.heat_lock():
+        with lock():
             if not (pack / manifest.PACK).is_file():  # removed meanwhile
                 return False
             known = read(pack, (layers, experts), warn)
             _write(
-                library.heat_path(library.model_name(pack)),
+                path_of(library.model_name(pack)),
                 (known + fresh if known else fresh).faded(),
             )
     except (OSError, KtError):

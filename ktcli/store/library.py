@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -31,11 +31,10 @@ BUILTIN = "kt-mini"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
-HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
-class Kind(Enum):
+class EntryKind(Enum):
     """Checkpoint: a repository's own files, or a GGUF file. Pack: ours, ready to run."""
 
     CHECKPOINT = "checkpoint"
@@ -58,7 +57,7 @@ class Entry:
     """
 
     name: str
-    kind: Kind
+    kind: EntryKind
     path: Path
     problem: str = ""
     formats: str = ""
@@ -80,7 +79,7 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that continues or repeats the work this entry came from, or words for it."""
-        if self.kind is Kind.PACK:
+        if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
@@ -101,7 +100,7 @@ class Entry:
         """The commands that make it again where it is damaged, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
-        if self.kind is Kind.PACK:
+        if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"
             )
@@ -141,14 +140,9 @@ def local_name(folder: Path, mark: str) -> str:
     return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
-def heat_path(model: str) -> Path:
-    """Where the heat map of a model lies or will lie, see `model_name`."""
-    return _heat_folder() / f"{_one_folder(model)}.json"
-
-
 def conversion_name(pack: Path) -> str:
     """What tells a conversion from all others, whether it is in the library or not."""
-    inside = pack.parent.resolve() == folder_of(Kind.PACK).resolve()
+    inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside else local_name(pack, "pack")
 
 
@@ -157,15 +151,9 @@ def model_name(pack: Path) -> str:
     return conversion_name(pack).partition("@")[0]
 
 
-def heat_lock() -> AbstractContextManager[None]:
-    """The lock that whoever changes heat maps holds."""
-    what = "changing the heat map of a model"
-    return smallfiles.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
-
-
 def entries() -> tuple[Entry, ...]:
     """Everything in the library and the built-in model, by name; partial ones too."""
-    found = [*_scan(Kind.CHECKPOINT), *_scan(Kind.PACK)]
+    found = [*_scan(EntryKind.CHECKPOINT), *_scan(EntryKind.PACK)]
     builtin = _builtin()
     if builtin is not None:
         found.append(builtin)
@@ -187,7 +175,7 @@ def matching(name: str) -> tuple[Entry, ...]:
         sorted(
             found,
             key=lambda entry: (
-                entry.kind is Kind.CHECKPOINT,
+                entry.kind is EntryKind.CHECKPOINT,
                 not entry.complete,
                 not _is_recommended(entry),
             ),
@@ -201,7 +189,7 @@ def _is_recommended(entry: Entry) -> bool:
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"
 
 
-def find(name: str, kind: Kind | None = None) -> Entry | None:
+def find(name: str, kind: EntryKind | None = None) -> Entry | None:
     """The complete entry that `name` means; packs before checkpoints; None if there is none.
 
     Of a local folder or file that is itself, whichever formats are asked for: packs made from it may be of
@@ -211,7 +199,7 @@ def find(name: str, kind: Kind | None = None) -> Entry | None:
     return usable[0] if usable else None
 
 
-def resolve(name: str, kind: Kind | None = None) -> Entry:
+def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     """The complete entry that `name` means; packs before checkpoints.
 
     Args:
@@ -226,12 +214,12 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     reference, broken = parse(name), [entry for entry in matching(name) if not entry.complete]
     if broken:
         raise incomplete(broken[0])
-    if kind is Kind.CHECKPOINT and find(name) is not None:
+    if kind is EntryKind.CHECKPOINT and find(name) is not None:
         raise NotFound(
             f"{name} is a conversion, not a checkpoint",
             hint="name the model or the folder that it was made from",
         )
-    if kind is Kind.PACK and find(name) is not None:
+    if kind is EntryKind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
     if reference.repository:
         raise NotFound(f"{name} is not in the library", hint=f"get it with: kt pull {name}")
@@ -255,9 +243,11 @@ def repairable(pack: Path) -> Iterator[None]:
     try:
         yield
     except BadPack as error:
-        inside = pack.absolute().parent == folder_of(Kind.PACK)
+        inside = pack.absolute().parent == folder_of(EntryKind.PACK)
         entry = (
-            _entry(pack, Kind.PACK) if inside else Entry(pack.name, Kind.PACK, pack, managed=False)
+            _entry(pack, EntryKind.PACK)
+            if inside
+            else Entry(pack.name, EntryKind.PACK, pack, managed=False)
         )
         error.hint = error.hint or f"make it again with: {entry.repair}"
         raise
@@ -285,13 +275,9 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(item.path), status
 
 
-def folder_of(kind: Kind) -> Path:
+def folder_of(kind: EntryKind) -> Path:
     """Where entries of this kind lie."""
     return config.home() / f"{kind.value}s"
-
-
-def _heat_folder() -> Path:
-    return config.home() / "heat"
 
 
 def _one_folder(name: str) -> str:
@@ -301,7 +287,7 @@ def _one_folder(name: str) -> str:
     return name
 
 
-def _scan(kind: Kind) -> Iterator[Entry]:
+def _scan(kind: EntryKind) -> Iterator[Entry]:
     folder = folder_of(kind)
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
@@ -317,19 +303,19 @@ def _scan(kind: Kind) -> Iterator[Entry]:
             yield _entry(Path(item.path), kind)
 
 
-def _entry(path: Path, kind: Kind) -> Entry:
+def _entry(path: Path, kind: EntryKind) -> Entry:
     name, _, formats = path.name.partition("@")
     try:
         source = manifest.read(path / _manifest_name(kind))
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
-    if kind is Kind.PACK and name.startswith(LOCAL):
+    if kind is EntryKind.PACK and name.startswith(LOCAL):
         origin = str(origins.origin_of(name) or "")
     else:
         origin = _pulling(path / PULLING) if source is None else source.origin
     if source is not None:
         return Entry(name, kind, path, "", formats, origin or source.origin)
-    held = smallfiles.holder(path / manifest.LOCK if kind is Kind.PACK else lock_path(name))
+    held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock_path(name))
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
     return Entry(name, kind, path, problem, formats, origin, running=held is not None)
 
@@ -343,8 +329,8 @@ def _pulling(path: Path) -> str:
         return ""
 
 
-def _manifest_name(kind: Kind) -> str:
-    return manifest.PACK if kind is Kind.PACK else manifest.CHECKPOINT
+def _manifest_name(kind: EntryKind) -> str:
+    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
 
 
 def _builtin() -> Entry | None:
@@ -357,7 +343,7 @@ def _builtin() -> Entry | None:
         return None
     if not (path / "config.json").is_file():
         return None
-    return Entry(BUILTIN, Kind.CHECKPOINT, path, source="built in", managed=False)
+    return Entry(BUILTIN, EntryKind.CHECKPOINT, path, source="built in", managed=False)
 
 
 def _local(folder: Path) -> Entry:
@@ -365,7 +351,7 @@ def _local(folder: Path) -> Entry:
     try:
         mode = folder.stat().st_mode
         if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:
-            return Entry(folder.name, Kind.CHECKPOINT, folder, managed=False)
+            return Entry(folder.name, EntryKind.CHECKPOINT, folder, managed=False)
         if not stat.S_ISDIR(mode):
             raise NotFound(
                 f"{folder} is not a folder",
@@ -382,7 +368,7 @@ def _local(folder: Path) -> Entry:
             else "a model's folder holds config.json or kt.json"
         )
         raise NotFound(f"there is no model in {folder}", hint=hint)
-    kind = Kind.PACK if pack else Kind.CHECKPOINT
+    kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
     if folder.parent == folder_of(kind):
         return _entry(folder, kind)
@@ -395,7 +381,7 @@ def _local(folder: Path) -> Entry:
 def _made_from(origin: Path, formats: str) -> tuple[Entry, ...]:
     """The packs in the library that were made from a local folder or file, also before it was changed."""
     names = origins.names_of(origin)
-    found = (each for each in _scan(Kind.PACK) if each.name in names)
+    found = (each for each in _scan(EntryKind.PACK) if each.name in names)
     return tuple(each for each in found if formats in ("", each.formats))
 
 

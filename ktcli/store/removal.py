@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import library, origins
+from ktcli.store import heat, library, origins
 
 CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 
@@ -49,19 +49,19 @@ def forget(model: str) -> bool:
     Raises:
         KtError: the system refuses.
     """
-    heat = library.heat_path(model)
+    path = heat.path_of(model)
     try:
-        if known := heat.is_file():
-            with library.heat_lock():  # whoever writes maps looks for a pack first
-                heat.unlink(missing_ok=True)
+        if known := path.is_file():
+            with heat.lock():  # whoever writes maps looks for a pack first
+                path.unlink(missing_ok=True)
     except OSError as error:
-        raise KtError(f"cannot remove {heat}: {error.strerror}") from error
+        raise KtError(f"cannot remove {path}: {error.strerror}") from error
     return known
 
 
 def leftovers() -> tuple[Path, ...]:
     """Folders that an interrupted removal or a killed calibration left behind."""
-    folders = [library.folder_of(kind) for kind in library.Kind]
+    folders = [library.folder_of(kind) for kind in library.EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
     return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))

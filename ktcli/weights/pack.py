@@ -65,7 +65,7 @@ from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import parse_object
-from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
+from ktcli.weights.header import TensorEntry, encode_header, is_regular, read_bounded, read_header
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.recipe import Recipe, format_of, stored_bytes
 
@@ -155,7 +155,7 @@ class Pack:
         """See `open`."""
         self.path = path
         self.manifest, self.recipe = _read_manifest(path)
-        self._entries: dict[str, tuple[Path, Entry, str]] = {}
+        self._entries: dict[str, tuple[Path, TensorEntry, str]] = {}
         try:
             for record in self.manifest.records:
                 _check_size(path, record)

@@ -14,7 +14,7 @@ from chat.fake_engine import speaker
 
 from ktcli import smallfiles
 from ktcli.chat import keeper, slash
-from ktcli.chat.chat import Chat, Piece, Speaker
+from ktcli.chat.chat import AnswerPiece, Chat, Speaker
 from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save
 from ktcli.chat.interactive import talk
 from ktcli.chat.keeper import newest
@@ -46,7 +46,7 @@ class Nobody:
     def error(self, error: KtError) -> None:
         self.errors.append(f"{error} {error.hint}")
 
-    def piece(self, piece: Piece) -> None:
+    def piece(self, piece: AnswerPiece) -> None:
         self.at_piece()
 
     def end(self, *, gap: bool = False) -> None:

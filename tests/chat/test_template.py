@@ -5,7 +5,6 @@ import json
 import re
 import resource
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -287,7 +286,6 @@ ATTACKS = {
 @pytest.mark.parametrize("source", ATTACKS.values(), ids=ATTACKS)
 def test_attack_is_one_sentence(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, the peak so far
-    started = time.monotonic()
     with pytest.raises(BadCheckpoint) as caught:
         ChatTemplate(source, name="evil").render([USER])
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -295,7 +293,6 @@ def test_attack_is_one_sentence(source: str) -> None:
     assert sentence.startswith("the chat template of evil ")
     assert "\n" not in sentence and len(sentence) < 320
     assert grown < 120 << 10
-    assert time.monotonic() - started < 15  # no timing test: only that it ends
 
 
 def test_attacks_end_in_other_threads_too() -> None:

@@ -53,12 +53,12 @@ def used(made: Plan) -> DevicePlan:
 # machine, model: fits, experts on the GPU per layer (None: the CPU alone), depth, least threshold
 DECISIONS = {
     ("laptop-8gb-gpu", QWEN): (True, 28, 4, 576),
-    ("laptop-8gb-gpu", "deepseek-v2-lite"): (True, 26, 1, 896),
+    ("laptop-8gb-gpu", "deepseek-v2-lite"): (True, 26, 1, 832),
     ("laptop-8gb-gpu", "deepseek-v3"): (False, None, 0, NEVER),
     ("laptop-8gb-gpu", "kimi-k2"): (False, None, 0, NEVER),
     ("desktop-24gb-gpu", QWEN): (True, 128, 0, NEVER),
     ("desktop-24gb-gpu", "deepseek-v2-lite"): (True, 64, 0, NEVER),
-    ("desktop-24gb-gpu", "deepseek-v3"): (False, 1, 1, 896),
+    ("desktop-24gb-gpu", "deepseek-v3"): (False, 1, 1, 960),
     ("desktop-24gb-gpu", "kimi-k2"): (False, 4, 1, 1088),
     ("workstation-4090-512gb", QWEN): (True, 128, 0, NEVER),
     ("workstation-4090-512gb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
@@ -66,7 +66,7 @@ DECISIONS = {
     ("workstation-4090-512gb", "kimi-k2"): (False, 5, 2, 1600),
     ("workstation-2x4090", QWEN): (True, 128, 0, NEVER),
     ("workstation-2x4090", "deepseek-v2-lite"): (True, 64, 0, NEVER),
-    ("workstation-2x4090", "deepseek-v3"): (False, 1, 1, 896),
+    ("workstation-2x4090", "deepseek-v3"): (False, 1, 1, 960),
     ("workstation-2x4090", "kimi-k2"): (False, 5, 1, 1088),
     ("cloud-h200-128gb", QWEN): (True, 128, 0, NEVER),
     ("cloud-h200-128gb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
@@ -74,7 +74,7 @@ DECISIONS = {
     ("cloud-h200-128gb", "kimi-k2"): (False, 93, 1, 1088),
     ("server-8xl20-1tb", QWEN): (True, 128, 0, NEVER),
     ("server-8xl20-1tb", "deepseek-v2-lite"): (True, 64, 0, NEVER),
-    ("server-8xl20-1tb", "deepseek-v3"): (True, 16, 4, 2752),
+    ("server-8xl20-1tb", "deepseek-v3"): (True, 16, 4, 3136),
     ("server-8xl20-1tb", "kimi-k2"): (True, 20, 3, 3648),
 }
 

@@ -26,15 +26,15 @@ from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.tensors import Role, Tensor, ceil_to
-from ktcli.weights import convert as module
-from ktcli.weights import oracle, strips, writer
+from ktcli.weights import destination, oracle, strips, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
-from ktcli.weights.convert import Calibration, Provenance, convert
+from ktcli.weights.conversion import Calibration, Provenance
+from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
 from ktcli.weights.recipe import Recipe, format_of
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 FP8_BLOCKS = fp8((128, 128))
@@ -57,7 +57,7 @@ def joined(tensor: Tensor, arrays: list[np.ndarray]) -> np.ndarray:
 
 def values(reader: Checkpoint, name: str) -> np.ndarray:
     """All numbers of a tensor, in its shape."""
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(read) for read in span.source.storage.reads(span)]
     return reader.decode(POOL, span, raws).reshape(span.source.shape)
 
@@ -289,7 +289,7 @@ def test_the_disk_is_full_half_way(source: Path, whole: dict[str, bytes], tmp_pa
 def test_too_little_space_is_said_before(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(destination, "free_bytes", lambda folder: 1000)
     with pytest.raises(NotEnoughDisk, match=r"needs .* only 1000 B is free|only 1 KiB is free"):
         convert(source, tmp_path / "new" / "p", FAST, POOL)
     assert not (tmp_path / "new").exists()

@@ -19,10 +19,13 @@ from weights.fake_checkpoint import DEEPSEEK3, QWEN3, random_checkpoint
 
 from ktcli.commands.view.fidelity import error_report
 from ktcli.errors import BadPack, Busy, UsageError
+from ktcli.manifest import LOCK
 from ktcli.native import Pool
 from ktcli.weights import convert as module
 from ktcli.weights.checkpoint import Checkpoint
-from ktcli.weights.convert import LOCK, PART, Report, convert
+from ktcli.weights.conversion import Report
+from ktcli.weights.convert import convert
+from ktcli.weights.destination import PART
 from ktcli.weights.recipe import Recipe
 
 POOL = Pool(2, spin_us=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.measure.bench import Result
+from ktcli.measure.bench import BenchResult
 from ktcli.measure.policy import COPIES, GPU_EXPERTS, SEQUENTIAL, Policy
 from ktcli.measure.trace import CPU, DEVICE, Trace
 from ktcli.planner.plan import DevicePlan
@@ -33,7 +33,7 @@ class Seen:
     trace: Trace | None
 
 
-def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
+def device_figures(seen: Seen, result: BenchResult) -> dict[str, Any]:
     """As JSON."""
     placement, trace = seen.engine.placement, seen.trace
     parts = dict(result.profile.operations)

@@ -187,7 +187,7 @@ def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
     digits = len(str(recorded.experts))
     tail = [f"{hits:>{max(4, digits)}.0%}" for hits in HITS]
     beside = len("layer") + 2 + sum(2 + len(cell) for cell in tail) + 2 + HOTTEST * (digits + 1)
-    layout = Layout.of(recorded.experts, canvas.width - beside)
+    layout = HeatMapLayout.of(recorded.experts, canvas.width - beside)
     last = str(recorded.experts - 1)
     scale = "0" + last.rjust(layout.columns - 1) if layout.columns > len(last) + 1 else ""
     lines = ["  ".join(["layer", scale.ljust(layout.columns), *tail, "hottest"])]
@@ -201,7 +201,7 @@ def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class HeatMapLayout:
     """How the experts of a layer share its row.
 
     Attributes:
@@ -215,7 +215,7 @@ class Layout:
     columns: int
 
     @classmethod
-    def of(cls, experts: int, room: int) -> Layout:
+    def of(cls, experts: int, room: int) -> HeatMapLayout:
         """As wide as `room` allows, all cells alike."""
         per_cell = -(-experts // max(8, room))
         cells = -(-experts // per_cell)
@@ -231,7 +231,7 @@ def even_shares(counts: NDArray[np.int64], per_cell: int) -> F64Array:
     return shares * counts.size / max(1, int(counts.sum()))
 
 
-def _strip(counts: NDArray[np.int64], layout: Layout, canvas: Canvas) -> str:
+def _strip(counts: NDArray[np.int64], layout: HeatMapLayout, canvas: Canvas) -> str:
     """The cells of one layer; equal neighbours are painted at once."""
     least = [shade.least for shade in SHADES]
     levels = np.searchsorted(least, even_shares(counts, layout.per_cell), side="right") - 1

@@ -21,7 +21,7 @@ def error_report(path: Path) -> dict[str, Any] | None:
     """Number formats, errors of the whole model, and by file the errors and cosines of each kind; None: the pack
     cannot be read."""
     from ktcli.models import build
-    from ktcli.weights.convert import overall
+    from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
 
     try:

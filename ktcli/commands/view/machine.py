@@ -8,7 +8,7 @@ from typing import Any
 from ktcli.errors import gib
 from ktcli.hardware import amx
 from ktcli.hardware.datasheet import data_sheet
-from ktcli.hardware.diagnosis import Kernel, Level, Problem, Setting
+from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem
 from ktcli.hardware.machine import Gpu, Machine
 from ktcli.hardware.numa import AUTO, Numa
 from ktcli.hardware.team import NodeTeam
@@ -89,12 +89,12 @@ def _begin_words(choice: tiles.Choice) -> str:
     least, source = choice.tile_min, choice.source
     if least is None:
         return "from how many tokens on is not measured yet; the first model that is loaded does it"
-    if source is tiles.Source.MEASURED:
+    if source is tiles.TileMinSource.MEASURED:
         each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
         return f"from {each} tokens per expert, measured {choice.date}"
     reason = (
         "as KT_TILE_MIN says"
-        if source is tiles.Source.FORCED
+        if source is tiles.TileMinSource.FORCED
         else "not measured under KT_ISA or an emulator"
     )
     return f"from {least.int4} tokens per expert, {reason}"
@@ -103,7 +103,7 @@ def _begin_words(choice: tiles.Choice) -> str:
 def render(
     machine: Machine,
     kernels: tuple[Kernel, ...],
-    setting: Setting,
+    setting: HostSetting,
     threads: TeamsHere,
     begin: TilesHere | None,
     problems: list[Problem],
@@ -183,7 +183,7 @@ def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
     return rows
 
 
-def _device_rows(machine: Machine, setting: Setting) -> list[tuple[str, str]]:
+def _device_rows(machine: Machine, setting: HostSetting) -> list[tuple[str, str]]:
     rows = []
     for found in machine.gpus:
         link = f", link {found.link_bps / 1e9:.0f} GB/s" if found.link_bps else ""

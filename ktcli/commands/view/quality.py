@@ -8,7 +8,7 @@ from hashlib import sha256
 from textwrap import wrap
 from typing import Any
 
-from ktcli.assembly.ways import Asked, Way
+from ktcli.assembly.ways import EvalRequest, Way
 from ktcli.chat.passage import Passage, Reading
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
@@ -21,7 +21,7 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WayResult:
     """One way of running a model.
 
     Attributes:
@@ -44,10 +44,10 @@ class Found:
         complete: all of the text was read by all.
     """
 
-    results: tuple[Result, ...]
+    results: tuple[WayResult, ...]
     passage: Passage
     reading: Reading
-    asked: Asked
+    asked: EvalRequest
     complete: bool
 
     @classmethod
@@ -57,12 +57,12 @@ class Found:
         scores: Sequence[Scores],
         passage: Passage,
         reading: Reading,
-        asked: Asked,
+        asked: EvalRequest,
         complete: bool,
     ) -> Found:
         """Results of the ways that predicted enough for an interval."""
         results = tuple(
-            Result(
+            WayResult(
                 way, len(each.nll), interval(each.nll), difference(each, scores[0]) if i else None
             )
             for i, (way, each) in enumerate(zip(ways, scores, strict=True))
@@ -99,7 +99,7 @@ def document(found: Found) -> dict[str, Any]:
     }
 
 
-def _row(result: Result, reading: Reading) -> dict[str, Any]:
+def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
     way, against = result.way, result.against
     row: dict[str, Any] = {
         "name": way.label,

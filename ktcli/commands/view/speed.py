@@ -9,13 +9,13 @@ from ktcli.commands.view.device_figures import device_rows
 from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
 from ktcli.engine import Engine
 from ktcli.errors import gib
-from ktcli.measure.bench import Ceilings, Kind, Result
+from ktcli.measure.bench import BenchResult, Ceilings, Phase
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.output import out, table
 
 
-def speed_row(subject: Subject, engine: Engine, result: Result) -> dict[str, Any]:
+def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
     """One result, with the keys every benchmark of kt has first."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
@@ -55,10 +55,10 @@ def speed_row(subject: Subject, engine: Engine, result: Result) -> dict[str, Any
 
 
 def speed_words(
-    row: dict[str, Any], result: Result, pool: Pool, ceilings: Ceilings, profile: bool
+    row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
     """The same for people."""
-    of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
+    of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
     weights = f"{experts}{row['dense']} dense, {gib(row['weights_bytes'])}"
@@ -90,7 +90,7 @@ def _attention_words(row: dict[str, Any]) -> str:
     return f"{row['attention_gb_s']:.1f} GB/s, {row['attention_gop_s']:.0f} GFLOP/s{after}"
 
 
-def _spread_words(result: Result) -> str:
+def _spread_words(result: BenchResult) -> str:
     spread = result.spread
     assert spread is not None
     return (
@@ -99,7 +99,7 @@ def _spread_words(result: Result) -> str:
     )
 
 
-def _profile_table(result: Result) -> str:
+def _profile_table(result: BenchResult) -> str:
     seconds = result.measured.seconds
     operations = [*result.profile.operations]
     operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
@@ -110,7 +110,7 @@ def _profile_table(result: Result) -> str:
     return table(rows, ("operation", "per token", "share"), right=(1, 2))
 
 
-def warn_about(result: Result) -> None:
+def warn_about(result: BenchResult) -> None:
     """Say what makes the figures worth less."""
     if result.measured.noisy:
         warn_noisy(result.measured.others_share)

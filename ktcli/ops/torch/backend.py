@@ -22,7 +22,7 @@ from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.packed import Matrix, Stack
+from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.recurrent import States
 
@@ -47,7 +47,7 @@ class ResidentRunner:
         stacks: of each layer with experts. What a layer's slots leave out counts as zero.
     """
 
-    def __init__(self, kernels: Kernels, stacks: Sequence[Stack]) -> None:
+    def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
         self._kernels, self._stacks = kernels, stacks
 
     def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value:

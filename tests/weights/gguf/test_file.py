@@ -26,9 +26,9 @@ from ktcli.weights.gguf.config import config_of as config_from
 from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.types import STORAGES
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
 from ktcli.weights.reader import config_of, examine
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 MINI = next(case for case in CASES if case.name == "kt-mini-q8_0")
 QWEN3 = next(case for case in CASES if case.name == "qwen3moe-q8_0")
@@ -61,7 +61,7 @@ def test_the_tensors_are_those_of_the_hub(mini: Path) -> None:
 
 
 def rows(pool: Pool, reader: Checkpoint | Gguf, name: str) -> np.ndarray:
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(each) for each in span.source.storage.reads(span)]
     return reader.decode(pool, span, raws)
 
@@ -75,7 +75,7 @@ def test_names_are_those_of_the_package() -> None:
             stem = gguf.TENSOR_NAMES[kind].format(bid=0)
             name = f"{stem}.bias" if stem.endswith("exp_probs_b") else f"{stem}.weight"
             shape = (2, 4, 32) if stem.endswith("_exps") else (4, 32)
-            for hub, *_ in hub_tensors({name: Entry("F32", shape, 0, 1024)}, row.names):
+            for hub, *_ in hub_tensors({name: TensorEntry("F32", shape, 0, 1024)}, row.names):
                 if hub == name:
                     continue  # not a tensor that kt reads
                 usual = hub.replace("experts.0.", "experts.").replace("experts.1.", "experts.")
@@ -90,13 +90,13 @@ def test_a_file_that_says_nothing_of_a_query_latent_has_none() -> None:
     values = {f"deepseek2.{key}": value for key, value in case.metadata.items()}
     del values["deepseek2.attention.q_lora_rank"]
     metadata = Metadata({**values, "general.architecture": "deepseek2"}, "x.gguf")
-    entries = {"token_embd.weight": Entry("F32", (300, 256), 0, 0)}
+    entries = {"token_embd.weight": TensorEntry("F32", (300, 256), 0, 0)}
     model = build(config_from(metadata, ARCHITECTURES["deepseek2"], entries, []))
     assert "layers.0.attn.q_b" not in {tensor.name for tensor in model.tensors}
 
 
 def test_fused_gate_and_up_are_two() -> None:
-    whole = Entry("F32", (3, 8, 32), 100, 3 * 8 * 32 * 4)
+    whole = TensorEntry("F32", (3, 8, 32), 100, 3 * 8 * 32 * 4)
     found = list(hub_tensors({"blk.7.ffn_gate_up_exps.weight": whole}, {}))
     assert [hub for hub, *_ in found[:2]] == [
         "model.layers.7.mlp.experts.0.gate_proj.weight",
@@ -108,7 +108,7 @@ def test_fused_gate_and_up_are_two() -> None:
 
 
 def test_one_tensor_per_expert_as_in_old_files() -> None:
-    entry = Entry("F32", (4, 32), 0, 512)
+    entry = TensorEntry("F32", (4, 32), 0, 512)
     names = ARCHITECTURES["llama"].names
     found = [hub for hub, *_ in hub_tensors({"blk.0.ffn_down.5.weight": entry}, names)]
     assert found == ["model.layers.0.block_sparse_moe.experts.5.w2.weight"]

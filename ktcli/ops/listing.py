@@ -1,0 +1,135 @@
+"""A recording for readers: every record as plain data, and layers that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from itertools import groupby
+from typing import Any
+
+from ktcli.native import View
+from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.recording import Number, Record, Recording
+from ktcli.ops.tensors import Tensor
+
+
+def described(record: Record) -> dict[str, Any]:
+    """A record as names, numbers and text: operation, layer, outs, numbers, operands, weights, facts and, where there
+    is some, what it caches and where its state begins."""
+    operation = record.operation
+    layout = layout_of(type(operation))
+    document: dict[str, Any] = {
+        "operation": operation.name,
+        "layer": record.layer,
+        "outs": [asdict(out) for out in record.outs],
+        "numbers": [_number(number) for number in record.numbers],
+        "operands": {name: view and asdict(view) for name, view in _named(record).items()},
+        "weights": {name: _tensor(tensor) for name, tensor in weights(record).items()},
+        "facts": {name: _plain(fact(operation)) for name, fact in layout.facts.items()},
+    }
+    for kind in (FieldKind.ROUTING, FieldKind.CHOICE):
+        if value := getattr(operation, layout.named(kind), None):
+            document["operands"][layout.named(kind)] = _number(value)
+    if layout.named(FieldKind.PAGES):
+        document["cached"] = operation.cached._asdict()
+    if first := layout.named(FieldKind.FIRST):
+        document["state_first"] = getattr(operation, first)
+    return document
+
+
+def weights(record: Record) -> dict[str, Tensor]:
+    """The tensors that a record names, by field."""
+    names = layout_of(type(record.operation)).weights
+    found = {name: getattr(record.operation, name) for name in names}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def telling_facts(record: Record) -> dict[str, Any]:
+    """The facts that are not as usual."""
+    layout = layout_of(type(record.operation))
+    found = {name: fact(record.operation) for name, fact in layout.facts.items()}
+    return {name: value for name, value in found.items() if value != layout.defaults[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Records that follow each other: of a decoder layer and all that are like it, or between layers.
+
+    Attributes:
+        layers: numbers of the layers, of which `records` is the first; (): none.
+    """
+
+    layers: tuple[int, ...]
+    records: tuple[Record, ...]
+
+
+def sections(recording: Recording) -> list[Section]:
+    """The recording in order, but each kind of layer once, where its first one stands."""
+    made: list[Section] = []
+    alike: dict[str, int] = {}  # what a layer does -> its place among `made`
+    for layer, group in groupby(recording.records, key=lambda record: record.layer):
+        records = tuple(group)
+        if layer is None:
+            made.append(Section((), records))
+            continue
+        done = _canonical(records, layer)
+        if done in alike:
+            place = alike[done]
+            made[place] = Section((*made[place].layers, layer), made[place].records)
+        else:
+            alike[done] = len(made)
+            made.append(Section((layer,), records))
+    return made
+
+
+def _canonical(records: Sequence[Record], layer: int) -> str:
+    """What a layer does whatever its number, and wherever it lies in buffers."""
+    buffers: dict[int, int] = {}
+    numbers: dict[Number, int] = {}
+    lines = []
+    for record in records:
+        views = [
+            view and (buffers.setdefault(view.buffer, len(buffers)), view.column, view.width)
+            for view in (*record.outs, *record.operands)
+        ]
+        mine = [numbers.setdefault(number, len(numbers)) for number in _numbers(record)]
+        tensors = [
+            (name, tensor.name.replace(f"layers.{layer}.", ""), tensor.count, tensor.n, tensor.k)
+            for name, tensor in weights(record).items()
+        ]
+        facts = [
+            fact(record.operation) for fact in layout_of(type(record.operation)).facts.values()
+        ]
+        lines.append(f"{record.operation.name} {views} {mine} {tensors} {facts}")
+    return "\n".join(lines)
+
+
+def _numbers(record: Record) -> Iterable[Number]:
+    layout = layout_of(type(record.operation))
+    for kind in (FieldKind.ROUTING, FieldKind.CHOICE):
+        value = getattr(record.operation, layout.named(kind), None)
+        if isinstance(value, Number):
+            yield value
+    yield from record.numbers
+
+
+def _named(record: Record) -> Mapping[str, View | None]:
+    names = layout_of(type(record.operation)).operands
+    return dict(zip(names, record.operands, strict=True))
+
+
+def _number(number: Number) -> dict[str, Any]:
+    return {"kind": number.kind.value, "number": number.n}
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {"tensor": tensor.name, "count": tensor.count, "n": tensor.n, "k": tensor.k}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,167 @@
+"""The folder that a conversion writes into: whose it is, what earlier runs completed, what is still to come.
+
+Files are named when they are complete; `kt.json.part` lists them and becomes `kt.json` at the end. So a conversion
+that was killed goes on at the first file that is not listed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ktcli import smallfiles
+from ktcli.errors import NotEnoughDisk, UsageError, hinted
+from ktcli.manifest import LOCK, MAX_BYTES, FileRecord, Manifest, encode_record, parse_record
+from ktcli.manifest import PACK as MANIFEST
+from ktcli.weights.conversion import Conversion
+from ktcli.weights.header import is_regular, read_bounded
+from ktcli.weights.manifest import parse_pack
+from ktcli.weights.pack import Pack, WeightFile, is_pack
+from ktcli.weights.writer import free_bytes
+
+PART = "kt.json.part"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A folder, which need not exist, and what is to be written into it."""
+
+    path: Path
+    plan: Conversion
+
+    def refuse_foreign(self) -> None:
+        """Never touch a folder that is not ours.
+
+        Raises:
+            UsageError: it is a file, or holds files but neither a pack nor a started one.
+        """
+        if not self.path.exists():
+            return
+        hint = "name a folder that does not exist yet with --out"
+        if not self.path.is_dir():
+            raise UsageError(f"{self.path} is not a folder", hint=hint)
+        names = {path.name for path in self.path.iterdir()}
+        begun = {
+            name for name in names if name.startswith(PART) and name.endswith(smallfiles.SUFFIX)
+        }
+        if names - begun - {LOCK} and not names & {MANIFEST, PART}:
+            raise UsageError(f"{self.path} is not empty and is no conversion of kt's", hint=hint)
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """What only an unfinished conversion has; a finished one that was killed while it tidied up, too."""
+        begun = self.path.glob(f"*{smallfiles.SUFFIX}")
+        return [each for each in (*begun, self.path / PART, self.path / LOCK) if each.exists()]
+
+    def complete(self) -> Manifest | None:
+        """The manifest of a pack that is already there, None if there is none.
+
+        Raises:
+            UsageError: there is another one.
+            BadPack: it is damaged.
+        """
+        if not is_pack(self.path):
+            return None
+        manifest = Pack.open(self.path).manifest
+        self._refuse_other(manifest.identity)
+        return manifest
+
+    @property
+    def missing(self) -> list[WeightFile]:
+        """The weight files that are not there yet."""
+        return [file for file in self.plan.files if not is_regular(self.path / file.name)]
+
+    def remaining_bytes(self) -> int:
+        """What is still to be written: files an earlier run completed count as there."""
+        return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
+
+    def check_space(self, what: str) -> None:
+        """Before anything is written.
+
+        Args:
+            what: needs it, for the message.
+        Raises:
+            NotEnoughDisk: the disk has less than what is still to be written.
+        """
+        need, have = self.remaining_bytes(), free_bytes(self.path.absolute())
+        if need > have:
+            raise NotEnoughDisk(what, need, have, str(self.path))
+
+    @contextmanager
+    def held(self, what: str) -> Iterator[None]:
+        """No other process writes here; afterwards only complete files are there, and the list of them if there are
+        some but not all.
+
+        Raises:
+            Busy: another process holds it.
+        """
+        with smallfiles.lock(self.path / LOCK, what):
+            try:
+                yield
+            finally:
+                if is_pack(self.path) or not list(self.path.glob("*.safetensors")):
+                    for left in self.leftovers:
+                        left.unlink(missing_ok=True)
+                if not list(self.path.iterdir()):
+                    self.path.rmdir()
+
+    def resume(self) -> list[FileRecord]:
+        """The complete files of an earlier run, the first ones of the plan; starts a fresh list if there are none.
+
+        Raises:
+            UsageError: the earlier run completed files of another model or recipe.
+            BadPack: it completed files, but their list is damaged.
+        """
+        part, records = self.path / PART, list[FileRecord]()
+        if part.exists() and list(self.path.glob("*.safetensors")):
+            first, *lines = read_bounded(part, MAX_BYTES).split(b"\n")
+            with hinted(f"remove the folder {self.path} and convert again"):
+                self._refuse_other(parse_pack(first, PART)[0])
+            for file, line in zip(self.plan.files, lines[:-1], strict=False):
+                record = _parse_line(line)
+                if record is None or not self._has(record, file):
+                    break
+                records.append(record)
+        text = self.plan.manifest.encode(indent=None) + b"".join(map(_line, records))
+        smallfiles.write(part, text)
+        return records
+
+    def add(self, record: FileRecord) -> None:
+        """One more file is complete."""
+        smallfiles.append_line(self.path / PART, _line(record))
+
+    def _has(self, record: FileRecord, file: WeightFile) -> bool:
+        path = self.path / file.name
+        is_that = record.name == file.name and record.size_bytes == file.size_bytes
+        return is_that and is_regular(path) and path.stat().st_size == file.size_bytes
+
+    def _refuse_other(self, found: Manifest) -> None:
+        """
+        Raises:
+            UsageError: what was found is not what is to be written.
+        """
+        wanted, theirs = self.plan.manifest, found.formats
+        if found == wanted:
+            return
+        if theirs and replace(found, formats=wanted.formats) == wanted:
+            what = f"this model as --experts {theirs.experts} --dense {theirs.dense}"
+        elif replace(found, calibration=wanted.calibration) == wanted:
+            what = "this model calibrated with another text"
+        else:
+            what = f"a conversion of another checkpoint ({found.repository or found.family})"
+        hint = "choose another folder with --out, or remove that one"
+        raise UsageError(f"{self.path} already holds {what}", hint=hint)
+
+
+def _line(record: FileRecord) -> bytes:
+    return json.dumps(encode_record(record)).encode() + b"\n"
+
+
+def _parse_line(line: bytes) -> FileRecord | None:
+    try:
+        return parse_record(smallfiles.json_object(line))
+    except ValueError:
+        return None

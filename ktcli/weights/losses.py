@@ -1,0 +1,60 @@
+"""What a conversion loses: the sums that the encoder counts, as the errors and cosines that a manifest records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ktcli.errors import BadPack
+from ktcli.manifest import PACK, Manifest
+from ktcli.native import PackError
+from ktcli.ops.tensors import Tensor
+from ktcli.weights.pack import WeightFile
+from ktcli.weights.recipe import TensorKind, kind_of
+
+ERROR_DIGITS, COSINE_DECIMALS = 4, 7
+
+ByKind = dict[str, float]
+
+
+def losses(sums: Mapping[TensorKind, PackError]) -> tuple[ByKind, ByKind]:
+    """The relative error of each kind of tensor, and the cosine between its products before and after."""
+    there = {kind.value: sums[kind] for kind in TensorKind if kind in sums}
+    errors = {name: _relative(each.error, each.square) for name, each in there.items()}
+    return errors, {name: _cosine(each) for name, each in there.items()}
+
+
+def overall(files: Sequence[WeightFile], manifest: Manifest) -> ByKind:
+    """The relative error of the whole model: root mean square over the files, by elements of each kind of tensor.
+
+    Raises:
+        BadPack: the manifest lists other files.
+    """
+    if [file.name for file in files] != [record.name for record in manifest.files]:
+        raise BadPack(f"{PACK} lists other weight files than its model has")
+    squares: dict[str, list[tuple[float, int]]] = {}
+    for file, record in zip(files, manifest.files, strict=True):
+        for kind, error in record.error.items():
+            weight = sum(t.elements for t in file.tensors if _kind_name(t) == kind)
+            squares.setdefault(kind, []).append((error * error, weight))
+    return {
+        kind: _relative(sum(e * w for e, w in rows), sum(w for _, w in rows))
+        for kind, rows in squares.items()
+    }
+
+
+def _kind_name(tensor: Tensor) -> str:
+    kind = kind_of(tensor)
+    return kind.value if kind else ""
+
+
+def _cosine(sums: PackError) -> float:
+    """Between W x and W' x, from <a, b> = (|a|^2 + |b|^2 - |a - b|^2) / 2; 1 where both are 0."""
+    sizes = math.sqrt(sums.out_square * sums.out_stored)
+    both = sums.out_square + sums.out_stored - sums.out_error
+    return round(both / (2 * sizes), COSINE_DECIMALS) if sizes else 1.0
+
+
+def _relative(sum_sq_error: float, sum_sq: float) -> float:
+    value = math.sqrt(sum_sq_error / sum_sq) if sum_sq > 0 else 0.0
+    return float(f"{value:.{ERROR_DIGITS}g}")
