@@ -1,4 +1,4 @@
-"""What can go wrong, said to the person who can act on it.
+"""The errors of kt, worded for the person who can act on them.
 
 Library code raises these and never prints. A message is one sentence with the offending values; `hint`
 is what to do next, a command where there is one. `ktcli.main` turns them into text and an exit code.

@@ -121,7 +121,7 @@ def plan_subject(
     request = wanted.device.apply(Request(subject.recipe, wanted.context), model.spec)
     if by_memory:
         best = chosen(model, host, request, kept_by(subject.said, model), listener)
-        recipe = Recipe.named(best, subject.recipe.dense.name)
+        recipe = subject.recipe.like(best, subject.recipe.dense.name)
         request = replace(request, recipe=recipe)
     if described is None and subject.pack is not None:
         request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)

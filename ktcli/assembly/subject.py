@@ -52,7 +52,7 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
         with library.repairable(entry.path):
             pack = Pack.open(entry.path)
         own = pack.recipe
-        recipe = Recipe.named(experts or own.experts_name, dense or own.dense.name)
+        recipe = own.like(experts or own.experts_name, dense or own.dense.name)
         return Subject(name, entry.name, pack.config, recipe, entry.path if recipe == own else None)
     reference = parse(name)
     # A conversion that was named exactly and is not there is an error, not a reason to assume another.

@@ -26,7 +26,7 @@ from ktcli.planner.memory import drops_cached
 from ktcli.planner.plan import Plan
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
 from ktcli.weights.tables import first_outside
 
 # progress(bytes done, bytes in all)
@@ -209,9 +209,10 @@ def _matrices(weight: Weight, run: range) -> Weight:
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """The bytes of a tensor that is not packed: bf16 rows of a table as uint16 [n, k], or f32."""
+    """The bytes of a tensor that is not packed: rows [n, k] of a table, bf16 as uint16 or f32, or a vector of f32."""
     if tensor.role is Role.TABLE:
-        return memory.view(np.uint16).reshape(tensor.n, tensor.k)
+        dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
+        return memory.view(dtype).reshape(tensor.n, tensor.k)
     return memory.view(np.float32)
 
 
@@ -313,7 +314,8 @@ class RandomSource:
         elif tensor.role is Role.TABLE:
             generator = np.random.default_rng(self._seed)
             for row in target:  # row by row: the embedding of a large model is gigabytes
-                row[:] = generator.standard_normal(row.size, dtype=np.float32).view(np.uint32) >> 16
+                drawn = generator.standard_normal(row.size, dtype=np.float32)
+                row[:] = drawn if row.dtype == np.float32 else drawn.view(np.uint32) >> 16
         elif tensor.below:  # as many of each, and those of one token differ
             target[:] = np.arange(target.size) % tensor.below
         else:

@@ -229,7 +229,8 @@ class CompressedAttention:
 
     @property
     def scratch(self) -> Scratch:
-        return Scratch.of(self.tensors)
+        chosen = self.indexer.shape.top_k if self.indexer else 0
+        return replace(Scratch.of(self.tensors), chosen=chosen)
 
     @property
     def _pools(self) -> tuple[PoolShape, ...]:

@@ -89,6 +89,15 @@ class DecoderLayer:
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
 
     @property
+    def kind(self) -> DecoderLayer:
+        """The layer without its place: equal for layers that compute alike."""
+        attention = replace(self.attention, layer=0, source="")
+        mlp = replace(self.mlp, layer=0, name="", source="")
+        around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
+        mixers = (around[0], around[1]) if around else None
+        return replace(self, layer=0, source="", attention=attention, mlp=mlp, mixers=mixers)
+
+    @property
     def scratch(self) -> Scratch:
         """Of attention and MLP, which use the same buffers in turn, and of what goes around them."""
         return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
@@ -166,6 +175,13 @@ class Decoder:
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         return (self.embedding, *inner, *mixed, self.norm, self.head)
+
+    @property
+    def one_of_each(self) -> Decoder:
+        """The stack with the first layer of each kind only."""
+        first = {layer.kind: layer for layer in reversed(self.layers)}
+        kept = sorted(first.values(), key=lambda layer: layer.layer)
+        return replace(self, layers=tuple(kept))
 
     @property
     def scratch(self) -> Scratch:

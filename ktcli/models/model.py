@@ -14,6 +14,8 @@ from ktcli.layers.decoder import Decoder
 from ktcli.layers.sparse import SparseMlp
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
+from ktcli.ops.passes import reuse_buffers
+from ktcli.ops.recording import Buffer, record
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Tensor
@@ -71,6 +73,10 @@ class Model(Protocol):
         """Every stored tensor: embedding, layers in order, final norm, head."""
 
     @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a program of the forward writes its rows into, layer after layer."""
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
@@ -114,6 +120,11 @@ class DecoderModel:
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.decoder.tensors
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Those of one layer of each kind, which all others use again."""
+        return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)

@@ -20,7 +20,7 @@ from ktcli.ops.table.experts import Route
 from ktcli.ops.tensors import Tensor
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
-# do not share it; bf16 rows of the embedding, f32 vectors.
+# do not share it; rows of the embedding, bf16 or f32; f32 vectors.
 Loaded = tuple[Weight, ...] | NDArray[Any]
 
 _F32_BYTES = 4
@@ -80,7 +80,9 @@ def _told(
         yield name, fact(operation)
     for name, kind in layout.weights.items():
         tensor = getattr(operation, name)
-        yield name, tensor and _memory(tensor, kind, places)
+        memory = None if tensor is None else _memory(tensor, kind, places)
+        in_f32 = isinstance(memory, np.ndarray) and memory.dtype == np.float32
+        yield f"{name}_f32" if kind is FieldKind.TABLE and in_f32 else name, memory
     for field in layout.fields:
         value = getattr(operation, field.name)
         if FieldKind.ROUTING in field.kinds:

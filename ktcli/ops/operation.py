@@ -29,7 +29,7 @@ class FieldKind(Enum):
     VECTOR = "vector"  # f32
     IDS = "ids"  # a vector of whole numbers
     MASK = "mask"  # a byte for each expert, which may change between steps
-    TABLE = "table"  # rows of bf16
+    TABLE = "table"  # rows of bf16; C has a second field NAME_f32 for rows of f32, and one of both is set
     PAGES = "pages"  # number of the layer, of whose pages the operation has a part
     STATE = "state"  # number of the layer, of whose state the operation has a part
     FIRST = "first"  # element with which that part of the state begins

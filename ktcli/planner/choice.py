@@ -14,7 +14,7 @@ from ktcli.native import Format
 from ktcli.planner.host import Host
 from ktcli.planner.placement import place
 from ktcli.planner.plan import Request
-from ktcli.weights.recipe import Recipe, automatic
+from ktcli.weights.recipe import automatic
 
 BY_MEMORY = "auto"  # for the number format of experts
 
@@ -40,7 +40,7 @@ def choose_experts(
         return FormatChoice(kept.name, "the checkpoint's own 4 bits, without loss")
     choices = automatic()
     for name in choices:
-        recipe = Recipe.named(name, request.recipe.dense.name)
+        recipe = request.recipe.like(name, request.recipe.dense.name)
         made = place(model, host, replace(request, recipe=recipe))
         need, free = gib(made.need_bytes), gib(made.host.available_bytes)
         if made.fits:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
+from ktcli.ops.state import ABSORBED_TOKENS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
@@ -99,18 +100,20 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model) -> int:
-    """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
+    """Buffers of a step of PREFILL_CHUNK tokens, of which one gives logits.
 
-    The residual stream and what each half of a layer makes of it; the widest dense projection and what
-    follows it; gate, up and activation of the chosen experts; what all heads have beyond that; a residual
-    of streams, before and after a block and normed. Counts up to a fifth more
-    than the engine reserves with a few threads, never less; each thread has a megabyte or two of its own,
-    and each of several nodes its sums: the margin holds those.
+    All rows that the forward records, and as products read them, no wider than the widest; gate and up and then the
+    activation of the chosen experts; ids and gates of every routing; chosen places of every layer; and what all heads
+    have beyond that in an absorbed step. Counts up to a third more than the engine reserves with a few threads, never
+    less; each thread has a megabyte or two of its own, and each of several nodes its sums: the margin holds those.
     """
     spec, layers = model.spec, model.spec.scratch
-    columns = 8 * spec.hidden + 3 * layers.streams + 2 * layers.dense
-    columns += 2 * layers.experts + layers.heads
-    return 4 * (PREFILL_CHUNK * columns + spec.vocab)
+    rows = [buffer.width for buffer in model.buffers if not buffer.outputs]
+    routed = 2 * spec.top_k * spec.moe_layers
+    columns = sum(rows) + max(rows) + 2 * layers.experts + routed + layers.chosen
+    absorbed = min(PREFILL_CHUNK, ABSORBED_TOKENS) * layers.heads
+    outputs = sum(buffer.width for buffer in model.buffers if buffer.outputs)
+    return 4 * (PREFILL_CHUNK * columns + absorbed + outputs)
 
 
 def node_room_bytes(

@@ -18,7 +18,7 @@ from ktcli.ops.part import Access, ModelPart
 from ktcli.ops.state import STATE_SLOTS, LayerState
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import touched
-from ktcli.weights.recipe import F32_BYTES, Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, plain_bytes, stored_bytes
 
 KV_ELEMENT_BYTES = 2  # the cache holds bf16
 SizeOf = Callable[[Tensor, Recipe], int]
@@ -93,7 +93,7 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
     fmt = format_of(tensor, recipe)
     if fmt is not None:
         return fmt.name
-    return "bf16" if tensor.role is Role.TABLE else "f32"
+    return "bf16" if plain_bytes(tensor, recipe) == BF16_BYTES else "f32"
 
 
 def kv_bytes_per_token(spec: Spec) -> int:

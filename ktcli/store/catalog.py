@@ -27,10 +27,10 @@ class ModelProfile:
         title: the name its makers use.
         repositories: hub ("hf", "ms") → repository id; empty for a built-in model.
         builtin: folder in `profiles/` of a model that ships with kt.
-        parameters, expert_parameters: of the model that runs, as its makers count them; None: not given.
-        download_bytes: of all tensors in the safetensors files of the repository. These are more than the
-            model: layers that predict further tokens come with it, and so does a head that lies beside the
-            embedding it is tied to. Headers and small files, a thousandth at most, are not counted.
+        parameters, expert_parameters: counts for the model that runs, by its makers; None if not given.
+        download_bytes: bytes of all tensors in the safetensors files of the repository. These are more than
+            the model: layers that predict further tokens come with it, and so does a head that lies beside
+            the embedding it is tied to. Headers and small files, a thousandth at most, are not counted.
         experts, dense: formats a conversion uses unless told otherwise.
         table: the profile's [config] table; empty for a built-in model, see `config`.
     """

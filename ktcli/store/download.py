@@ -1,4 +1,4 @@
-"""Pulling a repository into the library: which files, is there room, fetch, check, record.
+"""Pulls a repository into the library: selects files, checks the room, fetches, verifies, records.
 
 Only data is taken: safetensors, JSON, templates, tokenizer files, the licence. Python files and pickled
 weights stay where they are. Hashes are computed from what is on disk and compared with the hub's; only
@@ -40,7 +40,7 @@ _HASHES = "kt-hashes.part"
 
 
 class Watcher(Protocol):
-    """Is told how a pull goes on; every method may do nothing."""
+    """A listener that is told how a pull goes on; every method may do nothing."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
     def advance(self, n_bytes: int) -> None: ...
@@ -177,7 +177,7 @@ def _interruptible(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _watched(folder: Path, watcher: Watcher, done: int) -> Iterator[None]:
-    """Report the growth of a folder: it is true for every client and every way it transfers."""
+    """Reports progress by the growth of a folder, which holds for every client and way of transfer."""
     stop = threading.Event()
 
     def follow() -> None:
@@ -252,7 +252,7 @@ def _check_file(
 
 
 def _identity(path: Path) -> list[str | int]:
-    """Changes when the file does."""
+    """Values of a file that change when it does."""
     status = os.stat(path)
     return [path.name, status.st_size, status.st_mtime_ns]
 

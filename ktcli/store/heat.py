@@ -1,4 +1,4 @@
-"""Heat maps: how often each expert of each layer was chosen while people talked to a model.
+"""Heat maps count how often each expert of each layer was chosen while people talked to a model.
 
     KT_HOME/heat/NAME.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
 
@@ -37,11 +37,11 @@ I64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heat:
-    """How often experts were chosen.
+    """Counts how often experts were chosen.
 
     Attributes:
-        counts: [MoE layers, E] int64, none larger than `tokens`.
-        tokens: that were counted, as far as they have not faded.
+        counts: the choices of each expert, [MoE layers, E] int64, none larger than `tokens`.
+        tokens: the number of tokens that were counted, as far as they have not faded.
     """
 
     counts: I64Array
@@ -49,7 +49,7 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """The map of counts that did not fade yet: of each token every layer chose `top_k` experts.
+        """The map of counts that did not fade yet, where every layer chose `top_k` experts for each token.
 
         Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
         """
@@ -60,7 +60,7 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """Halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
+        """The map halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
             halvings += 1
@@ -73,14 +73,14 @@ class Heat:
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """How many experts of each layer take at least this share of its choices, [MoE layers]."""
+        """The number of experts of each layer that take at least this share of its choices, [MoE layers]."""
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
         return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
 
 
 def path_of(model: str) -> Path:
-    """Where the map of a model lies or will lie, see `library.model_name`."""
+    """The path where the map of a model lies or will lie, see `library.model_name`."""
     return _folder() / f"{model}.json"
 
 
@@ -100,7 +100,7 @@ def read(
 
     Args:
         shape: MoE layers and experts of the model.
-        warn: told in a sentence why a map that is there is ignored.
+        warn: called with a sentence that says why a map that is there is ignored.
     """
     path = path_of(library.model_name(pack))
     try:
@@ -142,7 +142,7 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
 
 
 def _write(path: Path, heat: Heat) -> None:
-    """Whole or not at all; the caller holds the lock."""
+    """Writes a map whole or not at all; the caller holds the lock."""
     document = {"kt_heat": _VERSION, "tokens": heat.tokens, "counts": heat.counts.tolist()}
     smallfiles.write(path, json.dumps(document, separators=(",", ":")) + "\n")
 

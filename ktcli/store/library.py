@@ -1,4 +1,4 @@
-"""What is on disk: checkpoints as they were pulled, and packs made from them.
+"""The library on disk: checkpoints as they were pulled, and packs made from them.
 
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
@@ -35,7 +35,7 @@ PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the ref
 
 
 class EntryKind(Enum):
-    """Checkpoint: a repository's own files, or a GGUF file. Pack: ours, ready to run."""
+    """The kinds of entry: a checkpoint is a repository's own files, or a GGUF file; a pack is ours, ready to run."""
 
     CHECKPOINT = "checkpoint"
     PACK = "pack"
@@ -47,13 +47,13 @@ class Entry:
 
     Attributes:
         name: short name, library name, or the folder's own name.
-        path: the folder; of a GGUF model the file, or any one of a numbered set.
+        path: the folder; for a GGUF model the file, or any one of a numbered set.
         problem: why it cannot be used: "interrupted", the process that works on it, or what is wrong
             with its manifest; else empty.
-        formats: "<experts>-<dense>" of a pack; empty for a checkpoint.
+        formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
-        managed: it lies in the library folder, so that `kt rm` may remove it.
-        running: a process works on it at this moment.
+        managed: whether it lies in the library folder, so that `kt rm` may remove it.
+        running: whether a process works on it at this moment.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Entry:
 
     @property
     def repair(self) -> str:
-        """The commands that make it again where it is damaged, or words for them."""
+        """The commands that make a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
         if self.kind is EntryKind.PACK:
@@ -108,19 +108,19 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files, those of links not counted."""
+        """The bytes of its files; files behind links are not counted."""
         if self.path.suffix.lower() == GGUF:
             return sum(part.stat().st_size for part in parts(self.path))
         return sum(status.st_size for _, status in walk(self.path))
 
 
 def checkpoint_path(name: str) -> Path:
-    """Where the checkpoint of a library name lies or will lie."""
+    """The folder where the checkpoint of a library name lies or will lie."""
     return config.home() / "checkpoints" / _one_folder(name)
 
 
 def pack_path(name: str, experts: str, dense: str) -> Path:
-    """Where a conversion lies or will lie."""
+    """The folder where a conversion lies or will lie."""
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
@@ -133,7 +133,7 @@ def local_name(folder: Path, mark: str) -> str:
     """A name in the library for what belongs to a folder outside it.
 
     Args:
-        mark: tells apart what else is to be told apart, beside the folder's place.
+        mark: a text that goes into the name's hash beside the folder's path.
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
@@ -141,13 +141,13 @@ def local_name(folder: Path, mark: str) -> str:
 
 
 def conversion_name(pack: Path) -> str:
-    """What tells a conversion from all others, whether it is in the library or not."""
+    """The name that tells a conversion from all others, whether it is in the library or not."""
     inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:
-    """What all conversions of one model have in common: their name in the library; of one outside, its own."""
+    """The name that all conversions of one model in the library share; a pack outside it has its own."""
     return conversion_name(pack).partition("@")[0]
 
 
@@ -161,8 +161,8 @@ def entries() -> tuple[Entry, ...]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """All entries that `name` can mean, packs first, and of those the one in the formats that the catalogue
-    recommends; of a local folder or file itself, then the packs that were ever made from it.
+    """All entries that `name` can mean: packs first, led by the one in the formats that the catalogue recommends;
+    for a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -184,7 +184,7 @@ def matching(name: str) -> tuple[Entry, ...]:
 
 
 def _is_recommended(entry: Entry) -> bool:
-    """Whether these are the formats that a conversion gets when nobody asks for others."""
+    """Returns whether an entry has the formats that a conversion gets when nobody asks for others."""
     profile = catalog.find(entry.name)
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"
 
@@ -192,8 +192,8 @@ def _is_recommended(entry: Entry) -> bool:
 def find(name: str, kind: EntryKind | None = None) -> Entry | None:
     """The complete entry that `name` means; packs before checkpoints; None if there is none.
 
-    Of a local folder or file that is itself, whichever formats are asked for: packs made from it may be of
-    files that were changed since.
+    A local folder or file means itself, whichever formats are asked for: packs may have been made from it
+    before its files were changed.
     """
     usable = [e for e in matching(name) if e.complete and (kind is None or e.kind is kind)]
     return usable[0] if usable else None
@@ -203,7 +203,7 @@ def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     """The complete entry that `name` means; packs before checkpoints.
 
     Args:
-        kind: only this kind will do.
+        kind: the only kind that will do; None: either.
     Raises:
         UsageError: not a name.
         NotFound: nothing usable on disk; the hint is the command that changes it.
@@ -239,7 +239,7 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Errors about a damaged pack get the command that makes it again; its checkpoint stays."""
+    """Gives errors about a damaged pack the command that makes it again; its checkpoint stays."""
     try:
         yield
     except BadPack as error:
@@ -276,7 +276,7 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def folder_of(kind: EntryKind) -> Path:
-    """Where entries of this kind lie."""
+    """The folder that entries of this kind lie in."""
     return config.home() / f"{kind.value}s"
 
 
@@ -347,7 +347,7 @@ def _builtin() -> Entry | None:
 
 
 def _local(folder: Path) -> Entry:
-    """A folder or GGUF file somebody named, which is in the library or not."""
+    """The entry of a folder or GGUF file that somebody named, in the library or not."""
     try:
         mode = folder.stat().st_mode
         if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:

@@ -1,4 +1,4 @@
-"""Removing what is in the library, and what killed processes left there. Never follows a link, never leaves it."""
+"""Removes entries of the library and what killed processes left there; never follows a link, never leaves it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose nu
 
 
 def remove(entry: library.Entry) -> int:
-    """Delete an entry's files; the bytes that were freed. What is known of its model stays, see `forget`.
+    """Deletes an entry's files and returns the bytes freed. The heat map of its model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
@@ -44,7 +44,7 @@ def remove(entry: library.Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Delete the heat map of a model of which nothing is left in the library. Whether there was one.
+    """Deletes the heat map of a model of which nothing is left in the library; returns whether there was one.
 
     Raises:
         KtError: the system refuses.
@@ -72,7 +72,7 @@ def _is_running(process: str) -> bool:
 
 
 def remove_leftovers() -> int:
-    """Delete them; the bytes that were freed."""
+    """Deletes the leftovers and returns the bytes freed."""
     freed = 0
     for path in leftovers():
         freed += sum(status.st_size for _, status in library.walk(path))

@@ -61,9 +61,11 @@ def test_c_is_told_what_the_row_says(row: type[Operation]) -> None:
     wanted = {*layout.told, *layout.weights, *renamed}
     last = ffi.typeof(getattr(lib, f"kt_program_{row.name}")).args[-1]
     fields = dict(last.item.fields) if last.cname == f"struct kt_{row.name} *" else {}
-    assert set(fields) == wanted
+    tables = {name for name, kind in layout.weights.items() if kind is FieldKind.TABLE}
+    assert set(fields) == wanted | {f"{name}_f32" for name in tables}
     for name, kind in layout.weights.items():
         assert fields[name].type.cname in TYPES[kind], name
+    assert all(fields[f"{name}_f32"].type.cname == "float *" for name in tables)
 
 
 @by_name

@@ -27,7 +27,7 @@ from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.packed import Extras, Matrix, Packed, PackedStack, PlainMatrix, unpack
 from ktcli.planner.stack import plain_bytes
-from ktcli.weights.recipe import Recipe, format_of
+from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 _ALIGNMENT = 256  # bytes: what an allocation of its own would begin on
 _DTYPES = {0: torch.uint8, 2: torch.bfloat16, 4: torch.float32}  # by bytes of a plain value
@@ -39,7 +39,7 @@ class DeviceModel:
     """What a model has on a device.
 
     Attributes:
-        embedding: bf16 [vocab, H] in host memory: a step needs a few of its rows.
+        embedding: bf16 or f32 [vocab, H] in host memory: a step needs a few of its rows.
         stacks: of each layer with experts those that are here.
         size_bytes: on the device.
     """
@@ -109,10 +109,11 @@ def load_device(
     parts = _parts(model, recipe, mask)
     memory = _Memory(device_bytes(model, recipe, mask), device)
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
-    table_bytes = 2 * table.elements
+    table_bytes = stored_bytes(table, recipe)
     total = table_bytes + sum(part.matrix_bytes * len(part.indices) for part in parts)
     filler = _Filler(source, device, total, progress)
-    embedding = torch.empty(table.n, table.k, dtype=torch.bfloat16)
+    dtype = torch.float32 if is_in_f32(table, recipe) else torch.bfloat16
+    embedding = torch.empty(table.n, table.k, dtype=dtype)
     filler.fill_host(table, embedding)
     data: dict[str, torch.Tensor] = {}
     for part in parts:
