@@ -10,8 +10,7 @@ from typing import Any
 
 from ktcli.models import build
 from ktcli.native import View
-from ktcli.ops.listing import Section, described, sections, telling_facts, weights
-from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.listing import Section, described, read_numbers, sections, telling_facts, weights
 from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Number, Record, Recording, record
 from ktcli.ops.tensors import Tensor
@@ -19,7 +18,6 @@ from ktcli.output import out, safe
 from ktcli.weights.recipe import Recipe, format_of
 
 _F32_BYTES = 4
-_NUMBERED = (FieldKind.ROUTING, FieldKind.CHOICE)
 
 
 def show_program(name: str, recipe: Recipe, config: Mapping[str, Any]) -> None:
@@ -74,9 +72,7 @@ class _ProgramLines:
         """(results, operation with its operands, weights and facts)"""
         results = [f"{self._value(view)} [{view.width}]" for view in each.outs]
         made = ", ".join([*results, *map(self._value, each.numbers)])
-        layout = layout_of(type(each.operation))
-        numbers = (getattr(each.operation, layout.named(kind), None) for kind in _NUMBERED)
-        read = [*each.operands, *(each for each in numbers if isinstance(each, Number))]
+        read = [*each.operands, *read_numbers(each).values()]
         named = [
             f"{field} {tensor.name.removeprefix(prefix)} {self._shape(tensor)}"
             for field, tensor in weights(each).items()
