@@ -1,4 +1,4 @@
-"""The plan of a model on this machine, with what earlier runs taught about both.
+"""Plans a model on this machine, with what earlier runs taught about both.
 
 A plan is made once, before anything is loaded, and whatever is loaded follows it.
 """
@@ -34,12 +34,12 @@ EXACT_ROW = "portable"  # of kernels: what results are compared with
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans of one model on this machine.
+    """Makes plans of one model on this machine.
 
     Attributes:
-        machine: as it is now.
-        host: what the planner makes of it.
-        request: what is asked for.
+        machine: the machine as it is now.
+        host: the facts of it that the planner uses.
+        request: the request that is planned unless another is given.
     """
 
     model: Model
@@ -52,19 +52,19 @@ class Planner:
         return place(self.model, self.host, request or self.request)
 
     def start(self, host: Host) -> Pool:
-        """The teams of a plan's host."""
+        """Starts the teams of a plan's host."""
         return planned_team(self.machine.cpu, host)
 
 
 def planner_of(
     model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
 ) -> Planner:
-    """The planner of a model that is to be loaded now.
+    """Makes the planner of a model that is to be loaded now.
 
     Args:
         pack: its conversion, of which earlier runs may know something.
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     where = wanted.where
@@ -81,10 +81,10 @@ def planner_of(
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
-    """Where a model would go that is not converted yet.
+    """Plans a model that is not converted yet.
 
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
@@ -143,8 +143,8 @@ def informed(
     gpus: Sequence[Gpu],
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
-    """A request with what is known of a converted model here: which experts are hot, how much memory of a
-    GPU it was given, how long a layer takes."""
+    """Returns the request with what is known of a converted model here: which experts are hot, how much memory
+    of a GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
     gpu = candidate(gpus, request.device)

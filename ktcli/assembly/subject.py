@@ -1,4 +1,4 @@
-"""The model that `plan` and `bench` are about: known by name, pulled, converted or in a local folder.
+"""Finds the model that `plan` and `bench` are about: known by name, pulled, converted or in a local folder.
 
 Both need only its shape and number formats, so a catalogue name is enough; a pack's own formats count
 unless the command line asks for others.
@@ -25,10 +25,10 @@ class Subject:
 
     Attributes:
         said: the name as the user gave it.
-        name: for people.
+        name: the name for people.
         config: its `config.json`.
-        recipe: number formats, existing or intended.
-        pack: folder of the conversion with exactly these formats; None: there is none on disk.
+        recipe: its number formats, existing or intended.
+        pack: the folder of the conversion with exactly these formats; None: there is none on disk.
     """
 
     said: str
@@ -39,10 +39,10 @@ class Subject:
 
 
 def find_subject(name: str, experts: str | None = None, dense: str | None = None) -> Subject:
-    """What `name` means: on disk first, then in the catalogue.
+    """Finds the model that `name` means: on disk first, then in the catalogue.
 
     Args:
-        experts, dense: names of other formats than it has or would get.
+        experts, dense: names of formats to take instead of those it has or would get; None: those.
     Raises:
         UsageError: not a name, or no such format.
         NotFound: nothing on disk and not in the catalogue.
