@@ -24,12 +24,14 @@ class Subject:
     """A model by its shape.
 
     Attributes:
+        said: the name as the user gave it.
         name: for people.
         config: its `config.json`.
         recipe: number formats, existing or intended.
         pack: folder of the conversion with exactly these formats; None: there is none on disk.
     """
 
+    said: str
     name: str
     config: Mapping[str, Any]
     recipe: Recipe
@@ -51,15 +53,15 @@ def find_subject(name: str, experts: str | None = None, dense: str | None = None
             pack = Pack.open(entry.path)
         own = pack.recipe
         recipe = own.like(experts or own.experts_name, dense or own.dense.name)
-        return Subject(entry.name, pack.config, recipe, entry.path if recipe == own else None)
+        return Subject(name, entry.name, pack.config, recipe, entry.path if recipe == own else None)
     reference = parse(name)
     # A conversion that was named exactly and is not there is an error, not a reason to assume another.
     known = "" if reference.formats else reference.name
     profile = catalog.find(known if entry is None else entry.name)
     if profile is not None:
         recipe = Recipe.named(experts or profile.experts, dense or profile.dense)
-        return Subject(profile.name, profile.config, recipe)
+        return Subject(name, profile.name, profile.config, recipe)
     entry = entry or library.resolve(name)
     asked = split_pair(reference.formats)  # of a folder: those of a conversion of it
     experts, dense = experts or asked[0] or None, dense or asked[1] or None
-    return Subject(entry.name, config_of(entry.path), Recipe.named(experts, dense))
+    return Subject(name, entry.name, config_of(entry.path), Recipe.named(experts, dense))
