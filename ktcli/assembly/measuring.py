@@ -14,7 +14,7 @@ from ktcli.measure import rates, tiles
 
 
 def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT) -> Machine:
-    """Measure what the CPU and the GPUs reach, and keep it for later commands; the machine with its rates.
+    """Measures what the CPU and the GPUs reach and keeps it for later commands; returns the machine with its rates.
 
     Args:
         threads: of the teams that a command would start now.
@@ -33,7 +33,7 @@ def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT)
 
 
 def _measured_gpus(gpus: Sequence[Gpu], listener: Listener) -> Iterator[Gpu]:
-    """Each with its rates, measured now and kept, as far as torch can use it."""
+    """Measures each GPU that torch can use and keeps its rates; yields all GPUs."""
     from ktcli.engine.device.usable import why_not
 
     reason = why_not() if gpus else ""

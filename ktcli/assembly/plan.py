@@ -103,7 +103,7 @@ def plan_subject(
     by_memory: bool = False,
     listener: Listener = SILENT,
 ) -> Plan:
-    """Where a model would go that is only looked at.
+    """Plans a model that is only looked at.
 
     Args:
         described: a file that describes another machine; None: this one.
