@@ -77,7 +77,7 @@ def doctor(
 
 
 def _kernels() -> tuple[tuple[Kernel, ...], str]:
-    """The rows of the native library, or why there are none."""
+    """The rows of the native library, and if there are none the reason."""
     from ktcli import native
 
     try:
@@ -88,7 +88,7 @@ def _kernels() -> tuple[tuple[Kernel, ...], str]:
 
 
 def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
-    """Environment and installation; what cannot be read becomes a problem."""
+    """Reads environment and installation; what cannot be read becomes a problem."""
     threads: int | None = None
     try:
         threads = config.forced_threads()
@@ -114,7 +114,7 @@ def _setting(native_error: str, problems: list[Problem]) -> HostSetting:
 
 
 def _unwritable(folder: Path) -> tuple[str, str]:
-    """Why a folder can be neither read nor made, and why nothing can be written to one that is there."""
+    """The reasons why a folder can be neither read nor made, and why an existing one cannot be written to."""
     here = folder
     while not here.exists() and here != here.parent:
         here = here.parent
@@ -128,9 +128,9 @@ def _unwritable(folder: Path) -> tuple[str, str]:
 
 
 def _threads(machine: Machine, setting: HostSetting, problems: list[Problem]) -> TeamsHere:
-    """What KT_NUMA and KT_THREADS make of the machine; a wrong KT_NUMA becomes a problem.
+    """The teams that KT_NUMA and KT_THREADS ask for on this machine; a wrong KT_NUMA becomes a problem.
 
-    A KT_THREADS above the cores is one that `diagnose` names.
+    A KT_THREADS above the number of cores is named by `diagnose`.
     """
     cpu, numa = machine.cpu, AUTO
     try:

@@ -57,7 +57,7 @@ def plan(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     subject = find_subject(model, None if experts == BY_MEMORY else experts, dense)
-    # The environment speaks of this machine only.
+    # The settings of the environment are those of this machine only.
     teams = asked_numa(numa) if machine is None else parse_numa(numa or "auto")
     wanted = Wanted(context, threads, numa=teams, device=words)
     auto = experts == BY_MEMORY

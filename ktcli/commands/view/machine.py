@@ -1,4 +1,4 @@
-"""What `kt doctor` says of a machine: as documents, and in words."""
+"""Shows what `kt doctor` says of a machine: as documents, and in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktcli.output import out, safe, table
 
 @dataclass(frozen=True, slots=True)
 class TeamsHere:
-    """The teams that a command would start now, and what asks for them."""
+    """The teams that a command would start now, and the settings that ask for them."""
 
     teams: tuple[NodeTeam, ...]
     numa: Numa
@@ -30,12 +30,12 @@ class TeamsHere:
         return sum(team.threads for team in self.teams)
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The teams for --json."""
         teams = [asdict(team) for team in self.teams]
         return {"threads": self.count, "numa": str(self.numa), "teams": teams}
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: one row, or one for each team below it."""
+        """The rows for people: one, or one for each team below it."""
         said = ", because KT_THREADS says so" if self.forced else ""
         if len(self.teams) == 1:
             return [("Threads", f"{_team_words(self.teams[0])}{said}")]
@@ -52,13 +52,13 @@ def _team_words(team: NodeTeam) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TilesHere:
-    """What is said about AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
+    """The report on AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
 
     verdict: amx.Verdict
     choice: tiles.Choice | None
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report for --json."""
         found, choice = self.verdict, self.choice
         least = choice.tile_min if choice else None
         return {
@@ -72,7 +72,7 @@ class TilesHere:
         }
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: the verdict, and below it what it rests on."""
+        """The rows for people: the verdict, and below it the checks that it rests on."""
         found = self.verdict
         checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
         words = {True: "yes", False: "no", None: "–"}
@@ -199,7 +199,7 @@ def _device_rows(machine: Machine, setting: HostSetting) -> list[tuple[str, str]
 
 
 def _gpu_rates(found: Gpu) -> str:
-    """What it reads and computes per second: measured, or of its data sheet and marked as assumed."""
+    """The GPU's reading and computing rates: measured, or from its data sheet and marked as assumed."""
     sheet = data_sheet(found)
     read, ops = found.read_bps or sheet.read_bps, found.bf16_ops or sheet.bf16_ops
     words = f"read {read / 1e9:.0f} GB/s, bf16 {ops / 1e12:.0f} TFLOP/s"

@@ -1,4 +1,4 @@
-"""How a plan is shown: as a document, and in words."""
+"""Shows a plan: as a document, and in words."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def render(name: str, made: Plan) -> str:
 
 
 def _sizes(made: Plan) -> str:
-    """What is needed and what is free, of memory and of the GPU; or of the node that is too small although the
-    whole is not."""
+    """The needed and the free bytes, of memory and of the GPU; or of the node that is too small although the
+    whole memory is not."""
     have = made.host.available_bytes
     full = next((need for need in made.nodes if not need.fits), None)
     if full is not None and made.need_bytes <= have:
@@ -101,7 +101,7 @@ def _sizes(made: Plan) -> str:
 
 
 def _parts(made: Plan) -> str:
-    """A line per part; with a GPU, where it lies stands before its size."""
+    """The table of parts, a line each; with a GPU, the place stands before the size."""
     head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
     rows = [
         (
@@ -129,7 +129,7 @@ def _place_word(line: Line) -> str:
 
 
 def _nodes(made: Plan) -> str:
-    """Each node with what it holds and whose memory it is; one that is too small in red."""
+    """The table of nodes: what each holds and the team whose memory it is; one that is too small is red."""
     head = ("node", "needs", "free", "team", "")
     rows = []
     for need in made.nodes:
@@ -184,7 +184,7 @@ def _facts(made: Plan) -> str:
 
 
 def _prefill_step(made: Plan) -> int:
-    """Tokens of the step that the predicted speed is of."""
+    """The number of tokens of the step whose speed is predicted."""
     return min(made.device.chunk if made.device else PREFILL_CHUNK, made.context)
 
 
