@@ -119,7 +119,7 @@ class Manifest:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """All files, small ones first."""
+        """The records of all files, small ones first."""
         return (*self.extras, *self.files)
 
     @property

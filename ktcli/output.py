@@ -28,7 +28,7 @@ from ktcli.errors import KtError, UsageError
 
 
 class Mode(Enum):
-    """How much is printed and in which form."""
+    """The modes of output: how much is printed and in which form."""
 
     HUMAN = "human"
     JSON = "json"
