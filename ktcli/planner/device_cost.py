@@ -127,7 +127,7 @@ class Hybrid:
         return found if self.measured is None else self._as_measured(found, position)
 
     def times(self, position: int) -> Times:
-        """t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
+        """The times t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
         found = [layer for layer in self.layers(position) if layer.hits > 0]
         if not found:
             return Times(0.0, 0.0)

@@ -56,7 +56,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Times of one model on a machine with a GPU."""
+    """The times of one model on a machine with a GPU."""
 
     prefill: Prefill
 
