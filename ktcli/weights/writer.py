@@ -1,4 +1,4 @@
-"""Writing files that are either complete or not there: beside, flushed, renamed, hashed on the way."""
+"""Writes files that are either complete or not there: under another name, flushed, renamed, hashed on the way."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class FileWriter:
     was handed over. Errors of the system surface as OSError in `write` or `finish`.
 
     Attributes:
-        size_bytes: handed over so far.
+        size_bytes: bytes handed over so far.
     """
 
     def __init__(self, path: Path, clock: Stopwatch | None = None) -> None:
-        """clock: runs while it is busy."""
+        """clock: runs while this file is being hashed or written."""
         self._path, self._clock = path, clock or Stopwatch()
         self._beside = path.with_name(path.name + smallfiles.SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -51,13 +51,13 @@ class FileWriter:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Append `part`; returns when the one before is written."""
+        """Appends `part`; returns when the one before is written."""
         self.size_bytes += len(part)
         self._settle()
         self._writing = self._thread.submit(self._put, part)
 
     def finish(self) -> str:
-        """The file is complete: flush it and give it its name. Returns its SHA-256."""
+        """Completes the file: flushes it and gives it its name. Returns its SHA-256."""
         self._settle()
         with self._clock.running():
             os.fsync(self._file)
@@ -83,7 +83,7 @@ class FileWriter:
 
 
 def free_bytes(folder: Path) -> int:
-    """What may be written to the disk of `folder`, which need not exist yet."""
+    """The free bytes of the disk of `folder`, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -91,10 +91,10 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turn a failure to write into one sentence.
+    """Turns a failure to write into one sentence.
 
     Args:
-        need_bytes: what is still to be written, asked when the disk is full.
+        need_bytes: returns the bytes that are still to be written; called when the disk is full.
     Raises:
         NotEnoughDisk: the disk is full.
         KtError: anything else the system refused.
