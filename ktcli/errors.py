@@ -37,11 +37,11 @@ def gib(size_bytes: int | float) -> str:
 
 
 class KtError(Exception):
-    """Base of every error that kt reports in one sentence.
+    """The base of every error that kt reports in one sentence.
 
     Args:
         message: one sentence, with the offending values.
-        hint: what to do next; shown on its own line.
+        hint: the advice what to do next; shown on its own line.
     """
 
     exit_code = 1
@@ -53,7 +53,7 @@ class KtError(Exception):
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """Give errors that have no hint this one."""
+    """Gives this hint to errors that have none."""
     try:
         yield
     except KtError as error:

@@ -1,4 +1,4 @@
-"""Bringing a repository into the library, with progress."""
+"""Brings a repository into the library, with progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a name to a converted model: pulled and converted if it is not yet.
+"""Leads from a name to a converted model: it is pulled and converted if it is not yet.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """
@@ -39,7 +39,7 @@ class Ready:
     """A converted model.
 
     Attributes:
-        name: for people.
+        name: the name for people.
         pack: its folder, which holds the tokenizer's files too.
     """
 
@@ -54,11 +54,11 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """The conversion that `name` means, made now if need be.
+    """Returns the conversion that `name` means, made now if need be.
 
     Args:
-        check: looks at (name, folder) of a checkpoint before it is converted, and may raise.
-        formats: "<experts>-<dense>": this conversion of it, and no other.
+        check: called with (name, folder) of a checkpoint before it is converted; it may raise.
+        formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
     Raises:
         UsageError, NotFound: the name means nothing; the hint has the nearest.
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
@@ -102,7 +102,7 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """The conversion that `prepare` would give, if it is there already.
+    """The conversion that `prepare` would return, if it is there already.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.
@@ -122,7 +122,7 @@ def _other(entry: Entry) -> Ready | None:
 
 
 def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener) -> Path:
-    """The pack, made now if need be; a second process waits for the one that makes the built-in one."""
+    """Returns the pack, made now if need be; a second process waits for the one that makes the built-in model."""
     deadline = time.monotonic() + BUILTIN_WAIT_S
     while True:
         try:
@@ -134,7 +134,7 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 
 
 def _is_stale(pack: Entry) -> bool:
-    """Whether it was made from the built-in model of an earlier kt."""
+    """Returns whether a pack was made from the built-in model of an earlier kt."""
     shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.managed:
         return False
@@ -142,11 +142,11 @@ def _is_stale(pack: Entry) -> bool:
 
 
 def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
-    """Say what a model that is not ready yet will take and give, on the GPU too where one will be used.
+    """Says what memory a model that is not ready yet will take and how fast it will be, on the GPU too if one is used.
 
     Raises:
-        UsageError, DeviceError: what is asked for is not of this model or machine.
-        NotEnoughMemory: with what would make it fit.
+        UsageError, DeviceError: an option does not fit this model or machine.
+        NotEnoughMemory: it does not fit; the hint has what would make it fit.
         DeviceError: a GPU was asked for and cannot be used.
     """
     subject = find_subject(name)

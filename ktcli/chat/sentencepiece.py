@@ -1,4 +1,4 @@
-"""A SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
+"""Reads a SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
 
 The file is a protocol buffer; the few fields that matter are read here, field by field, with bounds. What
 the pieces mean is the business of `ktcli.weights.pieces`. Source: sentencepiece_model.proto.
@@ -25,7 +25,7 @@ Value = int | bytes
 
 
 def document_of(path: Path, config: Path) -> str:
-    """A SentencePiece file as the text of a `tokenizer.json`.
+    """Returns a SentencePiece file as the text of a `tokenizer.json`.
 
     Args:
         config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
@@ -50,7 +50,7 @@ def document_of(path: Path, config: Path) -> str:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """What the file says.
+    """Reads the pieces and settings of a file.
 
     Raises:
         BadCheckpoint: it is malformed, or a model by words or by letters.
@@ -100,7 +100,7 @@ def _piece(fields: dict[int, Value]) -> VocabularyPiece:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(number, value) of each field of a message: an integer, or the bytes of all else."""
+    """Yields (number, value) of each field of a message: an integer, or the bytes of anything else."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -121,7 +121,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and where the next field begins."""
+    """Reads a number of 7 bits a byte, lowest first; returns it and the offset after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):

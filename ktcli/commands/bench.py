@@ -197,11 +197,11 @@ app.command()(kernel)
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How it is measured.
+    """The way in which a speed is measured.
 
     Attributes:
-        runs: of the job, each between two measurements of the ceiling.
-        trace: where to write what happened in one decode step; None: nowhere.
+        runs: the number of runs of the job, each between two measurements of the ceiling.
+        trace: the file for the timeline of one decode step; None: none is written.
     """
 
     job: Job
@@ -210,16 +210,16 @@ class Measuring:
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
-        """Positions for the runs, and for the tokens whose experts are counted, where the model has them."""
+        """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine and what it is compared with.
+    """An engine, and the ceilings that it is compared with.
 
     Attributes:
-        ceilings: of the CPU, also where the yardstick knows more.
+        ceilings: the ceilings of the CPU, also where the yardstick knows more.
     """
 
     engine: Engine
@@ -268,7 +268,7 @@ def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
 
 
 def _refuse_without(asked: Wanted, how: Measuring) -> None:
-    """Options that only a GPU gives a meaning."""
+    """Refuses options that mean something only with a GPU."""
     policy = () if how.policy is Policy.KT else ("--policy",)
     if given := (*policy, *asked.device.of_gpu()):
         raise UsageError(
@@ -278,7 +278,7 @@ def _refuse_without(asked: Wanted, how: Measuring) -> None:
 
 
 def _title(planned: PlannedTrial) -> str:
-    """What is done before anything can be measured."""
+    """The title of the work that is done before anything can be measured."""
     trial = planned.trial
     return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 

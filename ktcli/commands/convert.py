@@ -1,4 +1,4 @@
-"""`kt convert`: from a checkpoint as published to the files that kt runs."""
+"""`kt convert`: convert a checkpoint as published into the files that kt runs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
 
 
 def _speed(stages: Stages) -> dict[str, Any]:
-    """What a run reached, and what each stage alone would allow: MB of the checkpoint per second."""
+    """The rate that a run reached and the rate that each stage alone would allow, in MB of the source per second."""
     names = "reading", "encoding", "writing"
     ceilings = {name: round(stages.rate(getattr(stages, name)) / 1e6, 1) for name in names}
     return {

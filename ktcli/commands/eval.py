@@ -168,7 +168,7 @@ def _caches(said: str) -> tuple[str, ...]:
 
 
 def _require_plots() -> None:
-    """Refused before the measurement."""
+    """Refuses --plot before the measurement if plots cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -179,7 +179,7 @@ def _require_plots() -> None:
 
 
 def _draw(found: Found, path: Path) -> None:
-    """Beside and then renamed, so that an older drawing stays until the new one is whole."""
+    """Draws into a file beside `path` and renames it, so that an older drawing stays until the new one is whole."""
     from ktcli.commands.view import plot
 
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")

@@ -1,4 +1,4 @@
-"""`kt bench kernel`: one layer's experts, and dense products, beside the ceiling of this machine."""
+"""`kt bench kernel`: the speed of one layer's experts, and of dense products, beside the ceiling of this machine."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def kernel(
 ) -> None:
     """Speed of the experts of one layer, and of dense products.
 
-    decode: the experts of one token. prefill: so many tokens for every expert. linear: a dense
-    product of 1 and of 512 tokens. All of the operation counts, from quantising the activations to
+    decode: the experts of one token. prefill: as many tokens for every expert as --tokens says. linear: a
+    dense product of 1 and of 512 tokens. All of the operation counts, from quantising the activations to
     the weighted sum. One token is compared with the read bandwidth, many with the arithmetic peak,
     both taken right before and after each run. The weights lie in memory, not in a cache.
 
@@ -125,7 +125,7 @@ def kernel(
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What the command line asked for."""
+    """The measurements that the command line asks for."""
 
     works: list[Work]
     shapes: list[LayerShape]
@@ -154,7 +154,7 @@ def _results(
 def _stacks(
     wanted: KernelRequest, pool: Pool, free_bytes: int
 ) -> Iterator[tuple[str, Callable[[], LayerStack]]]:
-    """(title, how to make it) of everything that is to be measured."""
+    """Yields a title and a function that makes the stack, for everything that is to be measured."""
     experts = {Work.DECODE, Work.PREFILL} & {*wanted.works}
     for fmt in wanted.formats:
         for shape in wanted.shapes if experts else ():
@@ -167,7 +167,7 @@ def _stacks(
 
 
 def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
-    """One result, with the keys every benchmark of kt has first."""
+    """The row of one result, led by the keys that every benchmark of kt has."""
     case, measured = result.case, result.measured
     return {
         "work": case.work.value,

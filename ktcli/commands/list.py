@@ -1,4 +1,4 @@
-"""`kt list`: what is in the library, and what could be."""
+"""`kt list`: list the models in the library, and those that could be."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def _sick(entry: Entry) -> str:
 
 
 def _short(source: str) -> str:
-    """Commits are shortened for people."""
+    """The source with its commit shortened, for people."""
     origin, at, revision = source.rpartition("@")
     return f"{origin}@{revision[:12]}" if at else source

@@ -71,7 +71,7 @@ def _was_completed(entry: Entry) -> bool:
 
 
 def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
-    """What is to be removed, and the names of the models that were named as a whole."""
+    """The entries to remove, and the names of the models that were named as a whole."""
     chosen: dict[str, Entry] = {}
     whole: set[str] = set()
     for model in models:

@@ -1,4 +1,4 @@
-"""`kt show`: what one model is, what it needs, and where its files are."""
+"""`kt show`: show what one model is, what it needs, and where its files are."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _config(entry: Entry) -> Mapping[str, Any]:
 
 
 def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> tuple[str, Recipe]:
-    """A name and the number formats of the conversion that is there, or of the one that would be made."""
+    """The name and number formats of the conversion that is there, or of the one that would be made."""
     from ktcli.weights.pack import Pack
     from ktcli.weights.recipe import Recipe
 
@@ -95,12 +95,12 @@ def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> 
 def _architecture(
     config: Mapping[str, Any], profile: catalog.ModelProfile | None
 ) -> dict[str, Any]:
-    """The model's shape and its size in number formats, those it is converted to by default first; what is
-    wrong, if kt cannot build it.
+    """The model's shape and its size in number formats, led by those it is converted to by default; the error, if
+    kt cannot build it.
 
     Args:
-        profile: whose parameters are as its makers count them; None counts what kt stores, which holds MLA's
-            kv_b twice.
+        profile: has the parameters as the makers count them; None: those that kt stores are counted, which holds
+            MLA's kv_b twice.
     """
     from ktcli.models import build
     from ktcli.ops.tensors import Role

@@ -1,4 +1,4 @@
-"""`kt verify`: are the files of a model what they were."""
+"""`kt verify`: check that the files of a model are what they were."""
 
 from __future__ import annotations
 

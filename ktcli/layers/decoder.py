@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.compressed import CompressedAttention
+from ktcli.layers.gated_delta import GatedDeltaNet
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
+from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import DenseMlp
-from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
 from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart

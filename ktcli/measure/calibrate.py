@@ -116,7 +116,7 @@ def calibrate(
         ids: of the text, `begin` before each window.
         progress: called with the tokens read so far.
     """
-    model = build(path.config)
+    model = build(path.config).at(WINDOW)
     sums = {t.name: _Sums.of(t) for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE)}
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     device = torch.device("cpu")

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ktcli.layers.decoder import Decoder
+from ktcli.layers.rope import at_context
 from ktcli.layers.sparse import SparseMlp
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
@@ -80,6 +81,9 @@ class Model(Protocol):
     def ignored(self) -> tuple[str, ...]:
         """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
+    def at(self, context: int) -> Model:
+        """The model as it is run with so many positions, of which a rotation may be chosen."""
+
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
 
@@ -125,6 +129,9 @@ class DecoderModel:
     def buffers(self) -> tuple[Buffer, ...]:
         """Those of one layer of each kind, which all others use again."""
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
+
+    def at(self, context: int) -> DecoderModel:
+        return at_context(self, context)
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)

@@ -1,7 +1,7 @@
 """What is counted follows from what the layers declare, never from names, and stays what it was.
 
-The figures of every family's configurations lie in tests/data/planner_figures.json, written by `python
-tests/planner/test_declared.py`: a change that moves one shows there what it moves.
+The figures of every family's configurations lie in tests/data/planner_figures.json, written by
+`PYTHONPATH=tests python tests/planner/test_declared.py`: a change that moves one shows there what it moves.
 """
 
 from __future__ import annotations

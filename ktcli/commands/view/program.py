@@ -1,4 +1,4 @@
-"""`kt show NAME --program`: the operations of a model's forward, as they are recorded for a CPU.
+"""`kt show NAME --program`: print the operations of a model's forward, as they are recorded for a CPU.
 
 One line each, and each kind of layer once."""
 
@@ -21,7 +21,7 @@ _F32_BYTES = 4
 
 
 def show_program(name: str, recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Print the program of a config in number formats: no weight is read."""
+    """Prints the program of a config in number formats: no weight is read."""
     recording = record(build(config).forward)
     out.result(_document(name, recording), lambda: _render(name, recording, recipe))
 
@@ -50,13 +50,13 @@ def _render(name: str, recording: Recording, recipe: Recipe) -> str:
 
 
 class _ProgramLines:
-    """Lines of a recording, whose weights have formats."""
+    """Makes the lines of a recording, whose weights have formats."""
 
     def __init__(self, recording: Recording, recipe: Recipe) -> None:
         self._buffers, self._recipe = recording.buffers, recipe
 
     def section(self, section: Section) -> str:
-        """A line for each record, below the layers that they stand for."""
+        """The lines of a section, one for each record, below the layers that they stand for."""
         layers, lines = section.layers, []
         if layers:
             alike = f", and alike {_ranges(layers[1:])}" if layers[1:] else ""
@@ -69,7 +69,7 @@ class _ProgramLines:
         return "\n".join(lines)
 
     def _cells(self, each: Record, prefix: str) -> tuple[str, str, str]:
-        """(results, operation with its operands, weights and facts)"""
+        """The three cells of a record: results, operation with its operands, weights and facts."""
         results = [f"{self._value(view)} [{view.width}]" for view in each.outs]
         made = ", ".join([*results, *map(self._value, each.numbers)])
         read = [*each.operands, *read_numbers(each).values()]
@@ -114,7 +114,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
-    """1, 3-5 for 1, 3, 4, 5."""
+    """The text of ascending numbers, runs as ranges: "1, 3-5" for 1, 3, 4, 5."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

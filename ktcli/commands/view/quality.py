@@ -1,4 +1,4 @@
-"""What `kt eval` found: as intervals, as a document, and in words."""
+"""Shows what `kt eval` found: as intervals, as a document, and in words."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class WayResult:
-    """One way of running a model.
+    """The result of one way of running a model.
 
     Attributes:
-        tokens: that it predicted.
-        nll: negative log-likelihood, nats per token.
-        against: the first way, in pairs; None: this is the first.
+        tokens: the number of tokens that it predicted.
+        nll: the negative log-likelihood, nats per token.
+        against: the difference from the first way, in pairs of tokens; None: this is the first.
     """
 
     way: Way
@@ -38,10 +38,10 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All of them, and the text.
+    """The results of all ways, and the text.
 
     Attributes:
-        complete: all of the text was read by all.
+        complete: whether all ways read all of the text.
     """
 
     results: tuple[WayResult, ...]
@@ -60,7 +60,7 @@ class Found:
         asked: EvalRequest,
         complete: bool,
     ) -> Found:
-        """Results of the ways that predicted enough for an interval."""
+        """Makes the results of the ways that predicted enough for an interval."""
         results = tuple(
             WayResult(
                 way, len(each.nll), interval(each.nll), difference(each, scores[0]) if i else None
@@ -72,7 +72,7 @@ class Found:
 
     @property
     def tokens(self) -> int:
-        """That every result has."""
+        """The number of tokens that every result has."""
         return min((result.tokens for result in self.results), default=0)
 
 
@@ -80,7 +80,7 @@ class Found:
 
 
 def document(found: Found) -> dict[str, Any]:
-    """All figures, nats per token unless their name says otherwise."""
+    """The figures for --json, nats per token unless their name says otherwise."""
     text = found.passage.text.encode()
     return {
         "text": {
@@ -129,7 +129,7 @@ def _figures(value: Interval) -> dict[str, float]:
 
 
 def words(found: Found) -> str:
-    """A table, and what its columns mean."""
+    """The table for people, and what its columns mean."""
     asked, reading = found.asked, found.reading
     width = min(80, out.width or 80)
     lines = wrap(

@@ -1,4 +1,4 @@
-"""A measured speed: as a row of JSON, and in words."""
+"""Shows a measured speed: as a row of JSON, and in words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ktcli.output import out, table
 
 
 def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
-    """One result, with the keys every benchmark of kt has first."""
+    """The row of one result, led by the keys that every benchmark of kt has."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
@@ -57,7 +57,7 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
 def speed_words(
     row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
-    """The same for people."""
+    """The speed in words."""
     of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
@@ -111,7 +111,7 @@ def _profile_table(result: BenchResult) -> str:
 
 
 def warn_about(result: BenchResult) -> None:
-    """Say what makes the figures worth less."""
+    """Warns of what makes the figures worth less."""
     if result.measured.noisy:
         warn_noisy(result.measured.others_share)
     if result.spread is not None and not result.spread.even:

@@ -68,7 +68,8 @@ class DeviceEngine:
         progress: Progress | None = None,
     ) -> None:
         self.exact = exact
-        self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
+        self.model = model = model.at(placement.context)
+        self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
         self._max_outputs = max_outputs
