@@ -6,6 +6,7 @@ VENV   ?= .venv
 BENCH  ?=
 PEERS  ?=
 PASSED ?=
+PYTHONS ?=
 
 BIN    := $(VENV)/bin
 # Modules are compiled when they are first imported: few of torch's and transformers' ever are.
@@ -17,7 +18,7 @@ CHECKED := $(VENV)/$(if $(wildcard $(VENV)/.kt-test),.kt-test,.kt-check)
 # An editable install keeps the library beside the sources: where it is gone, the stamp lies.
 LOST   := $(if $(wildcard ktcli/libkt.so),,lost)
 
-.PHONY: help chat check test test-all bench bench-peers lint native clean lost
+.PHONY: help chat check test test-all bench bench-peers lint native wheel pythons clean lost
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -56,6 +57,16 @@ native: $(if $(wildcard $(BIN)/python),,$(VENV)/.kt-test) ## rebuild the library
 	    $(CMAKE) -S native -B build/native -D KT_INPLACE=ON \
 	        -D Python_EXECUTABLE="$(abspath $(BIN)/python)" >build/native.log || { cat build/native.log; exit 1; }; \
 	    $(CMAKE) --build build/native --parallel'
+
+wheel: $(VENV)/.kt-test ## dist/: the sdist and the wheel for PyPI, whose name says which glibc it needs
+	@rm -rf build/dist dist && mkdir -p build/dist dist
+	@$(BIN)/python -m build --no-isolation --outdir build/dist . >build/dist.log || { cat build/dist.log; exit 1; }
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/dist/*.whl 2>build/audit.log || \
+	    { cat build/audit.log; exit 1; }
+	@cp build/dist/*.tar.gz dist && ls dist/*
+
+pythons: wheel ## try that wheel on each Python from 3.11 that is here: install, convert, chat, make check
+	@$(BIN)/python tests/pythons.py dist/*.whl $(PYTHONS)
 
 clean: ## remove what was built, and .venv
 	rm -rf .venv build dist ktcli/libkt.so ktcli/_native.py .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.chat.passage import read_passage, read_with
 from ktcli.engine import Engine, cpu
 from ktcli.hardware.gpu import CPU
-from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.ops.passes import defer_experts
 from ktcli.ops.recording import Recording
@@ -68,7 +68,10 @@ def losses(pack: Path, tokens: int) -> list[dict[str, Any]]:
     own = load(pack)
     with skipping():
         other = load(pack)
-    cases = [Case(own), *(Case(engine, depth) for depth in DEPTHS for engine in (own, other))]
+    cases = [
+        EvalCase(own),
+        *(EvalCase(engine, depth) for depth in DEPTHS for engine in (own, other)),
+    ]
     plain, *found = (scores.nll for scores in score(cases, over, compare=False))
     rows = []
     for depth, late, dropped in zip(DEPTHS, found[::2], found[1::2], strict=True):

@@ -27,14 +27,14 @@ from gpu_models import (
 from ktcli.commands.view.device_figures import hit_rate, trace_figures
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.device.experts import ExpertShape, Handoff, HostExperts, LayerWeights
 from ktcli.engine.device.stream import Stream, stream_on
 from ktcli.engine.loader import load
 from ktcli.hardware.gpu import CUDA
 from ktcli.measure.baselines import policy_of
-from ktcli.measure.bench import Job, Kind, Yardstick, run, traced
+from ktcli.measure.bench import Job, Phase, Yardstick, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings
-from ktcli.measure.device_synthetic import Setting, planned_engine
+from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
 from ktcli.measure.device_trace import trace
 from ktcli.measure.layer_times import layer_times
 from ktcli.measure.policy import Policy
@@ -110,19 +110,21 @@ def handoff(place: Place) -> Iterator[Row]:
 
 def _idle_host(
     place: Place, layers: int, kind: Handoff, stream: Stream
-) -> tuple[HostExperts, Shape]:
+) -> tuple[HostExperts, ExpertShape]:
     config = {**replace(place.scale, smoke=True).config(QWEN), "num_hidden_layers": layers}
     model, pool = build(config), place.pool
     loaded = load(model, Recipe(), ApartSource(pool, 1), pool, only=Role.EXPERTS)
     slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
     weights = [LayerWeights(*pair) for pair in zip(slices[::2], slices[1::2], strict=True)]
     spec = model.spec
-    shape = Shape(spec.hidden, spec.experts, spec.top_k, 1)
+    shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, 1)
     every = np.ones((layers, spec.experts), dtype=np.uint8)  # all elsewhere: the CPU has no work
     return HostExperts(pool, weights, shape, every, stream, handoff=kind), shape
 
 
-def _through(host: HostExperts, shape: Shape, layers: int, stream: Stream) -> Callable[[], None]:
+def _through(
+    host: HostExperts, shape: ExpertShape, layers: int, stream: Stream
+) -> Callable[[], None]:
     x, ids, gate = _inputs(shape, stream)
 
     def work() -> None:
@@ -133,7 +135,7 @@ def _through(host: HostExperts, shape: Shape, layers: int, stream: Stream) -> Ca
     return work
 
 
-def _copied(shape: Shape, layers: int, stream: Stream) -> Callable[[], None]:
+def _copied(shape: ExpertShape, layers: int, stream: Stream) -> Callable[[], None]:
     on_device = (*_inputs(shape, stream), torch.zeros(1, shape.hidden, device=stream.device))
     pinned = [stream.pinned(each.nbytes).view(each.dtype).view(each.shape) for each in on_device]
 
@@ -146,7 +148,7 @@ def _copied(shape: Shape, layers: int, stream: Stream) -> Callable[[], None]:
     return work
 
 
-def _inputs(shape: Shape, stream: Stream) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _inputs(shape: ExpertShape, stream: Stream) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     with stream.running():
         x = torch.zeros(1, shape.hidden, device=stream.device)
         ids = torch.arange(shape.top_k, dtype=torch.int32, device=stream.device)[None]
@@ -202,7 +204,7 @@ def decode(place: Place, name: str) -> Iterator[Row]:
 
 
 def _decode_row(place: Place, engine: DeviceEngine, yardstick: DeviceCeilings) -> Row:
-    job = Job(Kind.DECODE, place.scale.tokens, _AFTER)
+    job = Job(Phase.DECODE, place.scale.tokens, _AFTER)
     found = run(engine, job, yardstick, pairs=place.scale.pairs)
     mask, seconds = engine.placement.mask, found.measured.seconds
     device_bytes = yardstick.split(engine, _last_step(job)).device_bytes
@@ -288,7 +290,7 @@ def prefill(place: Place) -> Iterator[Row]:
 def _prompts(place: Place, engine: Engine, yardstick: Yardstick, way: str) -> Iterator[Row]:
     for n in place.scale.prompts:
         pairs = place.scale.pairs if n <= 2048 else 1
-        found = run(engine, Job(Kind.PREFILL, n), yardstick, pairs=pairs)
+        found = run(engine, Job(Phase.PREFILL, n), yardstick, pairs=pairs)
         yield {
             "work": "prefill",
             "way": way,
@@ -355,7 +357,7 @@ def plans(place: Place) -> Iterator[Row]:
             asked = Request(Recipe(), 1024, f"{CUDA}:{gpu.index}", vram_bytes=vram)
             model, plan = fitting_plan(config, host, asked, layers)
             assert plan.device is not None
-            engine = planned_engine(model, plan, place.pool, Setting(place.device))
+            engine = planned_engine(model, plan, place.pool, DeviceSetting(place.device))
             row = _decode_row(place, engine, yardstick_of(place, engine))
             yield {
                 **row,

@@ -23,13 +23,13 @@ from ktcli.assembly.request import Wanted
 from ktcli.engine import Engine
 from ktcli.hardware.numa import AUTO, OFF, Numa, parse_numa
 from ktcli.hardware.probe import probe
-from ktcli.measure.bench import Job, Kind, once
+from ktcli.measure.bench import Job, Phase, once
 from ktcli.measure.clock import PAIRS, Measurement, alternate
 from ktcli.store import catalog
 from ktcli.weights.recipe import Recipe
 
 MODEL, LAYERS = "qwen3-30b-a3b", 4
-JOBS = (Job(Kind.DECODE, 64), Job(Kind.PREFILL, 512))
+JOBS = (Job(Phase.DECODE, 64), Job(Phase.PREFILL, 512))
 
 
 def engine_with(numa: Numa, layers: int) -> Engine:

@@ -1,4 +1,4 @@
-"""What the environment says (library folder, kernels, threads, NUMA teams, heat maps).
+"""Reads the environment variables that configure kt (library folder, kernels, threads, NUMA teams, heat maps).
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -56,7 +56,7 @@ def home() -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, created with its parents.
+    """Creates `path` with its parents and returns it.
 
     Raises:
         KtError: it cannot be created or written.
@@ -107,12 +107,12 @@ def _whole_number(name: str, hint: str) -> int | None:
 
 
 def forced_numa() -> str | None:
-    """What KT_NUMA says, None if unset; `hardware.numa` reads it."""
+    """The text of KT_NUMA, None if unset; `hardware.numa` reads it."""
     return os.environ.get("KT_NUMA", "").strip() or None
 
 
 def records_heat() -> bool:
-    """Whether chats record which experts they use, which KT_HEAT=off turns off.
+    """Returns whether chats record which experts they use, which KT_HEAT=off turns off.
 
     Raises:
         UsageError: KT_HEAT is neither on nor off.

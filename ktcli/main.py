@@ -152,7 +152,7 @@ def _base_of(kind: type, name: str) -> Any:
 
 
 def _fail(error: KtError, cause: BaseException | None = None) -> int:
-    """Say it; under KT_DEBUG with the traceback of its cause."""
+    """Prints an error, under KT_DEBUG with the traceback of its cause, and returns its exit code."""
     if os.environ.get("KT_DEBUG"):
         import traceback
 
@@ -163,7 +163,7 @@ def _fail(error: KtError, cause: BaseException | None = None) -> int:
 
 
 def _internal(error: Exception) -> int:
-    """An exception nobody expected: our mistake, or the system's."""
+    """Prints an exception nobody expected, our mistake or the system's, and returns its exit code."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         said = KtError(f"{where}{error.strerror}")

@@ -1,7 +1,7 @@
-"""Manifests: the files that make a folder a model, with size and SHA-256 of each, and where they came from.
+"""Manifests list the files that make a folder a model, with the size and SHA-256 of each, and its origin.
 
-    kt-source.json   of a checkpoint, written when its download is complete
-    kt.json          of a pack, written by the conversion: it also names the number formats of the weights
+    kt-source.json   lies in a checkpoint; it is written when the download is complete
+    kt.json          lies in a pack; it is written by the conversion and also names the formats of the weights
 
 Neither holds a time, host, thread count or path, so equal work gives equal bytes. Both are read here, and only
 here, as hostile input: a field that is missing or of a wrong type makes the manifest damaged, and a file name
@@ -46,11 +46,12 @@ class FileRecord:
     """One file of a model.
 
     Attributes:
-        name: relative to its folder, with slashes.
-        error: of a weight file of a pack: relative error (rms of the difference over rms of the source) of
-            what the recipe rounded, by kind of tensor (`recipe.TensorKind`), to four digits.
-        cosine: what is to be expected of the cosine between the outputs of source and stored matrices, by
-            kind, to seven decimals.
+        name: the path relative to its folder, with slashes.
+        error: the relative error (rms of the difference over rms of the source) of the tensors that the
+            recipe rounded, by kind of tensor (`recipe.TensorKind`), to four digits; only for the weight
+            files of a pack.
+        cosine: the expected cosine between the outputs of source and stored matrices, by kind of tensor, to
+            seven decimals.
     """
 
     name: str
@@ -65,16 +66,25 @@ class FormatNames:
     """The number formats of a pack as its manifest names them.
 
     Attributes:
-        rows: what each format was when the pack was written, by name.
+        experts, dense: the names of the formats.
+        rows: the definition of each format as it was when the pack was written, by name.
+        in_f32: parts of the model whose tensors are f32 where no format is chosen for them.
     """
 
     experts: str
     dense: str
     rows: Mapping[str, Any] = field(default_factory=dict)
+    in_f32: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The object that names them."""
+        names = {"experts": self.experts, "dense": self.dense}
+        return names | ({"f32": list(self.in_f32)} if self.in_f32 else {})
 
 
 class Seal(Enum):
-    """Whether a manifest is what was written, by the hash it carries of its own bytes."""
+    """Says whether a manifest is what was written, by the hash it carries of its own bytes."""
 
     INTACT = "intact"
     BROKEN = "broken"
@@ -83,17 +93,17 @@ class Seal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a folder should hold.
+    """The files that a folder should hold, and where they came from.
 
     Attributes:
-        files: of a pack the weight files, in the order they were written; while a conversion runs, those
-            that are complete.
+        files: every file of a checkpoint; the weight files of a pack, in the order they were written, and
+            while a conversion runs only the complete ones.
         hub, repository, revision: where the checkpoint was published; empty where nobody recorded it.
-        extras: of a pack: the small files taken over (config, tokenizer, template, licence).
-        formats: of a pack; None: these are the files of a checkpoint.
-        family, digest: of a pack: the model family, and the digest of the checkpoint's headers.
-        calibration: what text the pack was calibrated with, its tokens and SHA-256; empty: with none.
-        seal: of a pack that was read: whether the manifest itself is what was written.
+        extras: the small files that a pack takes over (config, tokenizer, template, licence).
+        formats: the number formats of a pack; None for a checkpoint.
+        family, digest: the model family of a pack, and the digest of its checkpoint's headers.
+        calibration: the text that the pack was calibrated with, its tokens and SHA-256; empty if with none.
+        seal: whether the manifest itself is what was written; only for a pack that was read.
     """
 
     files: tuple[FileRecord, ...]
@@ -109,17 +119,17 @@ class Manifest:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """All files, small ones first."""
+        """The records of all files, small ones first."""
         return (*self.extras, *self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the manifest itself."""
+        """The bytes of all files but the manifest itself."""
         return sum(record.size_bytes for record in self.records)
 
     @property
     def origin(self) -> str:
-        """For people: "hf:org/repo@revision"; empty if unknown."""
+        """The place it was published, for people: "hf:org/repo@revision"; empty if unknown."""
         hub = f"{self.hub}:" if self.hub else ""
         revision = f"@{self.revision}" if self.revision else ""
         return f"{hub}{self.repository}{revision}" if self.repository else ""
@@ -144,7 +154,7 @@ class Manifest:
                 _MARKS[PACK]: VERSION,
                 "family": self.family,
                 "source": source | {"digest": self.digest},
-                "recipe": {"experts": self.formats.experts, "dense": self.formats.dense},
+                "recipe": self.formats.recipe,
                 "formats": dict(self.formats.rows),
                 **({"calibration": self.calibration} if self.calibration else {}),
                 "extras": [encode_record(record) for record in self.extras],
@@ -209,7 +219,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
         found = replace(
             found,
             extras=_records(document, "extras"),
-            formats=FormatNames(*names, _object(document, "formats")),
+            formats=FormatNames(*names, _object(document, "formats"), _names(recipe, "f32")),
             family=_text(document, "family"),
             digest=_text(source, "digest"),
             calibration=_optional_text(document, "calibration"),
@@ -221,7 +231,7 @@ def parse(data: bytes, kind: str = PACK) -> Manifest:
 
 
 def _sealed(data: bytes) -> bytes:
-    """A manifest with its own hash in the place that was left open for it."""
+    """The bytes of a manifest with its own hash put into the place that was left open for it."""
     before, opened, after = data.rpartition(_OPEN.encode())
     if not opened:
         return data
@@ -238,7 +248,7 @@ def _seal(document: Mapping[str, Any], data: bytes) -> Seal:
 
 
 def parse_record(row: object) -> FileRecord:
-    """One file of a manifest.
+    """Reads the record of one file in a manifest.
 
     Raises:
         ValueError: a field is missing or makes no sense.
@@ -254,7 +264,7 @@ def parse_record(row: object) -> FileRecord:
 
 
 def _inside(name: str) -> str:
-    """`name`, if it stays inside its folder.
+    """Returns `name` if it stays inside its folder.
 
     Raises:
         ValueError: it could lead out of it, or no file can be called so.
@@ -275,7 +285,7 @@ def _records(document: Mapping[str, Any], key: str) -> tuple[FileRecord, ...]:
 
 
 def _figures(row: Mapping[str, Any], key: str, name: str) -> dict[str, float]:
-    """A number for each kind of tensor."""
+    """The numbers under `key` by kind of tensor."""
     found = row.get(key, {})
     if not isinstance(found, dict) or not all(
         type(each) in (float, int) and -MOST_FIGURE <= each <= MOST_FIGURE
@@ -297,6 +307,14 @@ def _text(document: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"has no text {key!r}")
     return value
+
+
+def _names(document: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A list of texts that may be missing."""
+    value = document.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"has a {key!r} that is no list of names")
+    return tuple(value)
 
 
 def _optional_text(document: Mapping[str, Any], key: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that belong together by number: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf …"""
+"""Names the files that belong together by number: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf …"""
 
 from __future__ import annotations
 

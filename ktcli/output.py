@@ -28,16 +28,16 @@ from ktcli.errors import KtError, UsageError
 
 
 class Mode(Enum):
-    """How much is printed and in which form."""
+    """The modes of output: how much is printed and in which form."""
 
     HUMAN = "human"
     JSON = "json"
     QUIET = "quiet"
 
 
-# What JSON leaves as it is: DEL, the C1 controls, and lone surrogates, which no encoding can write.
+# Characters that JSON leaves as they are: DEL, the C1 controls, and lone surrogates, which no encoding can write.
 _UNSAFE = re.compile("[\x7f-\x9f\ud800-\udfff]")
-# Control characters but newline and tab, what turns a line around, and lone surrogates.
+# Control characters but newline and tab, characters that reverse the direction of text, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LEAST_ROOM = 24  # columns that a broken cell needs to be read
 _INDENT = 4  # of a cell on lines of its own
@@ -45,7 +45,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def safe(text: object) -> str:
-    """`text` on one line, control characters made visible: for names that come from elsewhere."""
+    """Returns `text` on one line, control characters made visible: for names that come from elsewhere."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -53,7 +53,7 @@ def safe(text: object) -> str:
 
 
 def visible(text: object) -> str:
-    """`text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
+    """Returns `text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
@@ -64,7 +64,7 @@ def table(
     right: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Aligned columns, two spaces apart, no rules; `right` lists right-aligned columns.
+    """Formats aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
 
     Args:
         width: columns of the terminal, in which cells of the last column are broken between words, or
@@ -136,13 +136,13 @@ class Progress:
             self._bar.stop()
 
     def advance(self, amount: int = 1) -> None:
-        """`amount` more is done."""
+        """Adds `amount` to what is done."""
         self._begin()
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Set what is done; a total of None stays what it is."""
+        """Set what is done, and the total unless it is None."""
         self._begin()
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total)
@@ -169,7 +169,7 @@ def _rich_bar(unit: str) -> Any:
     from rich.table import Column
 
     class Roomy(Console):
-        """Leaves the end of each line for the ^C that a terminal shows, which would begin another line."""
+        """A console that leaves the end of each line for the ^C that a terminal shows, which would begin another."""
 
         @property
         def options(self) -> ConsoleOptions:
@@ -199,7 +199,7 @@ class Output:
     # --- results: stdout ----------------------------------------------------------------------
 
     def result(self, document: Any, text: str | Callable[[], str]) -> None:
-        """The answer of a command: `document` with --json, else `text` (or what it returns)."""
+        """Prints the answer of a command: `document` with --json, else `text` (or what it returns)."""
         if self.mode is Mode.JSON:
             text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
             # Names may hold what is no text or what a terminal obeys.
@@ -211,31 +211,31 @@ class Output:
         sys.stdout.flush()
 
     def stream(self, text: str) -> None:
-        """A piece of an answer as it comes, exactly as it is; nothing with --json."""
+        """Prints a piece of an answer exactly as it is; nothing with --json."""
         if self.mode is not Mode.JSON:
             sys.stdout.write(text)
             sys.stdout.flush()
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal that results go to; None: it is none, and lines may be long."""
+        """The columns of the terminal that results go to; None if it is no terminal and lines may be long."""
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
     # --- everything else: stderr --------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """What is happening, for people."""
+        """Prints what is happening, for people only."""
         if self.mode is Mode.HUMAN:
             _say(sys.stderr, visible(text))
 
     def warn(self, text: str, *, hint: str = "") -> None:
-        """Something the user should know although the command goes on."""
+        """Prints something the user should know although the command goes on."""
         _say(sys.stderr, f"{self.style('warning:', 'yellow', sys.stderr)} {visible(text)}")
         if hint:
             _say(sys.stderr, f"  {visible(hint)}")
 
     def error(self, error: KtError) -> None:
-        """One sentence and what to do next; with --json also a document on stdout."""
+        """Prints an error and what to do next; with --json also a document on stdout."""
         _say(sys.stderr, f"{self.style('error:', 'red', sys.stderr)} {safe(error)}")
         if error.hint:
             _say(sys.stderr, f"  {visible(error.hint)}")
@@ -256,10 +256,10 @@ class Output:
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> Progress:
-        """A progress bar on stderr: `unit` "B" for bytes, else a word for what is counted.
+        """Makes a progress bar on stderr; `unit` is "B" for bytes, else a word for what is counted.
 
         Args:
-            done: what an earlier run did already; it does not count for the rate.
+            done: the units that an earlier run did already; they do not count for the rate.
         """
         return Progress(title, total, unit, self.mode is Mode.HUMAN and sys.stderr.isatty(), done)
 
@@ -285,7 +285,7 @@ class Output:
     # --- colour -------------------------------------------------------------------------------
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
-        """`text` in a style, where `stream` (stdout) is a terminal that wants colour."""
+        """Returns `text` in a style, where `stream` (stdout) is a terminal that wants colour."""
         target = sys.stdout if stream is None else stream
         wanted = (
             target.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -301,7 +301,7 @@ def _say(stream: TextIO, text: str) -> None:
 
 
 def _plain(value: object) -> object:
-    """What json cannot write by itself: paths, enums, sets, numpy scalars."""
+    """Replaces a value that json cannot write by itself: paths, enums, sets, numpy scalars."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (set, frozenset)):

@@ -1,4 +1,4 @@
-"""Small files: read whole within a bound, written whole or not at all, and the lock on changing them.
+"""Reads small files whole within a bound, writes them whole or not at all, and locks their changes.
 
 Nothing here knows what a file means. Every failure is an `OSError` whose `strerror` completes a sentence
 ("cannot read FILE: it has more than 16 MiB"), so that each caller turns it into an error of its own. Files
@@ -96,7 +96,7 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
 
 
 def _nests_beyond(value: object, limit: int) -> bool:
-    """Whether parsed JSON has more than `limit` levels."""
+    """Returns whether parsed JSON has more than `limit` levels."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         parts = [part.values() if isinstance(part, dict) else part for part in level]
@@ -158,7 +158,7 @@ def _put(path: Path, data: bytes | str, flags: int, mode: int = 0o644) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that holds a lock, and what it does: "pulling qwen3-30b-a3b"."""
+    """The process that holds a lock, by its id, and what it is doing: "pulling qwen3-30b-a3b"."""
 
     process: int
     doing: str
@@ -171,7 +171,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     Args:
         path: the lock file, there as long as somebody holds it or died holding it.
         what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
-        wait_s: how long to try before giving up.
+        wait_s: the seconds to try before giving up.
     Raises:
         Busy: another process holds it; the sentence says which.
         KtError: the file cannot be made.
@@ -222,7 +222,7 @@ def _holder(descriptor: int) -> Holder | None:
 
 
 def _acquire(path: Path, what: str, deadline: float) -> int:
-    """A descriptor of the lock file, locked, whose name is still `path`."""
+    """Returns a descriptor of the locked file whose name is still `path`."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.ExitStack() as closing:
@@ -238,7 +238,10 @@ def _acquire(path: Path, what: str, deadline: float) -> int:
                     raise _busy(what, _holder(descriptor)) from None
                 time.sleep(_RETRY_S)
             except OSError as error:
-                raise KtError(f"cannot open the lock file {path}: {error.strerror}") from error
+                raise KtError(
+                    f"cannot open the lock file {path}: {error.strerror}",
+                    hint="what is there can be used; to add to it, set KT_HOME to a folder you can write",
+                ) from error
 
 
 def _busy(what: str, found: Holder | None) -> Busy:
@@ -250,7 +253,7 @@ def _busy(what: str, found: Holder | None) -> Busy:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether `path` is this file: the one before it was removed by whoever held it."""
+    """Returns whether `path` still names this file: its last holder may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:

@@ -19,9 +19,9 @@ EXIT_INTERRUPTED = 130  # as a shell has it
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """The entry point of the console script."""
     _fill_closed_streams()
-    # Who starts a program in the background may have Ctrl-C ignored; it stays so.
+    # A program that is started in the background may find Ctrl-C ignored; it stays so.
     mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if mine:
         signal.signal(signal.SIGINT, _leave)
@@ -46,7 +46,7 @@ def _leave(number: int = 0, frame: FrameType | None = None) -> NoReturn:
 
 
 class _Closed(io.TextIOBase):
-    """Standard output where there is none: to write is an error that has a sentence."""
+    """Stands for a standard output that is closed: writing to it is an error that has a sentence."""
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "standard output is closed")

@@ -15,7 +15,7 @@ def declared(model: Model, roles: Collection[Role] = tuple(Role)) -> dict[str, i
     found: dict[str, int] = {}
     for tensor in model.tensors:
         ways = tensor.sources
-        way = next((w for w in ways if seen.issuperset(p.name for p in w)), ways[0])
+        way = next((w for w in ways if w and seen.issuperset(p.name for p in w)), ways[0])
         seen.update(piece.name for piece in way)
         if tensor.role in roles:
             for piece in way:

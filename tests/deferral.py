@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.packed import Stack
+from ktcli.ops.torch.packed import PackedStack
 
 
 def late_slots(
@@ -39,7 +39,7 @@ class DeferredRunner:
     """
 
     kernels: Kernels
-    stacks: tuple[Stack, ...]
+    stacks: tuple[PackedStack, ...]
     elsewhere: NDArray[np.bool_]
     depth: int
     skip: bool = False

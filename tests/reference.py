@@ -38,7 +38,7 @@ CASES: tuple[Case, ...] = tuple(case for family in _FAMILIES for case in family.
 ONE_OF_EACH = tuple(family.CASES[0] for family in _FAMILIES)
 
 
-def write_checkpoint(case: Case, folder: Path) -> Path:
+def write_checkpoint(case: Case, folder: Path, dtype: torch.dtype = torch.bfloat16) -> Path:
     """A random checkpoint in the hub's on-disk names."""
     torch.manual_seed(case.seed)
     model = case.model_class(case.config())
@@ -57,7 +57,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
             else:  # a layer adds less than it reads, as in trained models
                 scale = 0.5 if name.endswith(("o_proj.weight", "down_proj")) else 1.0
                 value.normal_(0, scale * value.shape[-1] ** -0.5)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "model_type": case.model_type}))

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chat import family_templates, templates
 from gguf_cases import CASES
 from gguf_models import write_gguf
+from safetensors.numpy import save
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
 from ktcli import manifest
@@ -123,11 +125,13 @@ def changed_values(draw: random.Random, document: dict[str, Any]) -> dict[str, A
 
 def safetensors_header(folder: Path) -> Target:
     path = folder / "changed.safetensors"
-    raw = next(random_checkpoint(folder / "honest", QWEN3).glob("*.safetensors")).read_bytes()
+    honest = {f"layers.{i}.weight": np.zeros((3, 1 + i), np.float32) for i in range(4)}
+    raw = save(honest, {"format": "np"})
     length = 8 + int.from_bytes(raw[:8], "little")
 
     def read(draw: random.Random) -> None:
-        path.write_bytes(changed_bytes(draw, raw[:length]) + raw[length : length + 64])
+        text = changed_bytes(draw, raw[8:length])
+        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[length:])
         header, size = read_header(path), path.stat().st_size
         assert all(
             0 <= e.offset <= e.offset + e.size_bytes <= size for e in header.entries.values()

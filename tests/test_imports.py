@@ -163,6 +163,16 @@ def test_no_part_has_a_circle_inside(part: str):
     assert circle({module: imported(module) & inside for module in inside}) == []
 
 
+def test_no_two_classes_have_one_name():
+    """One word, one idea: whoever reads a name knows which class is meant."""
+    found: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and module != "ktcli._native":
+                found.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+
+
 # --- what a command loads -------------------------------------------------------------------------
 
 HEAVY = {"torch", "transformers", "peft", "cpuinfo", "modelscope", "huggingface_hub", "requests"}

@@ -24,7 +24,7 @@ from ktcli.store import heat, library
 
 Ask = Callable[[str], str]
 pytestmark = pytest.mark.skipif(
-    library.find(library.BUILTIN, library.Kind.CHECKPOINT) is None,
+    library.find(library.BUILTIN, library.EntryKind.CHECKPOINT) is None,
     reason="the trained model is not in this tree; profiles/kt-mini/recipe makes it",
 )
 
@@ -96,10 +96,10 @@ def test_a_conversation_computes_only_what_is_new(speaker: Speaker) -> None:
 def test_every_choice_of_every_token_is_recorded(
     capsys: pytest.CaptureFixture[str], speaker: Speaker
 ) -> None:
-    pack = library.resolve(library.BUILTIN, library.Kind.PACK).path
+    pack = library.resolve(library.BUILTIN, library.EntryKind.PACK).path
     spec = speaker.engine.spec
     tokens = 0
-    library.heat_path(library.model_name(pack)).unlink(missing_ok=True)
+    heat.path_of(library.model_name(pack)).unlink(missing_ok=True)
     for question in ("what is kt?", "what does kt pull do? " * 20):
         line = ["chat", "kt-mini", question, "--json", "--greedy", "--max-tokens", "9"]
         assert main([*line, "--threads", "1"]) == 0

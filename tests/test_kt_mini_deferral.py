@@ -27,7 +27,7 @@ from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import load_device
 from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
-from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
 from ktcli.models import build
 from ktcli.native import Pool
@@ -108,7 +108,7 @@ def test_deferred_is_not_dropped(load: Load, pack: Path, request: pytest.Fixture
     over = windows(reading.ids, LENGTH, LENGTH, reading.begin)
     own = load()
     request.getfixturevalue("skipping")
-    cases = [Case(own), Case(own, DEPTH), Case(load(), DEPTH)]
+    cases = [EvalCase(own), EvalCase(own, DEPTH), EvalCase(load(), DEPTH)]
     plain, late, dropped = (scores.nll for scores in score(cases, over, compare=False))
     assert len(plain) == TOKENS
     print(interval(late - plain), interval(dropped - plain))

@@ -19,7 +19,7 @@ from mini_tasks import MINI, RECIPE, recipe
 from numpy.typing import NDArray
 
 from ktcli.chat.passage import read_passage, read_with
-from ktcli.measure.evaluate import Case, score, windows
+from ktcli.measure.evaluate import EvalCase, score, windows
 from ktcli.measure.intervals import interval
 
 pytestmark = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def extra_loss(checkpoint: Path, folder: Path, pairs: Sequence[str]) -> dict[str
     reading = read_with(packs[0], read_passage(None), TOKENS)
     over = windows(reading.ids, LENGTH, LENGTH, reading.begin)
     engines = [load_engine(each, context=LENGTH + 1, all_logits=True) for each in packs]
-    first, *others = score([Case(engine) for engine in engines], over, compare=False)
+    first, *others = score([EvalCase(engine) for engine in engines], over, compare=False)
     assert len(first.nll) == TOKENS
     return {name: other.nll - first.nll for name, other in zip(pairs, others, strict=True)}
 

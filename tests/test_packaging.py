@@ -5,6 +5,8 @@ empty folder; a fresh interpreter then imports it from there.
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -78,6 +80,17 @@ def test_sdist_holds_sources_only(sdist: Path):
     assert not [name for name in names if name.endswith((".so", "_native.py", ".pyc"))]
 
 
+def test_sdist_holds_every_source(sdist: Path):
+    """What is tracked, but for what continuous integration runs."""
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
+        pytest.skip("this tree is no clone")
+    tracked = run("git", "ls-files", cwd=ROOT).splitlines()
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    missing = {name for name in tracked if (ROOT / name).is_file()} - names
+    assert not [name for name in missing if not name.startswith((".ci/", ".git"))]
+
+
 @pytest.mark.thorough
 def test_wheel_holds_the_product_only(wheel: Path):
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
@@ -98,6 +111,20 @@ def test_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path):
     # then comes by path too.
     path = os.pathsep.join([str(target), sysconfig.get_path("purelib")])
     run(sys.executable, "-S", "-c", PROBE, target / "ktcli", cwd=tmp_path, PYTHONPATH=path)
+
+
+@pytest.mark.thorough
+def test_the_published_wheel_names_the_glibc_it_needs(wheel: Path, tmp_path: Path):
+    """`make wheel`: auditwheel finds no library but libc's, and the newest version of a symbol is in the name."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", tmp_path, wheel)
+    run(*command, cwd=tmp_path, PATH=path)
+    (published,) = tmp_path.iterdir()
+    named = re.search(r"-py3-none-manylinux_2_(\d+)_x86_64\.whl$", published.name)
+    with zipfile.ZipFile(published) as archive:
+        symbols = re.findall(rb"GLIBC_2\.(\d+)", archive.read("ktcli/libkt.so"))
+        assert not [name for name in archive.namelist() if name.startswith("ktcli.libs")]
+    assert named and int(named[1]) == max(map(int, symbols))
 
 
 def test_this_install_works(tmp_path: Path):

@@ -1,1 +1,1 @@
-"""From a name to a running engine: pulled, converted, planned and loaded if it is not yet."""
+"""Leads from a name to a running engine: the model is pulled, converted, planned and loaded if it is not yet."""

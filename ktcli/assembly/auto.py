@@ -1,4 +1,4 @@
-"""`--experts auto`: the format that this machine's memory has room for, and a word why."""
+"""Chooses the format for `--experts auto`: the one that this machine's memory has room for, and a word why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktcli.planner.choice import choose_experts
 from ktcli.planner.host import Host
 from ktcli.planner.plan import Request
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.check import lossless_format
 from ktcli.weights.formats import FORMATS
@@ -29,17 +29,20 @@ def chosen(
     kept: Format | None = None,
     listener: Listener = SILENT,
 ) -> str:
-    """The name of the format for the experts; the listener is told it and why."""
+    """The name of the format for the experts; the listener gets a note of it and the reason."""
     choice = choose_experts(model, host, request, kept)
     listener.note(f"--experts auto: {choice.experts}, {choice.reason}")
     return choice.experts
 
 
 def kept_by(name: str, model: Model) -> Format | None:
-    """What holds the experts of a model's checkpoint exactly: by its files where they are here, else by the
-    catalogue, which names another format than the usual one only where a checkpoint's experts are in it."""
+    """The format that holds the experts of a model's checkpoint exactly; None if no such format is known.
+
+    It follows from the checkpoint's files if they are in the library, else from the catalogue, which names
+    another format than the usual one only where a checkpoint's experts are in it.
+    """
     reference = parse(name)
-    entry = library.find(reference.name or name, Kind.CHECKPOINT)
+    entry = library.find(reference.name or name, EntryKind.CHECKPOINT)
     if entry is not None:
         with closing(open_checkpoint(entry.path)) as checkpoint:
             return lossless_format(model, checkpoint)
@@ -52,7 +55,7 @@ def kept_by(name: str, model: Model) -> Format | None:
 def chosen_here(
     entry: Entry, dense: str | None, threads: int | None, listener: Listener = SILENT
 ) -> str:
-    """For a checkpoint that will run on this machine."""
+    """The name of the format for the experts of a checkpoint that will run on this machine."""
     host = host_here(machine_here(), threads, asked_numa(None), torch=torch_installed())
     with closing(open_checkpoint(entry.path)) as checkpoint:
         model = build(checkpoint.config)

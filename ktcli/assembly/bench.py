@@ -1,4 +1,4 @@
-"""The engine that `kt bench` measures: a conversion, or a model's true shapes with random weights, as planned."""
+"""Makes the engine that `kt bench` measures: a conversion, or a model's true shapes with random weights, as planned."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from ktcli.weights.pack import Pack
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be measured.
+    """A measurement that is asked for.
 
     Attributes:
-        layers: decoder layers; None: all of a conversion, else as many as fit.
+        subject: the model.
+        wanted: how it is to be loaded.
+        layers: the number of decoder layers; None: all of a conversion, else as many as fit.
     """
 
     subject: Subject
@@ -50,7 +52,7 @@ class PlannedTrial:
     """A trial with its plan.
 
     Attributes:
-        machine: as it was when the plan was made.
+        machine: the machine as it was when the plan was made.
     """
 
     trial: Trial
@@ -59,11 +61,11 @@ class PlannedTrial:
     plan: Plan
 
     def start(self) -> Pool:
-        """The planned teams."""
+        """Starts the planned teams."""
         return planned_team(self.machine.cpu, self.plan.host)
 
     def load(self, progress: Progress | None = None) -> CpuEngine:
-        """The engine of a plan with every layer on the CPU.
+        """Loads the engine of a plan with every layer on the CPU.
 
         Raises:
             NotEnoughMemory: the plan does not fit.
@@ -77,10 +79,10 @@ class PlannedTrial:
 
 
 def plan_trial(trial: Trial, listener: Listener = SILENT) -> PlannedTrial:
-    """Plan what is measured: on the CPU, or with a GPU where one can be used and helps.
+    """Plans a trial: on the CPU, or with a GPU where one can be used and helps.
 
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         NotEnoughMemory: not even one layer fits.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
@@ -110,6 +112,6 @@ def _informed(
 
 
 def _without_ceilings(host: Host) -> Host:
-    """The host with the memory taken that the ceilings are measured in."""
+    """The host without the memory that the ceilings are measured in."""
     beside = None if host.beside is None else _without_ceilings(host.beside)
     return replace(host, available_bytes=host.available_bytes - CEILING_BYTES, beside=beside)

@@ -1,4 +1,4 @@
-"""`kt convert --calibrate FILE`: run the model on a text first, to learn which columns of its matrices matter."""
+"""Runs a model on a text for `kt convert --calibrate FILE`, to learn which columns of its matrices matter."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ METHOD = "1"  # of `ktcli.measure.calibrate`; another one gives other bytes
 def calibration(
     entry: Entry, text: Path, target: Path, threads: int | None, listener: Listener = SILENT
 ) -> Calibration:
-    """What the text says of the model of a checkpoint; it is only run if `target` is not there already.
+    """The calibration of a checkpoint's model by a text; the model is only run if `target` is not there already.
 
     Raises:
         UsageError: PyTorch is missing, or the file is no text.
         NotFound: the file cannot be read.
-        NotEnoughMemory: the model does not fit in int8, as which it reads the text.
+        NotEnoughMemory: the model does not fit in int8, the format in which it reads the text.
     """
     passage = read_passage(text)
     digest = sha256(passage.text.encode()).hexdigest()

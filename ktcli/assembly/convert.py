@@ -1,4 +1,4 @@
-"""From a checkpoint to its conversion: which formats, in which folder, made under the model's lock."""
+"""Converts a checkpoint: chooses formats and folder, and makes the pack under the model's lock."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktcli import manifest, smallfiles
-from ktcli.assembly.listener import SILENT, Listener
+from ktcli.assembly.listener import SILENT, Listener, announce_library
 from ktcli.errors import UsageError
 from ktcli.store import catalog, library, origins
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.gguf.header import is_gguf
 from ktcli.weights.recipe import Recipe
@@ -38,7 +38,7 @@ def convert_entry(
     calibration: Calibration | None = None,
     listener: Listener = SILENT,
 ) -> Report:
-    """Convert a model of the library; `target` None: into the library.
+    """Converts a model into the folder `target`; None: into the library.
 
     Raises:
         UsageError: the recipe says that it is calibrated, and nothing says how.
@@ -56,6 +56,7 @@ def convert_entry(
     what = f"converting {entry.name}"
     held: AbstractContextManager[None] = contextlib.nullcontext()
     if managed:
+        announce_library(listener)
         held = _held(entry, target, what)
     damaged = library.repairable(target)
     with damaged, held, listener.progress(f"Converting {entry.name}") as bar:
@@ -80,7 +81,7 @@ def convert_entry(
 
 @contextlib.contextmanager
 def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
-    """The lock on what the library holds of a model; where one from outside lies is kept before its pack begins."""
+    """Holds the lock on the model's files in the library; the origin of one from outside is recorded first."""
     name = target.name.partition("@")[0]
     with smallfiles.lock(library.lock_path(name), what):
         if name != entry.name:
@@ -89,7 +90,7 @@ def _held(entry: Entry, target: Path, what: str) -> Iterator[None]:
 
 
 def pack_folder(entry: Entry, recipe: Recipe) -> Path:
-    """Where its conversion lies: in the library. What lies outside of it is told apart by place and age."""
+    """The folder of its conversion, in the library; models from outside it are told apart by place and age."""
     return library.pack_path(_pack_name(entry), recipe.experts_name, recipe.dense.name)
 
 
@@ -100,14 +101,14 @@ def _pack_name(entry: Entry) -> str:
 
 
 def conversions_outside(entry: Entry) -> list[Entry]:
-    """Those of a checkpoint outside the library, which bear another name than it; of other entries none."""
-    if entry.kind is Kind.PACK or (name := _pack_name(entry)) == entry.name:
+    """The conversions in the library of a checkpoint outside it, which have another name; none for other entries."""
+    if entry.kind is EntryKind.PACK or (name := _pack_name(entry)) == entry.name:
         return []
     return [each for each in library.entries() if each.name == name]
 
 
 def newest_ns(path: Path) -> int:
-    """When a file that a conversion is made of was last written; 0 if there are none."""
+    """The time in nanoseconds at which a file of a conversion's source was last written; 0 if there is none."""
     if is_gguf(path):
         return max((part.stat().st_mtime_ns for part in library.parts(path)), default=0)
     taken = (
@@ -119,7 +120,7 @@ def newest_ns(path: Path) -> int:
 
 
 def _provenance(path: Path) -> Provenance:
-    """Where a checkpoint was published, as far as it is known: of a GGUF file its name."""
+    """The place where a checkpoint was published, as far as it is known; for a GGUF file its name."""
     from ktcli.weights.conversion import Provenance
 
     if is_gguf(path):

@@ -1,10 +1,10 @@
-"""Bringing a repository into the library, with progress."""
+"""Brings a repository into the library, with progress."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from ktcli.assembly.listener import SILENT, Bar, Listener
+from ktcli.assembly.listener import SILENT, Bar, Listener, announce_library
 from ktcli.store.library import Entry
 from ktcli.store.reference import HUBS, Reference
 
@@ -13,6 +13,7 @@ def fetch(reference: Reference, listener: Listener = SILENT) -> Entry:
     """Bring a repository into the library."""
     from ktcli.store import download
 
+    announce_library(listener)
     where = f"{reference.repository}{'@' if reference.revision else ''}{reference.revision}"
     listener.note(f"Looking at {where} on {HUBS[reference.hub]} …")
     watcher = _Bars(listener)

@@ -1,4 +1,4 @@
-"""The machine this runs on, as the planner needs it, and whether its GPUs can be used."""
+"""Describes the machine this runs on, as the planner needs it, and tells whether its GPUs can be used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def machine_here(*, gpus: bool = True) -> Machine:
     """The facts of this machine as they are now.
 
     Args:
-        gpus: look for GPUs too, whose driver may have to wake up.
+        gpus: whether to look for GPUs too, whose driver may have to wake up.
     """
     return probe(gpus=gpus)
 
@@ -34,12 +34,13 @@ def machine_here(*, gpus: bool = True) -> Machine:
 def host_here(
     machine: Machine, threads: int | None, numa: Numa, *, torch: bool, isa: str | None = None
 ) -> Host:
-    """What the planner needs of the machine this runs on, as the environment and these options want it.
+    """The facts that the planner needs of this machine, as the environment and these options want it.
 
     Args:
-        threads: None: as KT_THREADS says.
-        torch: PyTorch is there.
-        isa: row of kernels; None: as KT_ISA says.
+        threads: the number of threads; None: as KT_THREADS says.
+        numa: the teams and their memory.
+        torch: whether PyTorch is installed.
+        isa: the row of kernels; None: as KT_ISA says.
     Raises:
         UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
@@ -49,7 +50,7 @@ def host_here(
 
 
 def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | None = None) -> Pool:
-    """The teams that a command would start now, where no plan says which.
+    """Starts the teams that a command uses where no plan says which.
 
     Raises:
         UsageError: more threads than cores, or nodes that cannot be used.
@@ -61,7 +62,7 @@ def team_here(threads: int | None = None, numa: Numa | None = None, isa: str | N
 
 
 def team_to_convert(threads: int | None = None) -> Pool:
-    """One team over all cores, its memory anywhere: whatever is converted passes through it once.
+    """Starts one team over all cores, its memory anywhere: whatever is converted passes through it once.
 
     Raises:
         UsageError, NativeError: as `team_here`.
@@ -71,10 +72,10 @@ def team_to_convert(threads: int | None = None) -> Pool:
 
 
 def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
-    """Whether there is a GPU that torch can use; the listener is told why not, where one is there.
+    """Returns whether torch can use a GPU; the listener is told why not, where there is one.
 
     Raises:
-        DeviceError: one was asked for.
+        DeviceError: a GPU was asked for and cannot be used.
     """
     if not machine.gpus:
         if asked == AUTO:
@@ -96,7 +97,7 @@ def usable(machine: Machine, asked: str, listener: Listener = SILENT) -> bool:
 
 
 def torch_device(index: int) -> torch.device:
-    """What torch calls a GPU of this machine."""
+    """The torch device of a GPU of this machine."""
     import torch
 
     return torch.device("cuda", index)

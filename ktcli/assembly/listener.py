@@ -1,4 +1,4 @@
-"""Whom assembling tells what it does: notes, warnings and progress; nobody unless somebody listens.
+"""Defines who hears what assembly does: notes, warnings and progress; nobody unless somebody listens.
 
 A command hands over the terminal, a server its log, a test a list. What is said never decides anything: an
 engine is assembled the same way whoever listens.
@@ -6,37 +6,40 @@ engine is assembled the same way whoever listens.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
+
+from ktcli import config
 
 
 class Bar(Protocol):
     """The progress of one thing."""
 
     def advance(self, amount: int = 1) -> None:
-        """`amount` more is done."""
+        """Adds `amount` to what is done."""
 
     def update(self, *, done: int, total: int | None = None) -> None:
-        """Set what is done; a total of None stays what it is."""
+        """Sets what is done, and the total unless it is None."""
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """A receiver of notes, warnings and progress."""
 
     def note(self, text: str) -> None:
-        """What is happening."""
+        """Says what is happening."""
 
     def warn(self, text: str) -> None:
-        """Something the user should know although the work goes on."""
+        """Says something the user should know although the work goes on."""
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
     ) -> AbstractContextManager[Bar]:
-        """The bar of something that begins now and ends with the context.
+        """Opens the bar of something that begins now and ends with the context.
 
         Args:
             unit: "B" for bytes, else a word for what is counted.
-            done: what an earlier run did already; it does not count for the rate.
+            done: the units that an earlier run did already; they do not count for the rate.
         """
 
 
@@ -44,10 +47,10 @@ class Silent:
     """A listener that ignores everything."""
 
     def note(self, text: str) -> None:
-        """Nobody hears it."""
+        """Ignores a note."""
 
     def warn(self, text: str) -> None:
-        """Nobody hears it."""
+        """Ignores a warning."""
 
     def progress(
         self, title: str, total: int | None = None, *, unit: str = "B", done: int = 0
@@ -63,3 +66,11 @@ class _NoBar:
 
 _NO_BAR = _NoBar()
 SILENT = Silent()
+
+
+def announce_library(listener: Listener) -> None:
+    """Warns that a new library begins where KT_HOME names a folder that is not there yet: another one may be
+    meant, on a disk that is not mounted."""
+    home = config.home()
+    if os.environ.get("KT_HOME") and not home.exists():
+        listener.note(f"A new library begins in {home}")

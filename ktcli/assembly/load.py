@@ -1,4 +1,4 @@
-"""From a converted model to a running engine that follows the plan: on the CPU, or with a GPU beside it."""
+"""Loads a converted model as a running engine that follows the plan: on the CPU, or with a GPU beside it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ WHAT = "the model with its context"  # that a machine is too small for
 
 
 def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
-    """Load a prepared model where it is to run.
+    """Loads a prepared model where it is to run.
 
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         NotEnoughMemory: the plan does not fit; nothing was loaded.
         DeviceError: a GPU was asked for and cannot be used.
         BadPack: the files are damaged.
@@ -63,10 +63,10 @@ def load(ready: Ready, wanted: Wanted, listener: Listener = SILENT) -> Engine:
 def load_pack(
     path: Path, wanted: Wanted | None = None, progress: Progress | None = None
 ) -> CpuEngine:
-    """Load the conversion in a folder with every layer on the CPU.
+    """Loads the conversion in a folder with every layer on the CPU.
 
     Args:
-        progress: told how many bytes of how many are placed.
+        progress: called with the bytes that are placed and their total.
     Raises:
         UsageError, NotEnoughMemory, BadPack: as `load`.
     """
@@ -82,8 +82,10 @@ def load_random(
     layers: int | None = None,
     progress: Progress | None = None,
 ) -> CpuEngine:
-    """An engine of a config's shapes with random weights on the CPU: so many layers, or as many as fit.
+    """Makes an engine of a config's shapes with random weights on the CPU.
 
+    Args:
+        layers: the number of decoder layers; None: as many as fit.
     Raises:
         UsageError, NotEnoughMemory: as `fitting_plan`.
     """
@@ -103,7 +105,7 @@ def _on_cpu(pack: Pack, planner: Planner, plan: Plan, progress: Progress | None)
 
 
 def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
-    """Of the load; none for what is loaded in a blink."""
+    """Opens the progress bar of a load; nothing is shown for a model that loads in a blink."""
     size = sum(status.st_size for _, status in library.walk(ready.pack))
     quick = size < QUICK_BYTES
     return (SILENT if quick else listener).progress(f"Loading {ready.name}")
@@ -115,7 +117,7 @@ def _bar(ready: Ready, listener: Listener) -> AbstractContextManager[Bar]:
 def _with_device(
     ready: Ready, pack: Pack, planner: Planner, plan: Plan, listener: Listener
 ) -> tuple[Plan, DeviceEngine | None]:
-    """The engine with a GPU and the plan that it follows; None: that plan has none, as the GPU is too small."""
+    """Loads an engine with a GPU; returns the plan it follows, and None as the engine if the GPU is too small."""
     from ktcli.assembly.load_device import Attempt, load_as_planned
 
     planned = plan.device
@@ -141,7 +143,7 @@ def _with_device(
 
 
 def _words(device: DevicePlan, engine: DeviceEngine) -> str:
-    """What the GPU has: "NVIDIA H200: all but the experts, and 1,234 of 6,144 of these (31% of the choices)"."""
+    """The text of what the GPU holds: "H200: all but the experts, and 12 of 64 of these (31% of the choices)"."""
     mask = device.mask
     here, depth = int(mask.sum()), engine.depth_at(0)
     if here == mask.size:

@@ -1,4 +1,4 @@
-"""From a plan to a loaded engine: one step down at a time where the device has less memory than planned."""
+"""Loads an engine as planned, or steps down once at a time where the device has less memory than planned."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ktcli.weights.pack import Pack
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is tried, and how the next smaller attempt is found.
+    """The model to load, and what it takes to find the next smaller attempt.
 
     Attributes:
-        say: told in a sentence of every step down.
+        say: called with a sentence for every step down.
     """
 
     pack: Pack
@@ -36,13 +36,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What came of it.
+    """The outcome of a load.
 
     Attributes:
-        engine: None: the device is too small, and the CPU is to do everything.
-        plan: that it follows.
-        lowered: the device's memory was not enough for the first plan.
-        measured: times of a layer; None: they cannot be seen.
+        engine: the engine; None: the device is too small, and the CPU is to do everything.
+        plan: the plan that the engine follows.
+        lowered: whether the device's memory was not enough for the first plan.
+        measured: the measured times of a layer; None: they cannot be measured.
     """
 
     engine: DeviceEngine | None
@@ -55,7 +55,7 @@ def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loade
     """Load a model as the plan says, or as the largest plan below it that the device holds.
 
     Args:
-        device: of torch; its type and number, whatever the plan calls it.
+        device: the torch device, whatever the plan calls it.
     Raises:
         NotEnoughMemory: main memory does not suffice.
         DeviceError: the device failed otherwise.
@@ -75,7 +75,7 @@ def load_as_planned(attempt: Attempt, plan: Plan, device: torch.device) -> Loade
 
 
 def _timed(attempt: Attempt, request: Request, loaded: Loaded) -> Loaded:
-    """With depths of deferral from times measured now: another number of threads has others."""
+    """Sets the depths of deferral from times measured now: another number of threads has others."""
     engine, device = loaded.engine, loaded.plan.device
     if engine is None or device is None:
         return loaded
@@ -98,7 +98,7 @@ def release(device: torch.device) -> None:
 def _try(
     attempt: Attempt, plan: Plan, planned: DevicePlan, device: torch.device
 ) -> DeviceEngine | None:
-    """None: the device's memory is not enough."""
+    """Tries one load; returns None if the device's memory is not enough."""
     plan.require("the model with its context")
     pool = attempt.planner.start(plan.host)
     source = PackSource.planned(attempt.pack, pool, plan)

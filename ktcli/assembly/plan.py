@@ -1,4 +1,4 @@
-"""The plan of a model on this machine, with what earlier runs taught about both.
+"""Plans a model on this machine, with what earlier runs taught about both.
 
 A plan is made once, before anything is loaded, and whatever is loaded follows it.
 """
@@ -9,17 +9,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ktcli.assembly.auto import chosen, kept_by
 from ktcli.assembly.host import host_here, machine_here, usable
 from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.request import Wanted
+from ktcli.assembly.subject import Subject
 from ktcli.hardware.gpu import AUTO, CPU, torch_installed
 from ktcli.hardware.machine import Gpu, Machine
+from ktcli.hardware.numa import AUTO as AUTO_NUMA
 from ktcli.hardware.numa import OFF, asked_numa
+from ktcli.hardware.profile import read_machine
 from ktcli.measure.tiles import planned_team
-from ktcli.models import Model, Spec
+from ktcli.models import Model, Spec, build
 from ktcli.native import Pool
 from ktcli.planner.deferral import Times
-from ktcli.planner.host import Host
+from ktcli.planner.host import Host, host_of
 from ktcli.planner.placement import candidate, is_small, place
 from ktcli.planner.plan import Plan, Request
 from ktcli.store import experience, heat, library
@@ -30,12 +34,12 @@ EXACT_ROW = "portable"  # of kernels: what results are compared with
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Plans of one model on this machine.
+    """Makes plans of one model on this machine.
 
     Attributes:
-        machine: as it is now.
-        host: what the planner makes of it.
-        request: what is asked for.
+        machine: the machine as it is now.
+        host: the facts of it that the planner uses.
+        request: the request that is planned unless another is given.
     """
 
     model: Model
@@ -48,19 +52,19 @@ class Planner:
         return place(self.model, self.host, request or self.request)
 
     def start(self, host: Host) -> Pool:
-        """The teams of a plan's host."""
+        """Starts the teams of a plan's host."""
         return planned_team(self.machine.cpu, host)
 
 
 def planner_of(
     model: Model, recipe: Recipe, wanted: Wanted, pack: Path, listener: Listener = SILENT
 ) -> Planner:
-    """The planner of a model that is to be loaded now.
+    """Makes the planner of a model that is to be loaded now.
 
     Args:
         pack: its conversion, of which earlier runs may know something.
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
     """
     where = wanted.where
@@ -77,10 +81,10 @@ def planner_of(
 
 
 def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener = SILENT) -> Plan:
-    """Where a model would go that is not converted yet.
+    """Plans a model that is not converted yet.
 
     Raises:
-        UsageError: what is asked for is not of this model or machine.
+        UsageError: an option does not fit this model or machine.
         DeviceError: a GPU was asked for, and there is none or it cannot be used.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
@@ -89,6 +93,39 @@ def plan_ahead(model: Model, recipe: Recipe, wanted: Wanted, listener: Listener 
         usable(machine, where, listener)
     host = _host(machine, wanted, torch=where != CPU and torch_installed())
     return place(model, host, wanted.request(recipe, model.spec, where))
+
+
+def plan_subject(
+    subject: Subject,
+    wanted: Wanted,
+    *,
+    described: Path | None = None,
+    by_memory: bool = False,
+    listener: Listener = SILENT,
+) -> Plan:
+    """Plans a model that is only looked at.
+
+    Args:
+        described: a file that describes another machine; None: this one.
+        by_memory: take the most precise number format of the experts that fits.
+    Raises:
+        UsageError, NotFound: what is asked for is not of this model or machine.
+        NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
+    """
+    if described is None:
+        host = _host(machine_here(), wanted, torch=torch_installed())
+    else:
+        machine, numa = read_machine(described), AUTO_NUMA if wanted.numa is None else wanted.numa
+        host = host_of(machine, threads=wanted.threads, numa=numa, torch=True)
+    model = build(subject.config)
+    request = wanted.device.apply(Request(subject.recipe, wanted.context), model.spec)
+    if by_memory:
+        best = chosen(model, host, request, kept_by(subject.said, model), listener)
+        recipe = subject.recipe.like(best, subject.recipe.dense.name)
+        request = replace(request, recipe=recipe)
+    if described is None and subject.pack is not None:
+        request = informed(request, subject.pack, model.spec, host.gpus, listener.warn)
+    return place(model, host, request)
 
 
 def _host(machine: Machine, wanted: Wanted, *, torch: bool) -> Host:
@@ -106,8 +143,8 @@ def informed(
     gpus: Sequence[Gpu],
     warn: Callable[[str], object] = SILENT.warn,
 ) -> Request:
-    """A request with what is known of a converted model here: which experts are hot, how much memory of a
-    GPU it was given, how long a layer takes."""
+    """Returns the request with what is known of a converted model here: which experts are hot, how much memory
+    of a GPU it was given, how long a layer takes."""
     found = heat.read(pack, (spec.moe_layers, spec.experts), warn)
     known = replace(request, heat=None if found is None else found.counts)
     gpu = candidate(gpus, request.device)

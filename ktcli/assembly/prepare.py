@@ -1,4 +1,4 @@
-"""From a name to a converted model: pulled and converted if it is not yet.
+"""Leads from a name to a converted model: it is pulled and converted if it is not yet.
 
 Nothing large is downloaded or converted before the plan says that it fits.
 """
@@ -22,11 +22,11 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
-from ktcli.errors import Busy, UsageError, gib
+from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.store import catalog, library, removal
-from ktcli.store.library import BUILTIN, Entry, Kind
+from ktcli.store.library import BUILTIN, Entry, EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import small_files_of
 from ktcli.weights.recipe import Recipe, split_pair
@@ -39,7 +39,7 @@ class Ready:
     """A converted model.
 
     Attributes:
-        name: for people.
+        name: the name for people.
         pack: its folder, which holds the tokenizer's files too.
     """
 
@@ -54,11 +54,11 @@ def prepare(
     formats: str = "",
     listener: Listener = SILENT,
 ) -> Ready:
-    """The conversion that `name` means, made now if need be.
+    """Returns the conversion that `name` means, made now if need be.
 
     Args:
-        check: looks at (name, folder) of a checkpoint before it is converted, and may raise.
-        formats: "<experts>-<dense>": this conversion of it, and no other.
+        check: called with (name, folder) of a checkpoint before it is converted; it may raise.
+        formats: "<experts>-<dense>" of the one conversion that will do; empty: any.
     Raises:
         UsageError, NotFound: the name means nothing; the hint has the nearest.
         NotEnoughMemory: it does not fit this machine; nothing was downloaded.
@@ -69,8 +69,8 @@ def prepare(
         reference = replace(reference, formats=formats)
     entry = library.find(f"{reference.name}@{formats}" if formats and reference.name else name)
     if entry is None and reference.formats:  # a conversion nobody made yet, of a model that is here
-        entry = library.find(reference.model, Kind.CHECKPOINT)
-    if entry is not None and entry.kind is Kind.PACK:
+        entry = library.find(reference.model, EntryKind.CHECKPOINT)
+    if entry is not None and entry.kind is EntryKind.PACK:
         if reference.formats not in ("", entry.formats):
             raise UsageError(
                 f"{name} is a conversion to {entry.formats}, not to {reference.formats}"
@@ -79,7 +79,7 @@ def prepare(
             return Ready(entry.name, entry.path)
         removal.remove(entry)
         removal.forget(entry.name)
-        entry = library.find(BUILTIN, Kind.CHECKPOINT)
+        entry = library.find(BUILTIN, EntryKind.CHECKPOINT)
     if entry is None and not reference.repository:
         library.resolve(name)  # raises: there is no such model
     planned = entry is None and _in_catalogue(reference)  # else there is no config.json yet
@@ -102,13 +102,13 @@ def prepare(
 
 
 def converted(name: str) -> Ready | None:
-    """The conversion that `prepare` would give, if it is there already.
+    """The conversion that `prepare` would return, if it is there already.
 
     Raises:
         UsageError, NotFound: not a name, or a folder without a model.
     """
     entry = library.find(name)
-    if entry is None or entry.kind is Kind.PACK:
+    if entry is None or entry.kind is EntryKind.PACK:
         return None if entry is None else Ready(entry.name, entry.path)
     experts, dense = split_pair(parse(name).formats)
     target = pack_folder(entry, recipe_for(entry, experts or None, dense or None))
@@ -122,7 +122,7 @@ def _other(entry: Entry) -> Ready | None:
 
 
 def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener) -> Path:
-    """The pack, made now if need be; a second process waits for the one that makes the built-in one."""
+    """Returns the pack, made now if need be; a second process waits for the one that makes the built-in model."""
     deadline = time.monotonic() + BUILTIN_WAIT_S
     while True:
         try:
@@ -134,19 +134,19 @@ def _converted(entry: Entry, recipe: Recipe, wanted: Wanted, listener: Listener)
 
 
 def _is_stale(pack: Entry) -> bool:
-    """Whether it was made from the built-in model of an earlier kt."""
-    shipped = library.find(BUILTIN, Kind.CHECKPOINT) if pack.name == BUILTIN else None
+    """Returns whether a pack was made from the built-in model of an earlier kt."""
+    shipped = library.find(BUILTIN, EntryKind.CHECKPOINT) if pack.name == BUILTIN else None
     if shipped is None or not pack.managed:
         return False
     return newest_ns(shipped.path) > (pack.path / PACK_MANIFEST).stat().st_mtime_ns
 
 
 def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
-    """Say what a model that is not ready yet will take and give, on the GPU too where one will be used.
+    """Says what memory a model that is not ready yet will take and how fast it will be, on the GPU too if one is used.
 
     Raises:
-        UsageError, DeviceError: what is asked for is not of this model or machine.
-        NotEnoughMemory: with what would make it fit.
+        UsageError, DeviceError: an option does not fit this model or machine.
+        NotEnoughMemory: it does not fit; the hint has what would make it fit.
         DeviceError: a GPU was asked for and cannot be used.
     """
     subject = find_subject(name)
@@ -155,7 +155,7 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
     listener.note(
         f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
-        f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
+        f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is wanted of an engine: context, threads, precision, and what the options about a GPU mean to the planner."""
+"""Describes what is wanted of an engine: context, threads, precision, and what the GPU options mean to the planner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXPERTS = f"--gpu-experts takes a number per layer, {', '.join(WISHES)}, or a f
 
 @dataclass(frozen=True, slots=True)
 class DeviceWords:
-    """The options as typed; None and "auto" are the plan's own choice."""
+    """The options about a GPU as typed; None and "auto" are the plan's own choice."""
 
     device: str = AUTO
     gpu_experts: str | None = None
@@ -32,7 +32,7 @@ class DeviceWords:
     prefill_threshold: str | None = None
 
     def of_gpu(self) -> tuple[str, ...]:
-        """Those given that only a GPU gives a meaning."""
+        """The given options that mean something only with a GPU."""
         said = {
             "--gpu-experts": self.gpu_experts,
             "--prefill-threshold": self.prefill_threshold,
@@ -40,10 +40,10 @@ class DeviceWords:
         return tuple(option for option, value in said.items() if value is not None)
 
     def apply(self, request: Request, spec: Spec) -> Request:
-        """`request` with what these words ask for.
+        """Returns `request` with what these options ask for.
 
         Raises:
-            UsageError: a word means nothing, or a file is of another model.
+            UsageError: an option means nothing, or a file is of another model.
             NotFound: there is no such file.
         """
         return replace(
@@ -57,16 +57,16 @@ class DeviceWords:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a model is to be loaded.
+    """The way in which a model is to be loaded.
 
     Attributes:
-        context: positions of a session; None: the plan decides.
-        threads: of all teams; None: KT_THREADS, else one per physical core.
-        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
-        all_logits: steps can give logits of every position.
-        kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
-        numa: teams and their memory; None: KT_NUMA, else one per node.
-        isa: row of kernels; None: KT_ISA, else the best.
+        context: the positions of a session; None: the plan decides.
+        threads: the threads of all teams; None: KT_THREADS, else one per physical core.
+        exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
+        all_logits: whether steps can give logits of every position.
+        kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
+        numa: the teams and their memory; None: KT_NUMA, else one team per node.
+        isa: the row of kernels; None: KT_ISA, else the best.
     """
 
     context: int | None = None
@@ -80,7 +80,7 @@ class Wanted:
 
     @property
     def use(self) -> Use:
-        """What the engine is used for."""
+        """The use of the engine, on which its memory depends."""
         return Use(self.exact, self.all_logits, self.kv_f32)
 
     @property
@@ -89,7 +89,7 @@ class Wanted:
         return CPU if self.exact else self.device.device
 
     def request(self, recipe: Recipe, spec: Spec, where: str) -> Request:
-        """What the planner is asked for a model of these number formats.
+        """Makes the request to the planner for a model in these number formats.
 
         Args:
             where: the device; on the CPU the other words about a GPU mean nothing, and are not looked at.

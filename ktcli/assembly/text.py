@@ -14,7 +14,7 @@ def require_known_tokenizer(path: Path) -> None:
     Args:
         path: a folder, or a GGUF file.
     Raises:
-        BadCheckpoint: it has one.
+        BadCheckpoint: its tokenizer has such a part.
     """
     with small_files_of(path) as folder:
         examine_tokenizer(folder)

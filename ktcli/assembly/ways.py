@@ -1,4 +1,4 @@
-"""The ways of running a model that `kt eval` compares: made, read with, and measured within the memory there is."""
+"""Makes and measures the ways of running a model that `kt eval` compares, within the memory there is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU
 from ktcli.hardware.numa import asked_numa
-from ktcli.measure.evaluate import Case, Scores, Window, piece_tokens, score, windows
+from ktcli.measure.evaluate import EvalCase, Scores, Window, piece_tokens, score, windows
 from ktcli.measure.intervals import LEAST_VALUES
 from ktcli.models import Model, build
 from ktcli.planner.deferral import require
@@ -32,14 +32,14 @@ CACHES = ("bf16", "f32")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How the text is to be read.
+class EvalRequest:
+    """The way in which the text is to be read.
 
     Attributes:
-        length, stride: of windows, in tokens.
-        tokens: of the text, at most.
-        depths: of deferral.
-        caches: of CACHES.
+        length, stride: the length of a window and the distance between two, in tokens.
+        tokens: the most tokens of the text.
+        depths: the depths of deferral to measure.
+        caches: the formats of the cache to measure, names of CACHES.
     """
 
     length: int
@@ -50,11 +50,11 @@ class Asked:
 
     @property
     def context(self) -> int:
-        """Positions that a window takes: its tokens, and the one that texts begin with."""
+        """The positions that a window takes: its tokens, and the one that texts begin with."""
         return self.length + 1
 
     def require(self) -> None:
-        """Refuse what makes no sense.
+        """Refuses a request that makes no sense.
 
         Raises:
             UsageError: the windows leave tokens out.
@@ -66,7 +66,7 @@ class Asked:
             )
 
     def wanted(self, threads: int | None, numa: str | None, way: Way | None = None) -> Wanted:
-        """How an engine is to be loaded; None: for preparing."""
+        """The form in which an engine is to be loaded for `way`; None: for preparing."""
         return Wanted(
             self.context,
             threads,
@@ -82,8 +82,8 @@ class Way:
     """A conversion, and how it is run.
 
     Attributes:
-        defer: experts of each token that come a layer later.
-        cache: of CACHES.
+        defer: the number of experts of each token that are deferred.
+        cache: the format of the cache, a name of CACHES.
     """
 
     ready: Ready
@@ -94,23 +94,23 @@ class Way:
 
     @property
     def conversion(self) -> str:
-        """Its name for people."""
+        """The name of the conversion for people."""
         return f"{self.ready.name}@{self.recipe.experts_name}-{self.recipe.dense.name}"
 
     @property
     def label(self) -> str:
-        """All of it for people."""
+        """The name of the whole way for people."""
         late = f", {self.defer} deferred" if self.defer else ""
         return f"{self.conversion}{late}{', f32 cache' if self.cache == 'f32' else ''}"
 
     @property
     def engine(self) -> tuple[Path, str]:
-        """Ways with the same share one."""
+        """The key of its engine: ways with the same key share one."""
         return self.ready.pack, self.cache
 
     @property
     def logits_bytes(self) -> int:
-        """Memory of the logits that are looked at beside the engine's own: those kept, and temporaries."""
+        """The bytes of logits beside the engine's own: those kept, and temporaries."""
         return 2 * 4 * piece_tokens(self.model.spec.vocab) * self.model.spec.vocab
 
 
@@ -118,12 +118,12 @@ def ways_of(
     name: str,
     against: str | None,
     formats: str | None,
-    asked: Asked,
+    asked: EvalRequest,
     threads: int | None,
     numa: str | None,
     listener: Listener = SILENT,
 ) -> tuple[Way, ...]:
-    """What is measured, in order, pulled and converted if need be; the first is what others are compared with.
+    """Makes the ways to measure, in order, pulled and converted if need be; others are compared with the first.
 
     Raises:
         UsageError: a depth, window or format that a model cannot have.
@@ -160,15 +160,15 @@ def ways_of(
 
 
 def _require_known(name: str) -> None:
-    """Refused before another model is pulled to be compared with it."""
+    """Refuses an unknown name before another model is pulled to be compared with it."""
     reference = parse(name)
     if not reference.repository and not library.matching(reference.model):
         library.resolve(name)
 
 
 def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
-    """A list of formats as "<experts>-<dense>"; one name alone is the experts', also where it could be a pair.
-    None: as the model is.
+    """Reads a list of formats, each "<experts>-<dense>"; one name alone is the experts', also where it could be a
+    pair. None: as the model is.
 
     Raises:
         UsageError: there is no such format, it is named twice, or `name` has formats of its own.
@@ -195,10 +195,11 @@ def conversions_of(name: str, said: str | None) -> tuple[str, ...]:
 def read(
     ways: Sequence[Way], passage: Passage, most: int, *, allow_special: bool = False
 ) -> Reading:
-    """The text as ids, the same for all.
+    """Reads the text as ids, the same for all ways.
 
     Args:
-        allow_special: the text may give control tokens.
+        most: the most ids.
+        allow_special: whether the text may give control tokens.
     Raises:
         UsageError: two models cut it differently.
     """
@@ -219,7 +220,7 @@ def read(
 
 
 def cut(
-    reading: Reading, passage: Passage, asked: Asked, listener: Listener = SILENT
+    reading: Reading, passage: Passage, asked: EvalRequest, listener: Listener = SILENT
 ) -> list[Window]:
     """The windows of the text.
 
@@ -241,15 +242,15 @@ def cut(
 def measure(
     ways: Sequence[Way],
     over: Sequence[Window],
-    asked: Asked,
+    asked: EvalRequest,
     threads: int | None,
     numa: str | None,
     listener: Listener = SILENT,
 ) -> tuple[list[Scores], bool]:
-    """What each way makes of the text, and whether all of it was read.
+    """Measures how each way predicts the text; returns the scores, and whether all of it was read.
 
-    All engines at once if they fit into memory; else one after the other, without the divergence of
-    their predictions, for which two must be looked at together.
+    All engines run at once if they fit into memory; else one after the other, without the divergence of
+    their predictions, for which two must run together.
 
     Raises:
         NotEnoughMemory: one does not fit alone; nothing was loaded.
@@ -264,7 +265,7 @@ def measure(
             }
         except KeyboardInterrupt:
             return found, False
-        cases = [Case(engines[way.engine], way.defer) for way in some]
+        cases = [EvalCase(engines[way.engine], way.defer) for way in some]
         scores, complete = _scores(cases, over, compare=0 in group, listener=listener)
         for i, each in zip(group, scores, strict=True):
             found[i] = each
@@ -278,9 +279,9 @@ _NOTHING = Scores(np.empty(0), np.empty(0, np.int32), None)
 
 
 def _scores(
-    cases: Sequence[Case], over: Sequence[Window], *, compare: bool, listener: Listener
+    cases: Sequence[EvalCase], over: Sequence[Window], *, compare: bool, listener: Listener
 ) -> tuple[list[Scores], bool]:
-    """Of the windows that were read before Ctrl-C; and whether these are all."""
+    """The scores of the windows that were read before Ctrl-C, and whether these are all."""
     total = sum(len(window.ids) - 1 for window in over) * len(cases)
     with Interrupt() as interrupt, listener.progress("Reading", total, unit="tokens") as bar:
 
@@ -294,7 +295,7 @@ def _scores(
 def _groups(
     ways: Sequence[Way], wanted: Callable[[Way], Wanted], listener: Listener
 ) -> list[list[int]]:
-    """Which ways are measured together."""
+    """The groups of ways that are measured together, as indices."""
     needs: dict[tuple[Path, str], int] = {}
     for way in ways:
         plan = planner_of(way.model, way.recipe, wanted(way), way.ready.pack).place()

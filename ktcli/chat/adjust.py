@@ -1,4 +1,4 @@
-"""Settings as a person types and reads them: the lines of `/set`."""
+"""Reads and writes settings as a person types them: the lines of `/set`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SAMPLING: dict[str, Callable[[str], Any]] = {
     "greedy": _switch,
 }
 SETTABLE = (*_SAMPLING, "max-tokens", "stop", "thinking")
-# What each setting of sampling is where it does nothing.
+# The value at which each setting of sampling does nothing.
 _OFF: dict[str, Any] = {
     "top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0, "seed": None, "greedy": False
 }  # fmt: skip
@@ -50,7 +50,7 @@ _WORDS = {
 
 
 def changed(settings: Settings, name: str, value: str) -> Settings:
-    """`settings` with one value from a line of text.
+    """Returns `settings` with one value from a line of text.
 
     Raises:
         UsageError: there is no such setting, or it cannot be that; the hint says what it can be.
@@ -75,14 +75,14 @@ def changed(settings: Settings, name: str, value: str) -> Settings:
 
 
 def silent_seed(sampling: SamplingSettings) -> str:
-    """That a seed changes nothing, where that is so."""
+    """The note that a seed changes nothing; empty where it does change something."""
     if sampling.seed is None or not sampling.is_greedy:
         return ""
     return "the seed changes nothing while the most likely token is always taken; /set temperature 0.7 ends that"
 
 
 def shown(settings: Settings) -> str:
-    """All settings, a line each."""
+    """The text of all settings, one a line."""
     sampling = settings.sampling
     rows = [(name, _shown(name, getattr(sampling, name.replace("-", "_")))) for name in _SAMPLING]
     rows += [("max-tokens", "off" if settings.max_tokens is None else str(settings.max_tokens))]

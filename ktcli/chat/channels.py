@@ -1,4 +1,4 @@
-"""Answers in channels, as gpt-oss gives them: thoughts, calls of tools, and what is meant for the reader.
+"""Splits answers in channels, as gpt-oss gives them: thoughts, calls of tools, and text for the reader.
 
 An answer is a row of messages, each with a head of its own between special tokens:
 
@@ -18,7 +18,7 @@ FINAL = "final"
 
 
 class Channels:
-    """Ids in, pieces (thought?, text) out; heads are not text."""
+    """Turns ids into pieces (is it a thought, text); heads are not text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._marks = {tokenizer.id_of(mark): mark for mark in (START, CHANNEL, MESSAGE, END)}
@@ -29,13 +29,13 @@ class Channels:
 
     @staticmethod
     def known_to(tokenizer: Tokenizer) -> bool:
-        """Whether a model with this tokenizer answers in channels."""
+        """Returns whether a model with this tokenizer answers in channels."""
         ids = {tokenizer.id_of(mark) for mark in (START, CHANNEL, MESSAGE, END)}
         return ids <= tokenizer.special_ids
 
     @property
     def thought(self) -> bool:
-        """Whether the message is for others than the reader."""
+        """Tells whether the current message is for others than the reader."""
         head = self._tokenizer.decode(self._channel).split()
         return bool(head) and head[0] != FINAL
 
@@ -55,5 +55,5 @@ class Channels:
         return thought, text
 
     def finish(self) -> tuple[bool, str]:
-        """What was held back."""
+        """The piece that was held back."""
         return self.thought, self._detokenizer.finish()

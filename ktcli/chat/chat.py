@@ -28,7 +28,7 @@ from ktcli.errors import ContextFull
 
 
 def longer_context(engine: Engine) -> str:
-    """What could be done for a longer conversation: an option, unless the model itself ends there."""
+    """The advice for a longer conversation: an option, unless the model itself ends there."""
     most = engine.spec.context
     if engine.context < most:
         return f"--context gives more room, up to {most:,} tokens"
@@ -37,12 +37,12 @@ def longer_context(engine: Engine) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """What a model's text files say.
+    """A model's text files, read.
 
     Attributes:
         control: keeps words of a conversation from becoming control tokens.
-        stop_ids: end an answer.
-        settings: the model's own.
+        stop_ids: the ids of tokens that end an answer.
+        settings: the model's own settings.
     """
 
     tokenizer: Tokenizer
@@ -53,17 +53,17 @@ class Voice:
 
     @property
     def may_think(self) -> bool:
-        """Whether the template listens to `Settings.thinking`."""
+        """Tells whether the template listens to `Settings.thinking`."""
         hello = [{"role": "user", "content": "hi"}]
         ways = (replace(self.settings, thinking=thinking) for thinking in (True, False))
         return len({self.template.render(hello, **way.variables) for way in ways}) > 1
 
 
 def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice:
-    """Read them; cheap, so it comes before weights are converted or loaded.
+    """Reads the text files of a model; it is cheap, so it comes before weights are converted or loaded.
 
     Args:
-        allow_special: texts of a conversation may give control tokens.
+        allow_special: whether texts of a conversation may give control tokens.
     Raises:
         BadCheckpoint: the tokenizer, template or settings are missing, damaged or hostile.
     """
@@ -84,8 +84,8 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some text of an answer; `thought`: the model speaks to itself."""
+class AnswerPiece:
+    """A piece of an answer's text; `thought` says whether the model speaks to itself."""
 
     text: str
     thought: bool = False
@@ -93,11 +93,11 @@ class Piece:
 
 @dataclass(slots=True)
 class Reply:
-    """What came out of one question, final when its pieces are through.
+    """The answer to one question, final when its pieces are through.
 
     Attributes:
-        text: what the conversation remembers: thoughts between marks are part of it, as templates cut them
-            out themselves; those in channels are not.
+        text: the text that the conversation remembers: thoughts between marks are part of it, as templates
+            cut them out themselves; thoughts in channels are not.
     """
 
     text: str = ""
@@ -119,7 +119,7 @@ class Chat:
 
     Attributes:
         conversation: the messages.
-        reply: of the last question that was not refused; None before the first.
+        reply: the reply to the last question that was not refused; None before the first.
     """
 
     def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
@@ -133,7 +133,7 @@ class Chat:
 
     @property
     def settings(self) -> Settings:
-        """In force from the next token on; setting them starts the random sequence anew."""
+        """The settings in force from the next token on; setting them starts the random sequence anew."""
         return self._settings
 
     @settings.setter
@@ -143,17 +143,17 @@ class Chat:
 
     @property
     def seed(self) -> int:
-        """Of the random sequence in use, given or drawn."""
+        """The seed of the random sequence in use, given or drawn."""
         return self._sampler.seed
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer has begun and not ended."""
+        """Tells whether an answer has begun and not ended."""
         return self._answering is not None
 
     @property
     def so_far(self) -> Conversation:
-        """A copy of the conversation, with what there is of an answer in progress."""
+        """A copy of the conversation, with the text so far of an answer in progress."""
         turns = list(self.conversation.turns)
         if self._answering is not None and self._answering.text:
             turns.append({"role": "assistant", "content": self._answering.text})
@@ -161,7 +161,7 @@ class Chat:
 
     @property
     def used(self) -> int:
-        """Tokens in the context."""
+        """The number of tokens in the context."""
         return len(self.session.ids)
 
     def ask(
@@ -170,8 +170,8 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[Piece]:
-        """Say `question`; the answer's pieces as they come. It may be left at any piece.
+    ) -> Iterator[AnswerPiece]:
+        """Asks `question` and yields the answer's pieces as they come; it may be left at any piece.
 
         Raises:
             ContextFull: there is no room; the question is not part of the conversation.
@@ -185,9 +185,9 @@ class Chat:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
-    ) -> Iterator[Piece] | None:
-        """Answer the last question again; None if there was none. What stops it before the first word leaves the
-        answer that there was."""
+    ) -> Iterator[AnswerPiece] | None:
+        """Answers the last question again; returns None if there was none. If it is stopped before the first word,
+        the earlier answer stays."""
         before = list(self.conversation.turns)
         question = self.conversation.undo()
         if question is None:
@@ -200,14 +200,14 @@ class Chat:
         before: list[Turn],
         cancelled: Callable[[], bool],
         progress: Progress | None,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[AnswerPiece]:
         self.conversation.say("user", question.encode("utf-8", "replace").decode("utf-8"))
         return self._answer(before, cancelled, progress)
 
     def _answer(
         self, before: list[Turn], cancelled: Callable[[], bool], progress: Progress | None
-    ) -> Iterator[Piece]:
-        """The pieces of the answer to the last question; if there are none, the turns are those `before` it."""
+    ) -> Iterator[AnswerPiece]:
+        """Yields the pieces of the answer to the last question; if there are none, the turns become `before`."""
         reply = self._answering = Reply()
         try:
             text, prompt = self._prompt()
@@ -244,15 +244,17 @@ class Chat:
             ids=reply.ids,
         )
 
-    def _between_marks(self, generation: Generation, reply: Reply, prompt: str) -> Iterator[Piece]:
+    def _between_marks(
+        self, generation: Generation, reply: Reply, prompt: str
+    ) -> Iterator[AnswerPiece]:
         """The answer's pieces where a model puts its thoughts between <think> and </think>."""
         thinking = Thinking(inside=prompt.rstrip().endswith(THINK))
         for fresh in self._texts(generation):
             reply.text += fresh
-            yield from (Piece(part, thought) for thought, part in thinking.feed(fresh))
-        yield from (Piece(part, thought) for thought, part in thinking.finish())
+            yield from (AnswerPiece(part, thought) for thought, part in thinking.feed(fresh))
+        yield from (AnswerPiece(part, thought) for thought, part in thinking.finish())
 
-    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[Piece]:
+    def _in_channels(self, generation: Generation, reply: Reply) -> Iterator[AnswerPiece]:
         """The answer's pieces where a model answers in channels; stop strings count in the last one only."""
         channels = Channels(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)
@@ -262,19 +264,19 @@ class Chat:
                 text = stops.feed(text)
                 reply.text += text
             if text:
-                yield Piece(text, thought)
+                yield AnswerPiece(text, thought)
             if stops.stopped:
                 generation.finish = Finish.STOP
                 return
         thought, text = channels.finish()
         if thought and text:
-            yield Piece(text, thought)
+            yield AnswerPiece(text, thought)
         rest = stops.feed("" if thought else text) + stops.finish()
         if stops.stopped:
             generation.finish = Finish.STOP
         if rest:
             reply.text += rest
-            yield Piece(rest)
+            yield AnswerPiece(rest)
 
     def _texts(self, generation: Generation) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""
@@ -294,14 +296,14 @@ class Chat:
             yield rest
 
     def _remember(self, reply: Reply, before: list[Turn]) -> None:
-        """Keep the answer, cut or whole; a question that nothing was said to is taken back."""
+        """Keeps the answer, cut or whole; a question without any answer is taken back."""
         if reply.text or reply.finish is not Finish.CANCELLED:
             self.conversation.say("assistant", reply.text)
         else:
             self.conversation.turns[:] = before
 
     def _prompt(self) -> tuple[str, list[int]]:
-        """The conversation as text and as ids."""
+        """Renders the conversation as text and as ids."""
         voice, context = self.speaker.voice, self.speaker.engine.context
         rendered = voice.control.render(
             lambda messages, more: voice.template.render(messages, **more),
@@ -319,7 +321,7 @@ class Chat:
         return text, ids
 
     def _spliced(self, rendered: Marked) -> list[int] | None:
-        """The ids known from earlier turns, and those of what follows; None: the texts are not the same so far."""
+        """The ids known from earlier turns, then those of the text after them; None if the texts differ so far."""
         known, voice = self._known, self.speaker.voice
         if not known.text or not rendered.text.startswith(known.text):
             return None
@@ -342,7 +344,7 @@ class Chat:
         )
 
     def _now_known(self, text: str, prompt: list[int], reply: Reply) -> _Known:
-        """What the next turn can take over: the prompt, and the answer if its ids are all its text."""
+        """The text and ids that the next turn can take over: the prompt, and the answer if its ids are all its text."""
         if self.speaker.voice.tokenizer.decode(reply.ids) == reply.text:
             return _Known(text + reply.text, (*prompt, *reply.ids))
         return _Known(text, tuple(prompt))

@@ -1,4 +1,4 @@
-"""A tokenizer of the library as a pair of functions: text to tokens, ids to text. And what its file adds to them.
+"""Wraps a tokenizer of the library: text to tokens, ids to text, and the added tokens of its file.
 
 `Codec` is the contract; `LibraryCodec` runs the library here, `confined.ConfinedCodec` in a helper process.
 """
@@ -19,7 +19,7 @@ class AddedToken:
     """A token that is found in a text before it is cut into words.
 
     Attributes:
-        special: left out of an answer's text.
+        special: whether it is left out of an answer's text.
     """
 
     id: int
@@ -32,8 +32,8 @@ class Encoded:
     """A text as tokens.
 
     Attributes:
-        ids: [T].
-        spans: [T] of (first character, one after the last).
+        ids: the ids, [T].
+        spans: the place of each token in the text, [T] pairs (first character, one after the last).
     """
 
     ids: list[int]
@@ -41,7 +41,7 @@ class Encoded:
 
 
 class Codec(Protocol):
-    """What a tokenizer needs of the library, wherever that runs.
+    """The calls that a tokenizer makes to the library, wherever that runs.
 
     Every call may raise whatever the library does; its panics are no Exceptions.
     """
@@ -54,7 +54,7 @@ class Codec(Protocol):
         """The ids of a text; added tokens in it are recognised."""
 
     def encode_spans(self, text: str) -> Encoded:
-        """The same, with the place of each token in the text."""
+        """The ids of a text as by `encode`, with the place of each token in the text."""
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
         """The ids of texts in which the added tokens `unknown` are words like any other."""
@@ -66,14 +66,14 @@ class Codec(Protocol):
         """The id of a token."""
 
     def word_of(self, id: int) -> str | None:
-        """A token by its id, in the letters of the vocabulary."""
+        """The token of an id, in the letters of the vocabulary."""
 
 
 class LibraryCodec:
-    """The library in this process.
+    """Runs the library in this process.
 
     Args:
-        inner: a tokenizer; cutting, filling up and framing of texts are switched off, as a conversation wants none.
+        inner: a tokenizer; its truncation, padding and post-processing are switched off, as a conversation wants none.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -109,7 +109,7 @@ class LibraryCodec:
         return self._inner.id_to_token(id)
 
 
-# No text holds it: it stands for an added token whose own text is to be a word like any other.
+# A character that no text holds: it stands for an added token whose own text is to be a word like any other.
 _NOWHERE = "\ufdd2kt-no-text-holds-this\ufdd3"
 BORDER = "\ufdd4kt-border\ufdd5"  # an added token of `encode_plain`: what follows is not the beginning of a text
 

@@ -1,4 +1,4 @@
-"""Which components a `tokenizer.json` may have, and which of them may run inside this process.
+"""Decides which components a `tokenizer.json` may have, and which of them may run inside this process.
 
 The tokenizers library believes its file: a damaged table aborts the process, a chain of replacements fills the
 memory, and a pattern may take for ever. So the file is looked at before the library sees it. What published
@@ -44,7 +44,7 @@ KNOWN_PATTERNS = frozenset(
     }
 )
 
-# How much longer a step makes a text at most, by its type: characters for one of before.
+# The most that a step can lengthen a text, by its type: characters for each one of before.
 _NORMALIZERS: dict[str, int] = {
     "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Nmt": 1, "Lowercase": 3, "Strip": 1, "StripAccents": 1,
     "BertNormalizer": 12, "ByteLevel": 4, "Prepend": 1, "Replace": 1, "Precompiled": 18, "Sequence": 1,
@@ -73,11 +73,11 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What was found in a `tokenizer.json`.
+    """The findings about a `tokenizer.json`.
 
     Attributes:
-        known: it may run inside this process.
-        decoder: the kinds of the decoder's steps, in order; joining tokens is none.
+        known: whether it may run inside this process.
+        decoder: the kinds of the decoder's steps, in order; joining tokens is not one of them.
     """
 
     known: bool
@@ -88,7 +88,7 @@ def examine(document: Json, where: str) -> Examined:
     """Looks at a whole `tokenizer.json`.
 
     Args:
-        where: its file, for sentences.
+        where: the name of its file, for sentences of errors.
     Raises:
         BadCheckpoint: a component is unknown, or larger than any published one.
     """
@@ -118,7 +118,7 @@ def examine(document: Json, where: str) -> Examined:
 
 
 def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
-    """Whether a model is of the kind that may run inside this process."""
+    """Returns whether a model is of a kind that may run inside this process."""
     if not isinstance(model, Mapping):
         return False  # the library has a sentence for that
     # Old files leave the type out; the library then tries all.
@@ -163,7 +163,7 @@ def _count(steps: list[Json], part: str, refuse: Callable[[str], BadCheckpoint])
 
 
 def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
-    """How many times longer a step makes a text by what it is told to write."""
+    """The factor by which a step can lengthen a text through what it is told to write."""
     kind = step.get("type")
     if len(str(step.get("precompiled_charsmap", ""))) > MAX_CHARSMAP_CHARS:
         raise refuse("has a table of normalizations larger than any published one")
@@ -189,7 +189,7 @@ def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
 
 
 def _is_known(step: Json) -> bool:
-    """Whether a step's regular expression, if it has one, is that of a published tokenizer."""
+    """Returns whether a step's regular expression, if it has one, is that of a published tokenizer."""
     pattern = step.get("pattern")
     return (
         not isinstance(pattern, Mapping)
@@ -199,7 +199,7 @@ def _is_known(step: Json) -> bool:
 
 
 def _post_processor(step: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
-    """It is never used, but the library reads it."""
+    """Examines the post-processor, which is never used, but the library reads it."""
     for each in _steps(step, "post_processor", "processors", refuse):
         if each.get("type") not in _POST_PROCESSORS:
             raise refuse(f"has the post_processor {str(each.get('type'))[:40]!r}")

@@ -1,4 +1,4 @@
-"""A tokenizer in a helper process: it may take only so much memory and processor time, and can be killed.
+"""Runs a tokenizer in a helper process, whose memory and processor time are limited and which can be killed.
 
 Tokenizers that nobody has looked at (`components`) run here. The helper is this module run by the same Python; it is
 given the file's text on its standard input, and answers requests, one line of JSON each. When it dies, by its limits or
@@ -23,9 +23,9 @@ from ktcli.chat.interrupt import stoppable
 MEMORY_BYTES = (
     1 << 30
 )  # address space of the helper; the largest published tokenizer takes a third of it
-LOAD_S = 15  # of processor time
-CALL_S = 5  # of processor time, and so much more for each
-CALL_S_PER_MB = 5  # megabyte of text
+LOAD_S = 15  # seconds of processor time
+CALL_S = 5  # seconds of processor time for a call, and CALL_S_PER_MB more for each
+CALL_S_PER_MB = 5  # megabyte of its text
 MAX_ANSWER_BYTES = 256 << 20
 
 
@@ -87,7 +87,7 @@ class _Refused(Exception):
 
 
 class _Helper:
-    """One helper process, with the tokenizer read."""
+    """A helper process that has read the tokenizer."""
 
     def __init__(self, document: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
@@ -126,7 +126,7 @@ class _Helper:
         return answer["value"]
 
     def _why(self) -> str:
-        """Why the helper ended, or has to."""
+        """The reason why the helper ended, or has to."""
         self._process.kill()
         status = self._process.wait()
         if -status == _XCPU:
@@ -176,7 +176,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def _allow(seconds: float) -> None:
-    """So much more processor time; SIGXCPU ends the process after it."""
+    """Grants `seconds` more of processor time, after which SIGXCPU ends the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

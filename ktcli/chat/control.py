@@ -1,4 +1,4 @@
-"""Words that pretend to be control tokens: only a template's own text may give those.
+"""Keeps words of a conversation from becoming control tokens: only a template's own text may give those.
 
 `<|im_end|>` in a question or a file is text like any other, and must not end the turn. So before a conversation is
 rendered, each such word in it gets a *mark* behind its first character, one that no text holds; the tokenizer encodes
@@ -21,7 +21,7 @@ from ktcli.chat.tokenizer import Tokenizer
 _MARKS = [chr(code) for code in range(0xFDD6, 0xFDF0)]
 # Added tokens that are not special, but mean something to the model: <tool_call>, </think>, [INST] …
 _MARKER = re.compile(r"<[^\s<>]{1,80}>|\[/?[A-Z][A-Z_ ]{1,40}\]")
-# What an answer may say of itself: its thoughts are part of what the template is told.
+# Fields of an answer that say something about it: its thoughts are part of what the template is told.
 _THOUGHT = re.compile(r"</?think(ing)?>|\[/?THINK\]")
 
 Message = Mapping[str, Any]
@@ -32,8 +32,8 @@ class Marked:
     """A rendered conversation.
 
     Attributes:
-        marked: its text with marks.
-        mark: the character.
+        marked: the text with marks.
+        mark: the character that marks; empty: there are no marks.
     """
 
     marked: str
@@ -45,7 +45,7 @@ class Marked:
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
     def after(self, n: int) -> Marked:
-        """What follows the first `n` characters of `text`."""
+        """The rest after the first `n` characters of `text`."""
         at = n
         if self.mark and self.mark in self.marked:
             places = (i for i, c in enumerate(self.marked) if c != self.mark)
@@ -54,11 +54,11 @@ class Marked:
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer, and how texts that are not the template's are kept from giving them.
+    """Knows the control tokens of a tokenizer and keeps texts that are not the template's from giving them.
 
     Args:
-        tokenizer: of the model.
-        allowed: texts may give them all the same (`--allow-special`).
+        tokenizer: the model's tokenizer.
+        allowed: whether texts may give them all the same (`--allow-special`).
     """
 
     def __init__(self, tokenizer: Tokenizer, *, allowed: bool = False) -> None:
@@ -76,10 +76,10 @@ class ControlTokens:
         messages: Sequence[Message],
         more: Mapping[str, Any],
     ) -> Marked:
-        """A conversation as text, with marks where its words pretend.
+        """Renders a conversation as text, with marks where its words pretend to be control tokens.
 
         Args:
-            render: gives the text of messages and further variables.
+            render: returns the text of messages and further variables.
         """
         mark = self._mark(messages, more)
         said, told = self._marked(messages, more, mark, edges=False)
@@ -100,7 +100,7 @@ class ControlTokens:
         return self._tokenizer.encode_marked(rendered.marked, rendered.mark, self.ids)
 
     def encode_text(self, text: str) -> list[int]:
-        """The ids of a text that is nobody's turn: none of them is a control token's."""
+        """The ids of a text outside any turn: none of them is a control token's."""
         mark = self._mark(text)
         return self.encode(Marked(self._everywhere.marked(text, mark), mark))
 
@@ -136,7 +136,7 @@ class _Words:
         self._longest = max(map(len, words), default=0)
 
     def count(self, text: str) -> int:
-        """How many there are in a text."""
+        """Counts the words in a text."""
         return sum(1 for _ in self._found.finditer(text))
 
     def marked(self, text: str, mark: str, *, edges: bool = False) -> str:
@@ -156,7 +156,7 @@ class _Words:
 
 
 def _each(value: Any, put: Callable[[str], str]) -> Any:
-    """Nested plain values with `put` done to every text in them, names of fields included."""
+    """Returns nested plain values with `put` applied to every text in them, names of fields included."""
     if isinstance(value, str):
         return put(value)
     if isinstance(value, Mapping):
@@ -167,7 +167,7 @@ def _each(value: Any, put: Callable[[str], str]) -> Any:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Every text in nested plain values."""
+    """Yields every text in nested plain values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

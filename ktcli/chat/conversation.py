@@ -1,4 +1,4 @@
-"""What was said: messages, in order, and the file they are kept in.
+"""Holds what was said: messages, in order, and the file they are kept in.
 
 Pure data; no model is needed. A file may come from a stranger: it is bounded and checked field by
 field when read, and written beside its name and renamed.
@@ -28,11 +28,11 @@ Turn = dict[str, str]  # role and content
 
 @dataclass(slots=True)
 class Conversation:
-    """Messages of a chat.
+    """The messages of a chat.
 
     Attributes:
-        system: text that stands before everything; empty: none.
-        turns: role and content, the user first, then alternating.
+        system: the text that stands before everything; empty: none.
+        turns: messages with role and content, the user first, then alternating.
     """
 
     system: str = ""
@@ -40,7 +40,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Turn]:
-        """What the template renders."""
+        """The messages that the template renders."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         return [*first, *self.turns]
 
@@ -53,14 +53,14 @@ class Conversation:
         self.turns.clear()
 
     def end_question(self) -> bool:
-        """Give a question at the end an empty answer, so that turns alternate; whether there was one."""
+        """Gives a question at the end an empty answer, so that turns alternate; returns whether there was one."""
         is_open = bool(self.turns) and self.turns[-1]["role"] == "user"
         if is_open:
             self.say("assistant", "")
         return is_open
 
     def undo(self) -> str | None:
-        """Drop the last question and its answer; the question, None if there was none."""
+        """Drops the last question and its answer; returns the question, None if there was none."""
         while self.turns:
             turn = self.turns.pop()
             if turn["role"] == "user":
@@ -73,7 +73,7 @@ class Saved:
     """A conversation as a file holds it.
 
     Attributes:
-        others: settings beside those of sampling, by name: max_tokens, stops, thinking. Empty: the file names none.
+        others: settings beside those of sampling, by name: max_tokens, stops, thinking; empty if the file has none.
         unfinished: whether the last answer was being made when the file was written.
     """
 
@@ -85,12 +85,12 @@ class Saved:
 
 
 def chats_folder() -> Path:
-    """Where the library keeps chats."""
+    """The folder in which the library keeps chats."""
     return config.home() / "chats"
 
 
 def chat_path(name: str) -> Path:
-    """The file of a name: in the library folder, unless it is a path, which has a slash. It ends with .json.
+    """The file of a name: in the library folder, unless the name is a path, which has a slash. It ends with .json.
 
     Raises:
         UsageError: the name cannot be one.
@@ -110,7 +110,7 @@ def chat_path(name: str) -> Path:
 
 
 def saved_names() -> tuple[str, ...]:
-    """Names of the chats in the library folder."""
+    """The names of the chats in the library folder."""
     return tuple(sorted(path.stem for path in chats_folder().glob("*.json")))
 
 
@@ -124,7 +124,7 @@ def save(path: Path, saved: Saved) -> None:
 
 
 def text_of(saved: Saved) -> str:
-    """What the file of a chat holds."""
+    """The text of a chat's file."""
     conversation = saved.conversation
     document = {
         "kt_chat": VERSION,
@@ -196,7 +196,7 @@ def _text(value: Any) -> str:
 
 
 def _others(values: Any) -> dict[str, Any]:
-    """The known settings beside those of sampling."""
+    """Picks the known settings beside those of sampling."""
     if not isinstance(values, Mapping):
         raise ValueError("its settings are no object")
     found = {key: values[key] for key in ("max_tokens", "stops", "thinking") if key in values}
@@ -211,7 +211,7 @@ def _others(values: Any) -> dict[str, Any]:
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The known fields, numbers only."""
+    """Picks the known fields of sampling, numbers only."""
     known = {
         key: value
         for key, value in values.items()

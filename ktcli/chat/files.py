@@ -1,4 +1,4 @@
-"""Reading a model's small text files: bounded, and wrong content is one sentence.
+"""Reads a model's small text files: bounded, and wrong content is one sentence.
 
 They come from strangers: a file may be empty, endless, nested a million deep, or not text.
 """

@@ -1,4 +1,4 @@
-"""The loop of an interactive chat: ask the person, run a command or answer, until they leave."""
+"""Runs the loop of an interactive chat: ask the person, run a command or answer, until they leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
-from ktcli.chat.chat import Chat, Piece, longer_context
+from ktcli.chat.chat import AnswerPiece, Chat, longer_context
 from ktcli.chat.conversation import LAST
 from ktcli.chat.interrupt import Interrupt
 from ktcli.chat.keeper import newest
@@ -17,30 +17,30 @@ from ktcli.errors import DeviceError, KtError
 
 
 class Asks(Protocol):
-    """Where lines come from."""
+    """A source of lines."""
 
     def ask(self) -> str | None:
-        """The next text; None: the person leaves."""
+        """Returns the next text; None when the person leaves."""
 
 
 class Person(Protocol):
-    """How the program speaks to the person, beside answers."""
+    """A way to speak to the person, beside answers."""
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Says something worth knowing."""
 
     def warn(self, text: str) -> None:
-        """Something that must not be overlooked, although the chat goes on."""
+        """Says something that must not be overlooked, although the chat goes on."""
 
     def error(self, error: KtError) -> None:
-        """Something went wrong, and the chat goes on."""
+        """Says that something went wrong; the chat goes on."""
 
 
 def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: bool = False) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
-        stats: show the six lines after every answer.
+        stats: whether to show the six lines after every answer.
     """
     desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn)
     if newest() is not None:
@@ -63,7 +63,7 @@ def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: boo
 
 
 def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, stats: bool) -> None:
-    """Run or answer one line, and keep what came of it."""
+    """Runs or answers one line, and keeps the chat."""
     chat = desk.chat
     try:
         if not line.startswith("/"):
@@ -79,7 +79,7 @@ def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, stats: bo
 
 def show(
     desk: slash.Desk,
-    start: Callable[..., Iterator[Piece] | None],
+    start: Callable[..., Iterator[AnswerPiece] | None],
     screen: Screen,
     person: Person,
     *,

@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer is made: asked for politely, so that the session stays whole.
+"""Lets Ctrl-C stop an answer politely, so that the session stays whole.
 
 An exception out of nowhere could land between two halves of a step. So the first Ctrl-C only sets a
 flag, which is looked at between tokens and between chunks of the prompt; the second raises. Where nothing can be
@@ -39,7 +39,7 @@ class Interrupt:
         self._mine = threading.current_thread() is threading.main_thread()
 
     def __call__(self) -> bool:
-        """Whether Ctrl-C was pressed."""
+        """Returns whether Ctrl-C was pressed."""
         return self.asked
 
     def __enter__(self) -> Interrupt:

@@ -1,9 +1,9 @@
-"""A chat keeps itself: in a file of its own, written as it goes on, whatever ends the process.
+"""Keeps each chat in a file of its own, written as it goes on, whatever ends the process.
 
 Each conversation has one file below chats/, named after the time of its first question. It is written when a
 question is asked, every two seconds of an answer, after every command that changes what is kept, and when the
 terminal closes (SIGHUP) or the process is told to end (SIGTERM). Nothing is deleted, and nothing that another
-process wrote is overwritten: who finds its file changed goes on in a new one. A chat that cannot be kept goes on,
+process wrote is overwritten: a chat whose file has changed goes on in a new one. A chat that cannot be kept goes on,
 and says why once.
 """
 
@@ -31,9 +31,9 @@ class Keeper:
     """Writes a chat into a file of its own.
 
     Args:
-        warn: is told why the chat cannot be kept.
+        warn: called with the reason why the chat cannot be kept.
     Attributes:
-        path: the file, from the first attempt to write it on.
+        path: the file; set at the first attempt to write it.
     """
 
     def __init__(self, chat: Chat, warn: Callable[[str], None]) -> None:
@@ -46,11 +46,11 @@ class Keeper:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the file holds the conversation."""
+        """Tells whether the file holds the conversation."""
         return self._stamp is not None
 
     def keep(self) -> None:
-        """Write what is new; what was never begun is not written. Never raises, and complains once."""
+        """Writes the chat if it changed, unless it never began. Never raises, and complains once."""
         self._next_s = time.monotonic() + EVERY_S
         text = self._text()
         if text == self._kept or (self.path is None and not self._chat.conversation.turns):
@@ -63,12 +63,12 @@ class Keeper:
             self._complain(error)
 
     def keep_now_and_then(self) -> None:
-        """Keep the chat if the last time is EVERY_S ago."""
+        """Keeps the chat if it was last kept EVERY_S seconds ago or earlier."""
         if time.monotonic() >= self._next_s:
             self.keep()
 
     def begin(self) -> None:
-        """A new conversation gets a file of its own; that of the one before stays as it is."""
+        """Gives a new conversation a file of its own; the file of the one before stays as it is."""
         if self.path is not None:
             self.path = self._stamp = None
             with contextlib.suppress(KtError, OSError):
@@ -76,7 +76,7 @@ class Keeper:
             self.keep()
 
     def follow(self, path: Path) -> None:
-        """The conversation comes from `path`: a chat that kept itself goes on there, any other stays as it is."""
+        """Takes over a conversation read from `path`: a kept chat goes on there, any other file stays as it is."""
         own = path.parent == chats_folder() and _OWN.fullmatch(path.stem)
         self.path = path if own else None
         self._stamp = _stamp(path) if own else None
@@ -84,7 +84,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
-        """A context in which a signal that ends the process keeps the chat first."""
+        """Opens a context in which a signal that ends the process keeps the chat first."""
         before = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGHUP, signal.SIGTERM):
@@ -116,7 +116,7 @@ class Keeper:
         )
 
     def _own_path(self) -> Path:
-        """The file, which nobody else wrote since."""
+        """The path of the file, of a new one if another process wrote it since."""
         if self.path is None or (self._stamp is not None and _stamp(self.path) != self._stamp):
             folder, name = chats_folder(), time.strftime("%Y-%m-%d-%H%M%S")
             path, count = folder / f"{name}.json", 1
@@ -134,7 +134,7 @@ class Keeper:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes whenever a file is written anew; None: it is not there."""
+    """Values that change whenever a file is written anew; None if it is not there."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a template may use up, and the operations that could make something large, paid for first.
+"""Meters what a template may use up: operations that could make something large are paid for first.
 
 A render gets one `Meter`. *Steps* are loop rounds, calls and items of lists; *characters* are those
 of every string that comes into being. Both are finite, and no single value may be large, so memory
@@ -33,7 +33,7 @@ _PRINTABLE = (str, int, float, type(None), list, tuple, dict, Undefined)
 
 @dataclass(slots=True)
 class Meter:
-    """What one render may still use."""
+    """The budget that one render may still use."""
 
     steps: int
     items: int
@@ -65,7 +65,7 @@ class Meter:
             raise SecurityError("it makes too much text")
 
     def weigh(self, value: Any, *, to_print: bool = False) -> int:
-        """About how many characters `value` has when written out; pays a step for every item.
+        """Estimates the characters that `value` has when written out; pays a step for every item.
 
         A list that holds one list twice, and so on for forty levels, is small in memory and endless
         to print or compare: so the tree is walked, not the graph.
@@ -91,18 +91,18 @@ class Meter:
         return chars
 
     def text_of(self, value: Any) -> str:
-        """`str(value)`, paid."""
+        """Returns `str(value)` and pays for it."""
         self.make(self.weigh(value, to_print=True))
         return str(value)
 
     def each(self, values: Iterable[Any]) -> Iterator[Any]:
-        """`values`, a step for each."""
+        """Yields `values` and pays a step for each."""
         for value in values:
             self.step()
             yield value
 
     def own(self, value: Any) -> Any:
-        """A value that an operation returned: generators become lists, strings are paid."""
+        """Pays for a value that an operation returned: generators become lists, strings are paid."""
         if isinstance(value, Iterator):
             value = list(self.each(value))
         chars = self.weigh(value)
@@ -181,7 +181,7 @@ def concat(meter: Meter, *parts: Any) -> str:
 
 
 def call_method(meter: Meter, text: str, name: str, args: tuple[Any, ...], more: Any) -> Any:
-    """`text.name(*args)`, paid by the most it could return."""
+    """Returns `text.name(*args)`, paid by the most it could return."""
     if name == "replace" and len(args) >= 2:
         old, new = str(args[0]), str(args[1])
         meter.make(len(text) + text.count(old) * len(new))
@@ -213,7 +213,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: neither HTML nor (by default) ASCII escapes."""
+    """value|tojson, as in transformers: with neither HTML nor (by default) ASCII escapes"""
     width = len(indent) if isinstance(indent, str) else int(indent or 0)
     if width > 16 or any(len(part) > 16 for part in separators or ()):
         raise SecurityError("it indents JSON too far")

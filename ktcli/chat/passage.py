@@ -1,4 +1,4 @@
-"""A text to measure models on, as text and as a model's ids."""
+"""Reads a text to measure models on, as text and as a model's ids."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BUILT_IN = "built-in (Python's standard library)"
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text and where it is from.
+    """A text and its origin.
 
     Attributes:
         name: a path, or BUILT_IN.
-        cut: the file has more bytes than are read.
+        cut: whether the file has more bytes than are read.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Reading:
     """A text as one model's tokenizer cuts it.
 
     Attributes:
-        ids: of the text.
+        ids: the ids of the text.
         begin: the id that texts begin with; None: the model's files name none.
-        bytes_per_token: of the text.
+        bytes_per_token: the mean bytes of text per token.
     """
 
     ids: tuple[int, ...]
@@ -69,7 +69,7 @@ def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool 
     """The first `most` ids of a passage, by the tokenizer of the model in `folder`.
 
     Args:
-        allow_special: the text may give control tokens.
+        allow_special: whether the text may give control tokens.
 
     Raises:
         BadCheckpoint: the tokenizer is missing, damaged or hostile.
@@ -86,7 +86,7 @@ def _begin(folder: Path, tokenizer: Tokenizer) -> int | None:
 
 
 def _decoded(data: bytes, where: str, *, whole: bool) -> str:
-    """UTF-8; of a cut file the last character may be cut too."""
+    """Decodes UTF-8; in a cut file the last character may be cut too."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

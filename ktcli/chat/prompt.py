@@ -1,4 +1,4 @@
-"""The line a person types: history, several lines, completion of commands.
+"""Reads the lines a person types: history, several lines, completion of commands.
 
 Enter sends, unless the text is open: it ends with a backslash or has an unclosed `\"""`. Alt-Enter is a
 new line always, and pasted lines stay lines. prompt_toolkit is loaded here and nowhere else.
@@ -23,17 +23,17 @@ QUOTES = '"""'
 MARK = "› "
 _STYLE = Style.from_dict({"mark": "ansicyan bold"})
 
-# words(text before the cursor) → what could stand for the last word of it
+# words(text before the cursor) → the completions of its last word
 Words = Callable[[str], Sequence[tuple[str, str]]]
 
 
 def is_open(text: str) -> bool:
-    """Whether Enter continues the text instead of sending it."""
+    """Returns whether Enter continues the text instead of sending it."""
     return text.endswith("\\") or text.count(QUOTES) % 2 == 1
 
 
 def cleaned(text: str) -> str:
-    """What was meant: without the marks that kept the text open."""
+    """The text without the marks that kept it open."""
     stripped = text.strip()
     if stripped.startswith(QUOTES) and stripped.endswith(QUOTES) and len(stripped) >= 6:
         return stripped[3:-3].strip("\n")
@@ -45,8 +45,8 @@ class Prompt:
 
     Args:
         history: the file of earlier lines; they are kept in memory where it cannot be written.
-        words: completion of slash commands.
-        warn: is told once why lines are not kept.
+        words: completes slash commands.
+        warn: called once with the reason why lines are not kept.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Prompt:
         )
 
     def ask(self) -> str | None:
-        """The next text; empty after Ctrl-C; None when the person leaves (Ctrl-D)."""
+        """Returns the next text; empty after Ctrl-C, None when the person leaves (Ctrl-D)."""
         try:
             return cleaned(self._session.prompt([("class:mark", MARK)]))
         except KeyboardInterrupt:
@@ -97,10 +97,10 @@ class _Commands(Completer):
 
 
 class _Lines(FileHistory):
-    """Lines of earlier chats, in a file that its owner alone can read.
+    """Keeps the lines of earlier chats, in a file that its owner alone can read.
 
     Attributes:
-        refusal: why the file cannot be read or written; empty: it can. From then on lines are kept in memory.
+        refusal: why the file cannot be read or written, after which lines are kept in memory; empty: it can.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,7 +122,7 @@ class _Lines(FileHistory):
 
     @contextlib.contextmanager
     def _refused_at_most(self) -> Iterator[None]:
-        """Remember what the system refuses: these calls come from within the drawing of the prompt."""
+        """Remembers why the system refuses, and raises nothing: these calls come from the drawing of the prompt."""
         try:
             yield
         except OSError as error:

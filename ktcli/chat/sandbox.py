@@ -81,11 +81,11 @@ _TESTS = (
 
 
 class TemplateTimeout(BaseException):
-    """The timer fired. Not an Exception: nothing on the way may swallow it."""
+    """Raised when the timer fires. It is no Exception: nothing on the way may swallow it."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks answers for training; here it is only a block."""
+    """The tag `{% generation %}`, which marks answers for training; here it is only a block."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -96,7 +96,7 @@ class GenerationTag(Extension):
 
 
 class _Rewrite(NodeTransformer):
-    """Sends what can grow through methods of the environment."""
+    """Rewrites a template so that everything that can grow goes through methods of the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         if node.recursive:
@@ -129,7 +129,7 @@ def _through(method: str, *args: nodes.Node) -> nodes.Call:
 
 
 def _check(tree: nodes.Template) -> None:
-    """Refuse statements outside the table, and trees too deep to walk by recursion."""
+    """Refuses statements outside the table, and trees too deep to walk by recursion."""
     todo: list[tuple[nodes.Node, int]] = [(tree, 0)]
     while todo:
         node, depth = todo.pop()
@@ -153,7 +153,7 @@ _PlainNamespace.__name__ = "namespace"  # as Python's own errors call it
 
 
 class _BriefUndefined(Undefined):
-    """A missing value, named in few words: what stood for its name may be endless when written out."""
+    """A missing value, named in few words: the value used as its name may be endless when written out."""
 
     @property
     def _undefined_message(self) -> str:
@@ -166,7 +166,7 @@ class _BriefUndefined(Undefined):
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in the words of templates."""
+    """The kind of a value, in the words of templates."""
     for kind, word in ((Namespace, "namespace"), (LoopContext, "loop"), (Mapping, "dict")):
         if isinstance(value, kind):
             return word
@@ -254,7 +254,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return run
 
     def _first(self, call: Callable[..., Any], context: Context) -> tuple[Any, ...]:
-        """What jinja2 would pass to `call` before the value."""
+        """The arguments that jinja2 would pass to `call` before the value."""
         wants = getattr(getattr(call, "jinja_pass_arg", None), "name", None)
         given = {"context": context, "eval_context": context.eval_ctx, "environment": self}
         return (given[wants],) if wants else ()
@@ -270,10 +270,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _raise_exception(self, message: Any) -> None:
         raise TemplateError(self.meter.text_of(message)[:300])
 
-    # Where the rewritten tree calls.
+    # The methods that the rewritten tree calls.
 
     def rounds(self, values: Any) -> list[Any]:
-        """What a loop goes over: every round is paid before the first."""
+        """The values that a loop goes over: every round is paid before the first."""
         return list(self.meter.each(values))
 
     def glue(self, *parts: Any) -> str:
@@ -281,10 +281,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return concat(self.meter, *parts)
 
     def own(self, value: Any) -> Any:
-        """A list display or a slice."""
+        """Pays for a list display or a slice."""
         return self.meter.own(value)
 
-    # Where compiled templates call.
+    # The methods that compiled templates call.
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         return OPERATORS[operator](self.meter, left, right)
@@ -304,7 +304,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return any(isinstance(obj, kind) and attr in names for kind, names in _ATTRIBUTES)
 
     def wrap_str_format(self, value: Any) -> None:
-        """`str.format` is not in the table, so there is nothing to wrap."""
+        """Wraps nothing: `str.format` is not in the table."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         raise SecurityError(f"it reads the attribute {attribute[:60]!r} of a {_kind(obj)}")
@@ -322,7 +322,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 @contextlib.contextmanager
 def time_limit(seconds: float = MAX_SECONDS) -> Iterator[None]:
-    """Raise `TemplateTimeout` after `seconds`, where signals can be had: in the main thread."""
+    """Raises `TemplateTimeout` after `seconds`, where signals can be had: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""A SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
+"""Reads a SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
 
 The file is a protocol buffer; the few fields that matter are read here, field by field, with bounds. What
 the pieces mean is the business of `ktcli.weights.pieces`. Source: sentencepiece_model.proto.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.pieces import Kind, Piece, Pieces, added_token, document
+from ktcli.weights.pieces import PieceKind, Pieces, VocabularyPiece, added_token, document
 
 NAME = "tokenizer.model"
 MAX_BYTES = 64_000_000  # published ones reach 5 MB
@@ -25,7 +25,7 @@ Value = int | bytes
 
 
 def document_of(path: Path, config: Path) -> str:
-    """A SentencePiece file as the text of a `tokenizer.json`.
+    """Returns a SentencePiece file as the text of a `tokenizer.json`.
 
     Args:
         config: its tokenizer_config.json, which may add tokens and says whether spaces are put in front of
@@ -50,7 +50,7 @@ def document_of(path: Path, config: Path) -> str:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """What the file says.
+    """Reads the pieces and settings of a file.
 
     Raises:
         BadCheckpoint: it is malformed, or a model by words or by letters.
@@ -63,7 +63,7 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def _parse(data: bytes, path: Path) -> Pieces:
-    pieces: list[Piece] = []
+    pieces: list[VocabularyPiece] = []
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
     for number, value in _fields(data):
@@ -88,15 +88,19 @@ def _parse(data: bytes, path: Path) -> Pieces:
     )
 
 
-def _piece(fields: dict[int, Value]) -> Piece:
-    text, score, kind = fields.get(1, b""), fields.get(2, b"\0\0\0\0"), fields.get(3, Kind.NORMAL)
+def _piece(fields: dict[int, Value]) -> VocabularyPiece:
+    text, score, kind = (
+        fields.get(1, b""),
+        fields.get(2, b"\0\0\0\0"),
+        fields.get(3, PieceKind.NORMAL),
+    )
     if not isinstance(text, bytes) or not isinstance(score, bytes) or not isinstance(kind, int):
         raise ValueError("a piece has fields of the wrong type")
-    return Piece(text.decode("utf-8"), struct.unpack("<f", score)[0], Kind(kind))
+    return VocabularyPiece(text.decode("utf-8"), struct.unpack("<f", score)[0], PieceKind(kind))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(number, value) of each field of a message: an integer, or the bytes of all else."""
+    """Yields (number, value) of each field of a message: an integer, or the bytes of anything else."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -117,7 +121,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits a byte, lowest first, and where the next field begins."""
+    """Reads a number of 7 bits a byte, lowest first; returns it and the offset after it."""
     value = 0
     for shift in range(0, 64, 7):
         if at >= len(data):

@@ -1,4 +1,4 @@
-"""How a model wants to be sampled and where it stops: `generation_config.json` and its neighbours.
+"""Reads how a model wants to be sampled and where it stops: `generation_config.json` and its neighbours.
 
 Missing values mean off; `do_sample` false or missing means greedy, as transformers reads it.
 """
@@ -22,11 +22,11 @@ _MARK = "kt0answer"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What can be set in a chat.
+    """The settings of a chat.
 
     Attributes:
         sampling: how the next token is chosen.
-        max_tokens: of one answer; None: as many as the context holds.
+        max_tokens: the most tokens of one answer; None: as many as the context holds.
         stops: texts that end an answer, beside the model's own stop tokens.
         thinking: whether a model that can do both thinks first; None: as it likes.
     """
@@ -42,12 +42,12 @@ class Settings:
 
     @property
     def others(self) -> dict[str, Any]:
-        """Those beside `sampling`, by name."""
+        """The settings beside `sampling`, by name."""
         return {"max_tokens": self.max_tokens, "stops": self.stops, "thinking": self.thinking}
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the chat template is told: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
+        """The variables of the chat template: Qwen3 and GLM know the first name, DeepSeek-V3.1 and Kimi the
         second; gpt-oss always thinks, but not always long."""
         if self.thinking is None:
             return {}
@@ -60,7 +60,7 @@ class Settings:
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
-    """`sampling` with the values that are not None; asking for randomness ends greedy.
+    """Returns `sampling` with the given values that are not None; asking for randomness ends greedy sampling.
 
     Raises:
         UsageError: a value out of range.
@@ -98,7 +98,7 @@ def _number(value: Any, *, whole: bool) -> float:
 
 
 def read_stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
-    """Every id that ends an answer: those the files name, and the one the template ends a turn with."""
+    """The ids that end an answer: those the files name, and the one the template ends a turn with."""
     found: set[int] = set()
     for file in ("generation_config.json", "config.json"):
         path = folder / file

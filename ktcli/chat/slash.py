@@ -1,4 +1,4 @@
-"""What can be typed after a slash in an interactive chat: one table.
+"""The commands that can be typed after a slash in an interactive chat are one table.
 
 A command gets the `Desk` (the chat, and a way to speak to the person) and the rest of its line.
 """
@@ -28,13 +28,13 @@ from ktcli.errors import NotFound, UsageError
 
 @dataclass(slots=True)
 class Desk:
-    """What commands act on.
+    """The state that commands act on.
 
     Attributes:
         say: shows a line to the person.
-        warn: shows one that must not be overlooked; None: as `say`.
-        leaving: the person wants to go.
-        again: the last question is to be answered once more.
+        warn: shows a line that must not be overlooked; None: as `say`.
+        leaving: whether the person wants to go.
+        again: whether the last question is to be answered once more.
         keeper: writes the chat into its file.
     """
 
@@ -51,7 +51,7 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """One command: what its line may hold, what it does."""
+    """A command: the function it runs, the form of its line, and its meaning in words."""
 
     run: Callable[[Desk, str], None]
     usage: str
@@ -187,7 +187,7 @@ def run(desk: Desk, line: str) -> None:
 
 
 def words(before: str) -> Sequence[tuple[str, str]]:
-    """What could complete the last word of a line."""
+    """The completions of the last word of a line, each with its meaning."""
     command, space, rest = before.partition(" ")
     if not space:
         return [(f"/{name}", slash.meaning) for name, slash in TABLE.items()]

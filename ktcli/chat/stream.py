@@ -1,4 +1,4 @@
-"""From ids as they come to text that can be shown: whole characters, and nothing past a stop string.
+"""Turns ids as they come into text that can be shown: whole characters, and nothing past a stop string.
 
 What a `Detokenizer` hands out is, in the end, what the tokenizer makes of all the ids at once, whatever they are.
 `StopStrings` holds back what could become a stop string. `Thinking` tells the model's thoughts from its answer.
@@ -18,17 +18,17 @@ THINK, ANSWER = "<think>", "</think>"
 
 
 class _Decoding(Protocol):
-    """Ids in, text out, piece by piece."""
+    """Turns ids into text, piece by piece."""
 
     def feed(self, id: int) -> str:
         """The text that `id` completes."""
 
     def finish(self) -> str:
-        """What was held back and is whole."""
+        """The text that was held back and is whole."""
 
 
 class Detokenizer:
-    """Ids in, whole characters out.
+    """Turns ids into whole characters.
 
     The pieces, with what `finish` gives, are `Tokenizer.decode` of all the ids, without a character at the end
     of which bytes are missing.
@@ -43,12 +43,12 @@ class Detokenizer:
         return self._decoding.feed(id)
 
     def finish(self) -> str:
-        """What was held back and is whole; the next id begins a new text."""
+        """The text that was held back and is whole; the next id begins a new text."""
         return self._decoding.finish()
 
 
 class _Bytes:
-    """Text of a vocabulary whose tokens are bytes: UTF-8, decoded as it comes."""
+    """Decodes a vocabulary whose tokens are bytes: UTF-8, decoded as it comes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -63,7 +63,7 @@ class _Bytes:
 
 
 class _Windows:
-    """Text of any other vocabulary: decoded in windows, since some drop a space of whatever comes first.
+    """Decodes any other vocabulary in windows, since some drop a space of whatever comes first.
 
     A window ends where the text before it is settled. Tokens for single bytes (<0xE4>) are settled by the first
     token that is none: if the run of them is not UTF-8 from end to end, no byte of it becomes a character.
@@ -139,7 +139,7 @@ class StopStrings:
         return passed
 
     def finish(self) -> str:
-        """What was held back in vain."""
+        """The text that was held back in vain."""
         rest, self._held = self._held, ""
         return rest
 
@@ -152,7 +152,7 @@ def _overlap(text: str, stop: str) -> int:
 
 @dataclass(slots=True)
 class Thinking:
-    """Splits text into (thought?, piece); the tags themselves go with the thought.
+    """Splits text into pairs (is it a thought, piece); the tags themselves go with the thought.
 
     Attributes:
         inside: whether the next character is part of a thought.
@@ -162,7 +162,7 @@ class Thinking:
     _held: str = field(default="", repr=False)
 
     def feed(self, text: str) -> Iterator[tuple[bool, str]]:
-        """Pieces of `text` in order; what may be half a tag waits."""
+        """Yields the pieces of `text` in order; an end that may be half a tag waits."""
         rest = self._held + text
         while True:
             tag = ANSWER if self.inside else THINK
@@ -183,7 +183,7 @@ class Thinking:
         self._held = rest[len(rest) - keep :]
 
     def finish(self) -> Iterator[tuple[bool, str]]:
-        """What was held back."""
+        """Yields the text that was held back."""
         if self._held:
             yield self.inside, self._held
         self._held = ""

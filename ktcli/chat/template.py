@@ -1,4 +1,4 @@
-"""The chat template of a model: from messages to the text the model was trained on.
+"""Renders the chat template of a model: from messages to the text the model was trained on.
 
 It comes from the model's data files (`chat_template.jinja`, or `chat_template` in
 tokenizer_config.json, which may be a list of named ones) and runs in `sandbox`. Whatever goes wrong
@@ -29,8 +29,8 @@ class ChatTemplate:
 
     Args:
         source: the Jinja text.
-        name: of the model, for sentences.
-        tokens: bos_token, eos_token and the like.
+        name: the name of the model, for sentences of errors.
+        tokens: bos_token, eos_token and the like, by these names.
     Raises:
         BadCheckpoint: it is not a template, or one that would not be run.
     """
@@ -50,11 +50,11 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **more: Any
     ) -> str:
-        """The conversation as text, special tokens included.
+        """Renders the conversation as text, special tokens included.
 
         Args:
-            more: further variables of the template, e.g. enable_thinking=False; tools: what the model may
-                call, JSON schemas as OpenAI's API has them.
+            more: further variables of the template, e.g. enable_thinking=False; `tools` are the functions that
+                the model may call, JSON schemas as OpenAI's API has them.
         Raises:
             BadCheckpoint: the template is wrong, refuses the conversation, or was stopped.
         """
@@ -95,7 +95,7 @@ class ChatTemplate:
 
 
 def _copied(value: Any) -> Any:
-    """Messages and tools as plain dicts, lists and scalars: no other kind of object reaches a template.
+    """Copies messages and tools as plain dicts, lists and scalars: no other kind of object reaches a template.
 
     Raises:
         TypeError: there is one.
@@ -110,7 +110,7 @@ def _copied(value: Any) -> Any:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read, whatever name it came under.
+    """Returns the message with its reasoning under the names that templates read, whatever name it came under.
 
     The first name that is not null wins. `thinking` is what gpt-oss templates read.
     """
@@ -122,7 +122,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: Any) -> tuple[int, int]:
-    """Items and characters of nested plain values."""
+    """The numbers of items and characters of nested plain values."""
     if isinstance(value, Mapping):
         value = (*value.keys(), *value.values())
     if not isinstance(value, (list, tuple)):
@@ -154,7 +154,7 @@ def find_template(folder: Path, *, name: str) -> str:
 
 
 def _default_of(named: Sequence[Any]) -> str | None:
-    """Of several templates, the one called default, else the first."""
+    """The template that is called default, else the first; None if it is no text."""
     texts = {
         str(entry.get("name")): entry.get("template") for entry in named if isinstance(entry, dict)
     }
@@ -163,7 +163,7 @@ def _default_of(named: Sequence[Any]) -> str | None:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token and so on, as a template may name them."""
+    """Reads bos_token, eos_token and so on, as a template may name them."""
     found: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / file

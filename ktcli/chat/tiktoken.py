@@ -1,4 +1,4 @@
-"""Tiktoken rank files as a tokenizer of the tokenizers library: Kimi-K2 publishes nothing else.
+"""Reads tiktoken rank files for the tokenizers library: Kimi-K2 publishes nothing else.
 
 A rank file has one token per line, base64 and its rank. How text is cut into words before merging is
 not in any data file, only in the repository's Python, which is never run: so it is a row of a table
@@ -31,7 +31,7 @@ def find(folder: Path) -> Path | None:
 
 
 def document(path: Path, config: Path) -> str:
-    """A rank file as the text of a `tokenizer.json`.
+    """Returns a rank file as the text of a `tokenizer.json`.
 
     Args:
         config: its tokenizer_config.json: the class, and the names of special tokens.
@@ -68,7 +68,7 @@ def document(path: Path, config: Path) -> str:
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Token → rank, ranks 0..n-1, every single byte among them.
+    """Reads the rank of each token: ranks 0..n-1, every single byte among the tokens.
 
     Raises:
         BadCheckpoint: not such a file.
@@ -90,7 +90,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Pairs in the order in which tiktoken joins them.
+    """The pairs of tokens in the order in which tiktoken joins them.
 
     Tiktoken joins the two neighbours whose union has the lowest rank, however the union is split; so
     every split into two tokens is a merge, and merges are ordered by the rank of the union.
@@ -104,7 +104,7 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _special_names(settings: dict[str, Any], first: int, count: int) -> list[tuple[str, bool]]:
-    """Text of the ids that follow the ranks, and whether they are left out of an answer."""
+    """The texts of the ids that follow the ranks, and whether they are left out of an answer."""
     given = settings.get("added_tokens_decoder")
     rows = given if isinstance(given, dict) else {}
     names = []

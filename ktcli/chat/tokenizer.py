@@ -1,4 +1,4 @@
-"""Text to ids and back, from a model's data files: `tokenizer.json`, tiktoken ranks, SentencePiece pieces.
+"""Turns text to ids and back, from a model's data files: `tokenizer.json`, tiktoken ranks, SentencePiece pieces.
 
 No Python of a repository is run. The files come from strangers: they are bounded, their components are looked at
 (`components`) before the library sees them, what nobody has looked at runs in a helper process with limits
@@ -38,12 +38,12 @@ class Tokenizer:
 
     Args:
         codec: the library, here or in a helper process.
-        decoder: the kinds of its decoder's steps, in order; joining tokens is none.
-        where: its file, for sentences.
+        decoder: the kinds of its decoder's steps, in order; joining tokens is not one of them.
+        where: the name of its file, for sentences of errors.
     Attributes:
         added: tokens that are found in a text before it is cut into words.
-        special_ids: of those that are left out of an answer's text.
-        byte_level: tokens are bytes, each of which has a letter.
+        special_ids: the ids of the added tokens that are left out of an answer's text.
+        byte_level: whether tokens are bytes, each of which has a letter.
     """
 
     def __init__(self, codec: Codec, decoder: Sequence[str], where: Path) -> None:
@@ -54,17 +54,17 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; added tokens in it are recognised, none are put around it."""
+        """The ids of a text; added tokens in it are recognised, and none are put around it."""
         return self._read(lambda: self._codec.encode(_clean(text)))
 
     def encode_marked(self, text: str, mark: str, control: frozenset[int]) -> list[int]:
-        """The ids of a text without its marks; what a mark stands in is no control token.
+        """The ids of a text without its marks; a word with a mark in it becomes no control token.
 
         The text between two control tokens is encoded apart from all else, so only those stretches differ from
         `encode` that hold a mark.
 
         Args:
-            mark: one character.
+            mark: the character that marks.
             control: ids of the added tokens that a marked stretch may not have.
         """
         clean = _clean(text)
@@ -101,7 +101,7 @@ class Tokenizer:
         return self._read(lambda: self._codec.encode_plain(texts, sorted(control)))
 
     def exceeds(self, text: str, most: int) -> bool:
-        """Whether a text surely has more than `most` tokens, without encoding much more than those."""
+        """Returns whether a text surely has more than `most` tokens, without encoding much more than those."""
         if len(text) <= 8 * most:
             return False
         count = 0
@@ -118,11 +118,11 @@ class Tokenizer:
         )
 
     def is_text(self, id: int) -> bool:
-        """Whether `decode` writes anything for an id: there is such a token, and it is not special."""
+        """Returns whether `decode` writes anything for an id: there is such a token, and it is not special."""
         return id not in self.special_ids and self._codec.word_of(id) is not None
 
     def is_byte(self, id: int) -> bool:
-        """Whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
+        """Returns whether an id stands for one byte in a vocabulary of characters, as <0xE4> does."""
         token = self._codec.word_of(id) if self._falls_back else None
         return token is not None and _BYTE.fullmatch(token) is not None and self.is_text(id)
 
@@ -150,13 +150,13 @@ def _clean(text: str) -> str:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether there are files of a tokenizer."""
+    """Returns whether a folder has files of a tokenizer."""
     whole, pieces = folder / "tokenizer.json", folder / sentencepiece.NAME
     return whole.exists() or tiktoken.find(folder) is not None or pieces.exists()
 
 
 def examine_tokenizer(folder: Path) -> None:
-    """Refuses a `tokenizer.json` with components that no published one has; whether it works is not asked.
+    """Refuses a `tokenizer.json` with components that no published one has; it does not test whether it works.
 
     Raises:
         BadCheckpoint: it has one, or it is too large.
@@ -200,7 +200,7 @@ def _whole(path: Path) -> str:
 
 
 def _read_document(text: str, where: Path) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`: here if all of its parts are known, else confined; tried once."""
+    """Makes the tokenizer of a `tokenizer.json`: here if all of its parts are known, else confined; tried once."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -234,7 +234,7 @@ def _made(text: str, known: bool) -> Codec:
 
 
 def _guarded(sentence: str, call: Callable[[], T]) -> T:
-    """`call()`; whatever the library raises becomes `BadCheckpoint`. Its panics are no Exceptions."""
+    """Returns `call()`; whatever the library raises becomes `BadCheckpoint`. Its panics are no Exceptions."""
     try:
         return call()
     except BadCheckpoint:
@@ -250,7 +250,7 @@ def _guarded(sentence: str, call: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Keep the library's own backtrace of a panic off the terminal; it writes to the file descriptor."""
+    """Keeps the library's own backtrace of a panic off the terminal; it writes to the file descriptor."""
     try:
         kept = os.dup(2)
     except OSError:  # closed

@@ -39,10 +39,10 @@ from ktcli.errors import UsageError
 from ktcli.hardware.gpu import AUTO
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
+    BenchResult,
     Ceilings,
     Job,
-    Kind,
-    Result,
+    Phase,
     Yardstick,
     run,
     traced,
@@ -153,7 +153,7 @@ def decode(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
-    measured = Measuring(Job(Kind.DECODE, tokens, context), runs, policy, trace)
+    measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
@@ -188,7 +188,7 @@ def prefill(
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
-    measured = Measuring(Job(Kind.PREFILL, tokens, context), runs, policy)
+    measured = Measuring(Job(Phase.PREFILL, tokens, context), runs, policy)
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
@@ -197,11 +197,11 @@ app.command()(kernel)
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """How it is measured.
+    """The way in which a speed is measured.
 
     Attributes:
-        runs: of the job, each between two measurements of the ceiling.
-        trace: where to write what happened in one decode step; None: nowhere.
+        runs: the number of runs of the job, each between two measurements of the ceiling.
+        trace: the file for the timeline of one decode step; None: none is written.
     """
 
     job: Job
@@ -210,16 +210,16 @@ class Measuring:
     trace: Path | None = None
 
     def room(self, spec: Spec) -> int:
-        """Positions for the runs, and for the tokens whose experts are counted, where the model has them."""
+        """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An engine and what it is compared with.
+    """An engine, and the ceilings that it is compared with.
 
     Attributes:
-        ceilings: of the CPU, also where the yardstick knows more.
+        ceilings: the ceilings of the CPU, also where the yardstick knows more.
     """
 
     engine: Engine
@@ -254,7 +254,7 @@ def _bench(
     warn_about(result)
 
 
-def _measured(subject: Subject, how: Measuring, made: Made) -> Result:
+def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
     for warning in made.engine.warnings:
         out.warn(warning)
     with out.progress(f"{how.job.kind.value} {subject.name}", how.runs, unit="runs") as bar:
@@ -268,7 +268,7 @@ def _measured(subject: Subject, how: Measuring, made: Made) -> Result:
 
 
 def _refuse_without(asked: Wanted, how: Measuring) -> None:
-    """Options that only a GPU gives a meaning."""
+    """Refuses options that mean something only with a GPU."""
     policy = () if how.policy is Policy.KT else ("--policy",)
     if given := (*policy, *asked.device.of_gpu()):
         raise UsageError(
@@ -278,12 +278,12 @@ def _refuse_without(asked: Wanted, how: Measuring) -> None:
 
 
 def _title(planned: PlannedTrial) -> str:
-    """What is done before anything can be measured."""
+    """The title of the work that is done before anything can be measured."""
     trial = planned.trial
     return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 
 
-def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[Result, Made]:
+def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[BenchResult, Made]:
     with out.progress(_title(planned)) as bar:
         engine = planned.load(lambda done, total: bar.update(done=done, total=total))
     ceilings = Ceilings.of(engine.pool)
@@ -296,14 +296,14 @@ def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[Result, Made]:
 
 def _with_device(
     planned: PlannedTrial, how: Measuring, used: DevicePlan
-) -> tuple[Result, Made, Seen]:
+) -> tuple[BenchResult, Made, Seen]:
     from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
-    from ktcli.measure.device_synthetic import Setting, planned_engine
+    from ktcli.measure.device_synthetic import DeviceSetting, planned_engine
     from ktcli.measure.device_trace import trace as device_trace
 
     device, trial = torch_device(used.gpu.index), planned.trial
     rates = measure_rates(device)  # before the weights, while there is room for it
-    setting = Setting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
+    setting = DeviceSetting(device, how.policy, pack=Pack.open(trial.pack) if trial.pack else None)
     with out.progress(_title(planned)) as bar:
         engine = planned_engine(
             planned.model,
@@ -316,7 +316,7 @@ def _with_device(
     made = Made(engine, yardstick.cpu, yardstick)
     result = _measured(trial.subject, how, made)
     trace = None
-    if how.job.kind is Kind.DECODE:
+    if how.job.kind is Phase.DECODE:
         trace = traced(engine, how.job.context, partial(device_trace, engine))
     if trace is not None and how.trace is not None:
         trace.write(how.trace)

@@ -148,7 +148,7 @@ def chat(
             f"--greedy and --temperature {temperature:g} contradict each other",
             hint="leave one of them out",
         )
-    asked = Asked(
+    asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
     )
     recording = config.records_heat()
@@ -167,8 +167,8 @@ def chat(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line says about the answers."""
+class AnswerRequest:
+    """The options of the command line about the answers."""
 
     sampling: dict[str, Any]
     max_tokens: int | None
@@ -179,7 +179,7 @@ class Asked:
     allow_special: bool = False
 
     def over(self, settings: Settings) -> Settings:
-        """The model's settings with what was asked for."""
+        """Returns the model's settings with those that were asked for put over them."""
         from ktcli.chat.settings import override
 
         return replace(
@@ -220,7 +220,7 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
 
 
 def _words(prompt: str | None, json: bool) -> str | None:
-    """What is said to the model: the prompt, and below it what is on standard input; None: ask a person.
+    """The text for the model: the prompt, and below it the text on standard input; None: ask a person.
 
     Raises:
         UsageError: there is nothing to say.
@@ -244,7 +244,7 @@ def _words(prompt: str | None, json: bool) -> str | None:
     return words
 
 
-def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
+def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat]:
     from ktcli.assembly.load import load
     from ktcli.assembly.prepare import prepare
     from ktcli.chat.chat import Chat, Speaker, read_voice
@@ -266,9 +266,9 @@ def _open(model: str, asked: Asked, wanted: Wanted) -> tuple[Ready, Chat]:
 
 
 def _record(ready: Ready, made: Chat) -> None:
-    """Add the experts that this chat chose to the model's heat map.
+    """Adds the experts that this chat chose to the model's heat map.
 
-    A GPU that failed cannot be asked any more; what is said of it is why it failed.
+    A GPU that failed cannot be asked any more; then only the failure is reported.
     """
     from ktcli.store import heat
 
@@ -278,7 +278,7 @@ def _record(ready: Ready, made: Chat) -> None:
         heat.add(ready.pack, fresh, out.warn)
 
 
-def _answer_once(made: Chat, words: str, asked: Asked) -> None:
+def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
     from ktcli.engine.generate import Finish, six_lines
@@ -332,7 +332,7 @@ def document(made: Chat, reply: Reply) -> dict[str, Any]:
     }
 
 
-def _converse(made: Chat, asked: Asked) -> None:
+def _converse(made: Chat, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
     from ktcli.chat.interactive import talk
     from ktcli.chat.prompt import Prompt
@@ -351,7 +351,7 @@ def _screen() -> Any:
 
 
 def _is_terminal() -> bool:
-    """Whether a person sits at both ends."""
+    """Returns whether standard input and output are both a terminal."""
     try:
         return is_typed() and sys.stdout.isatty()
     except ValueError:  # closed

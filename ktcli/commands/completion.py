@@ -21,12 +21,12 @@ from ktcli.output import out
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What a value can be.
+    """The values that an option or argument can have.
 
     Attributes:
-        words: as they are.
-        names: of models: "all", "here" (on disk), "mine" (in the library); empty: none.
-        files: "any", ".gguf" (folders too), "folders"; empty: none.
+        words: literal values.
+        names: which names of models: "all", "here" (on disk), "mine" (in the library); empty: none.
+        files: which files: "any", ".gguf" (folders too), "folders"; empty: none.
     """
 
     words: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One command line to complete: "pull", or "bench decode".
+    """A command line to complete: "pull", or "bench decode".
 
     Attributes:
-        words: command and subcommand.
+        words: the command and its subcommand.
         help: its line in the help.
-        argument: what its first argument can be; None: it has none.
-        several: all arguments are like the first one.
-        children: the subcommands.
+        argument: the values of its first argument; None: it has none.
+        several: whether all arguments are like the first one.
+        children: the names of its subcommands.
     """
 
     words: str
@@ -122,7 +122,7 @@ def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
 
 
 def _argument(words: str, metavar: str) -> Values:
-    """What an argument of a command can be: of these, most take a model, some only one that is there."""
+    """The values of a command's argument: most commands take a model, some only one that is on disk."""
     if metavar.rstrip(".") not in ("MODEL", "NAME"):
         return values_of(metavar)
     names = {"rm": "mine", "verify": "here", "convert": "here"}.get(words, "all")
@@ -130,7 +130,7 @@ def _argument(words: str, metavar: str) -> Values:
 
 
 def values_of(metavar: str | None) -> Values:
-    """What a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed."""
+    """The values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed."""
     found = Values()
     for word in (metavar or "").split("|"):
         if word in _MEANINGS:
@@ -231,7 +231,7 @@ complete -o filenames -F _kt kt
 
 
 def _bash_case(verb: Verb) -> str:
-    """What may follow a command, or the option before the cursor."""
+    """The branch of bash that offers what may follow a command, or the option before the cursor."""
     flags = " ".join(flag.name for flag in verb.flags)
     rest = f"options='{flags}' {_bash_values(verb.argument or Values(verb.children))}".rstrip()
     alike: dict[str, list[str]] = {}
@@ -246,7 +246,7 @@ def _bash_case(verb: Verb) -> str:
 
 
 def _bash_values(values: Values) -> str:
-    """The assignments that offer them."""
+    """The assignments of bash that offer these values."""
     found = {"words": " ".join(values.words), "names": values.names, "files": values.files}
     return " ".join(f"{name}='{value}'" for name, value in found.items() if value)
 
@@ -307,7 +307,7 @@ _kt "$@"
 
 
 def _zsh_values(values: Values | None) -> str:
-    """The end of a specification for _arguments, from the colon on."""
+    """The end of a specification for zsh's _arguments, from the colon on."""
     if values is None:
         return ""
     if values.names:
@@ -351,7 +351,7 @@ _FISH_FILES = {".gguf": "__fish_complete_suffix .gguf", "folders": "__fish_compl
 
 
 def _fish_values(values: Values) -> str:
-    """The options of `complete` that offer them."""
+    """The options of fish's `complete` that offer these values."""
     made = [NAMES[values.names]] if values.names else []
     made += [_FISH_FILES[values.files]] if values.files in _FISH_FILES else []
     offered = " ".join((*values.words, *([f"({'; '.join(made)})"] if made else [])))

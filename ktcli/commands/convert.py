@@ -1,4 +1,4 @@
-"""`kt convert`: from a checkpoint as published to the files that kt runs."""
+"""`kt convert`: convert a checkpoint as published into the files that kt runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktcli.errors import UsageError, gib
 from ktcli.output import out, safe
 from ktcli.planner.choice import BY_MEMORY
 from ktcli.store import library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe, TensorKind, format_of_kind, split_pair
@@ -83,7 +83,7 @@ def convert(
                 hint=f"leave one of them out: kt convert {reference.model}",
             )
         model, (experts, dense) = reference.model, split_pair(reference.formats)
-    entry = library.resolve(model, Kind.CHECKPOINT)
+    entry = library.resolve(model, EntryKind.CHECKPOINT)
     if experts == BY_MEMORY:
         from ktcli.assembly.auto import chosen_here
 
@@ -144,7 +144,7 @@ def document(entry: Entry, recipe: Recipe, report: Report) -> dict[str, Any]:
 
 
 def _speed(stages: Stages) -> dict[str, Any]:
-    """What a run reached, and what each stage alone would allow: MB of the checkpoint per second."""
+    """The rate that a run reached and the rate that each stage alone would allow, in MB of the source per second."""
     names = "reading", "encoding", "writing"
     ceilings = {name: round(stages.rate(getattr(stages, name)) / 1e6, 1) for name in names}
     return {

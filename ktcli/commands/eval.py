@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ktcli.assembly.ways import CACHES, Asked, cut, measure, read, ways_of
+from ktcli.assembly.ways import CACHES, EvalRequest, cut, measure, read, ways_of
 from ktcli.chat.passage import read_passage
 from ktcli.commands.options import (
     AllowSpecialOpt,
@@ -134,7 +134,7 @@ def evaluate(
     """
     if plot is not None:
         _require_plots()
-    asked = Asked(context, stride or context, tokens, _depths(defer), _caches(kv))
+    asked = EvalRequest(context, stride or context, tokens, _depths(defer), _caches(kv))
     asked.require()
     passage = read_passage(text)
     ways = ways_of(model, against, formats, asked, threads, numa, out)
@@ -168,7 +168,7 @@ def _caches(said: str) -> tuple[str, ...]:
 
 
 def _require_plots() -> None:
-    """Refused before the measurement."""
+    """Refuses --plot before the measurement if plots cannot be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -179,7 +179,7 @@ def _require_plots() -> None:
 
 
 def _draw(found: Found, path: Path) -> None:
-    """Beside and then renamed, so that an older drawing stays until the new one is whole."""
+    """Draws into a file beside `path` and renames it, so that an older drawing stays until the new one is whole."""
     from ktcli.commands.view import plot
 
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")

@@ -1,4 +1,4 @@
-"""`kt bench kernel`: one layer's experts, and dense products, beside the ceiling of this machine."""
+"""`kt bench kernel`: the speed of one layer's experts, and of dense products, beside the ceiling of this machine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ktcli.hardware.numa import asked_numa
 from ktcli.hardware.probe import probe
 from ktcli.measure.bench import CEILING_BYTES, Ceilings
 from ktcli.measure.clock import PAIRS
-from ktcli.measure.layer import ExpertStack, LinearStack, Result, Stack, measure
-from ktcli.measure.shapes import SHAPES, Shape, Work
+from ktcli.measure.layer import ExpertStack, LayerResult, LayerStack, LinearStack, measure
+from ktcli.measure.shapes import SHAPES, LayerShape, Work
 from ktcli.native import Ceiling, Format, Pool
 from ktcli.output import out, table
 from ktcli.planner.memory import margin_bytes
@@ -87,8 +87,8 @@ def kernel(
 ) -> None:
     """Speed of the experts of one layer, and of dense products.
 
-    decode: the experts of one token. prefill: so many tokens for every expert. linear: a dense
-    product of 1 and of 512 tokens. All of the operation counts, from quantising the activations to
+    decode: the experts of one token. prefill: as many tokens for every expert as --tokens says. linear: a
+    dense product of 1 and of 512 tokens. All of the operation counts, from quantising the activations to
     the weighted sum. One token is compared with the read bandwidth, many with the arithmetic peak,
     both taken right before and after each run. The weights lie in memory, not in a cache.
 
@@ -104,7 +104,7 @@ def kernel(
       kt bench kernel --isa amx --work prefill               tiles, where the CPU has them
     """
     formats = [format_named(name) for name in format]
-    wanted = Wanted(work, [Shape.parse(text) for text in shape], formats, tokens, runs)
+    wanted = KernelRequest(work, [LayerShape.parse(text) for text in shape], formats, tokens, runs)
     machine = probe()
     pool = team_here(threads, asked_numa(numa), isa)
     ceilings = Ceilings.of(pool)
@@ -124,17 +124,19 @@ def kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the command line asked for."""
+class KernelRequest:
+    """The measurements that the command line asks for."""
 
     works: list[Work]
-    shapes: list[Shape]
+    shapes: list[LayerShape]
     formats: list[Format]
     per_expert: list[int]
     runs: int
 
 
-def _results(wanted: Wanted, pool: Pool, ceilings: Ceilings, machine: Machine) -> Iterator[Result]:
+def _results(
+    wanted: KernelRequest, pool: Pool, ceilings: Ceilings, machine: Machine
+) -> Iterator[LayerResult]:
     """Measure stack after stack; only one is in memory at a time."""
     free = machine.memory.free_bytes - CEILING_BYTES - margin_bytes(machine.memory.total_bytes)
     for title, make in _stacks(wanted, pool, free):
@@ -150,9 +152,9 @@ def _results(wanted: Wanted, pool: Pool, ceilings: Ceilings, machine: Machine) -
 
 
 def _stacks(
-    wanted: Wanted, pool: Pool, free_bytes: int
-) -> Iterator[tuple[str, Callable[[], Stack]]]:
-    """(title, how to make it) of everything that is to be measured."""
+    wanted: KernelRequest, pool: Pool, free_bytes: int
+) -> Iterator[tuple[str, Callable[[], LayerStack]]]:
+    """Yields a title and a function that makes the stack, for everything that is to be measured."""
     experts = {Work.DECODE, Work.PREFILL} & {*wanted.works}
     for fmt in wanted.formats:
         for shape in wanted.shapes if experts else ():
@@ -164,8 +166,8 @@ def _stacks(
             yield f"linear {fmt.name}", partial(LinearStack, pool, fmt, free_bytes)
 
 
-def _row(pool: Pool, result: Result) -> dict[str, Any]:
-    """One result, with the keys every benchmark of kt has first."""
+def _row(pool: Pool, result: LayerResult) -> dict[str, Any]:
+    """The row of one result, led by the keys that every benchmark of kt has."""
     case, measured = result.case, result.measured
     return {
         "work": case.work.value,
@@ -192,7 +194,7 @@ def _row(pool: Pool, result: Result) -> dict[str, Any]:
     }
 
 
-def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
+def _render(pool: Pool, results: list[LayerResult], ceilings: Ceilings) -> str:
     facts = [("Threads", threads_words(pool)), ("Ceiling", ceiling_words(ceilings))]
     head = (
         "work",
@@ -222,7 +224,7 @@ def _render(pool: Pool, results: list[Result], ceilings: Ceilings) -> str:
     return f"{table(facts)}\n\n{table(lines, head, right=(3, 4, 5, 6, 7))}"
 
 
-def _warn(results: list[Result]) -> None:
+def _warn(results: list[LayerResult]) -> None:
     for shape in sorted({r.shape for r in results if r.cached}):
         out.warn(f"the weights of {shape} fit into the caches: memory was hardly read")
     noisy = [r.measured.others_share for r in results if r.measured.noisy]

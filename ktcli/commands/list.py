@@ -1,4 +1,4 @@
-"""`kt list`: what is in the library, and what could be."""
+"""`kt list`: list the models in the library, and those that could be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktcli.commands.options import JsonOpt, QuietOpt
 from ktcli.errors import gib
 from ktcli.output import out, table
 from ktcli.store import catalog, library
-from ktcli.store.catalog import Profile
+from ktcli.store.catalog import ModelProfile
 from ktcli.store.library import Entry
 
 
@@ -49,7 +49,7 @@ def list_models(
         out.note(f"\n{state}. kt list --all shows what can be pulled.")
 
 
-def _absent(entries: tuple[Entry, ...]) -> tuple[Profile, ...]:
+def _absent(entries: tuple[Entry, ...]) -> tuple[ModelProfile, ...]:
     here = {entry.name for entry in entries} | {library.BUILTIN}
     return tuple(
         profile for name in catalog.names() if name not in here and (profile := catalog.get(name))
@@ -70,7 +70,7 @@ def _document(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _known(profile: Profile) -> dict[str, Any]:
+def _known(profile: ModelProfile) -> dict[str, Any]:
     return {
         "name": profile.name,
         "title": profile.title,
@@ -81,7 +81,7 @@ def _known(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _render(entries: tuple[Entry, ...], known: tuple[Profile, ...]) -> str:
+def _render(entries: tuple[Entry, ...], known: tuple[ModelProfile, ...]) -> str:
     rows = [
         (
             entry.label,
@@ -119,6 +119,6 @@ def _sick(entry: Entry) -> str:
 
 
 def _short(source: str) -> str:
-    """Commits are shortened for people."""
+    """The source with its commit shortened, for people."""
     origin, at, revision = source.rpartition("@")
     return f"{origin}@{revision[:12]}" if at else source

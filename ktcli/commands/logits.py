@@ -1,4 +1,4 @@
-"""`kt logits`: logits of every position of a sequence, for comparison with other tools. Hidden."""
+"""`kt logits` (hidden): write the logits of every position of a sequence, for comparison with other tools."""
 
 from __future__ import annotations
 

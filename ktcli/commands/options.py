@@ -1,4 +1,4 @@
-"""Arguments and options that more than one command has, as named types.
+"""Declares the arguments and options that more than one command has, as named types.
 
     def plan(model: ModelArg, context: ContextOpt = None, json: JsonOpt = False) -> None:
 
@@ -33,13 +33,13 @@ def _quiet(value: bool) -> bool:
 
 
 def _device(value: str) -> str:
-    """Refused before anything is pulled or converted for it."""
+    """Refuses an unknown device before anything is pulled or converted for it."""
     parse_device(value)
     return value
 
 
 def writable(option: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Refused before a measurement, which takes minutes, and not after it."""
+    """Refuses a path that cannot be written before a measurement, which takes minutes, and not after it."""
     if path is None:
         return None
     try:

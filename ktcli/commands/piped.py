@@ -1,4 +1,4 @@
-"""What a script or a shell puts on standard input: read to its end, within bounds."""
+"""Reads what a script or a shell puts on standard input, to its end, within bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 def is_typed() -> bool:
-    """Whether a person sits at standard input."""
+    """Returns whether standard input is a terminal."""
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # closed
@@ -27,11 +27,11 @@ def is_typed() -> bool:
 
 
 def standard_input(*, beside: bool = False) -> str:
-    """The text on standard input, to its end; empty if it is closed.
+    """Reads the text on standard input to its end; empty if it is closed.
 
     Args:
-        beside: there is a prompt without it. A pipe on which nobody can write any more, since only programs that
-            started this one hold its other end, is then left out instead of waited for.
+        beside: whether there is a prompt without it. A pipe on which nobody can write any more, since only programs
+            that started this one hold its other end, is then left out instead of waited for.
     Raises:
         UsageError: it is too long to be a prompt.
     """
@@ -50,7 +50,7 @@ def standard_input(*, beside: bool = False) -> str:
 
 
 def _speaks(stream: Any) -> bool:
-    """Whether a stream has something to read, or its end, before long; one that cannot be asked does."""
+    """Returns whether a stream has something to read, or its end, before long; true if it cannot be asked."""
     try:
         return bool(select.select([stream.fileno()], [], [], PATIENCE_S)[0])
     except (AttributeError, OSError, ValueError):
@@ -58,7 +58,7 @@ def _speaks(stream: Any) -> bool:
 
 
 def _nobody_writes(descriptor: int) -> bool:
-    """Whether `descriptor` is a pipe that no process holds open for writing, but those this one descends from.
+    """Returns whether `descriptor` is a pipe that no process but ancestors of this one holds open for writing.
 
     A program that starts this one with a pipe and writes nothing, as many do, never ends it; the programs of a
     shell's pipeline are siblings.
@@ -72,7 +72,7 @@ def _nobody_writes(descriptor: int) -> bool:
 
 
 def _ancestors() -> Iterator[int]:
-    """This process, and those it descends from."""
+    """Yields the id of this process and of those it descends from."""
     process = os.getpid()
     while process > 0:
         yield process
@@ -82,7 +82,7 @@ def _ancestors() -> Iterator[int]:
 
 
 def _holds(process: int, pipe: str) -> bool:
-    """Whether a process has a pipe open for writing; one that may not be looked at does not."""
+    """Returns whether a process has a pipe open for writing; false if it may not be looked at."""
     folder = f"/proc/{process}"
     try:
         for name in os.listdir(f"{folder}/fd"):

@@ -10,7 +10,7 @@ from ktcli.commands.options import JsonOpt, ModelArg, QuietOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
 from ktcli.store import library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference, parse
 from ktcli.weights.reader import examine
 
@@ -30,7 +30,7 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)
-    before = library.find(model, Kind.CHECKPOINT)
+    before = library.find(model, EntryKind.CHECKPOINT)
     entry = before or _download(reference)
     if not entry.managed and entry.name != library.BUILTIN:
         examine(entry.path)
@@ -53,7 +53,7 @@ def _download(reference: Reference) -> Entry:
         )
     if not reference.repository:
         # Not on disk and no repository: the error has the nearest names.
-        return library.resolve(reference.text, Kind.CHECKPOINT)
+        return library.resolve(reference.text, EntryKind.CHECKPOINT)
     if reference.formats:
         raise UsageError(
             f"{reference.text} names a conversion, which cannot be pulled",

@@ -10,7 +10,7 @@ from ktcli import smallfiles
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
 from ktcli.errors import NotFound, UsageError, gib
 from ktcli.output import out, safe
-from ktcli.store import catalog, library, removal
+from ktcli.store import catalog, heat, library, removal
 from ktcli.store.library import Entry
 from ktcli.store.reference import parse
 
@@ -71,7 +71,7 @@ def _was_completed(entry: Entry) -> bool:
 
 
 def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
-    """What is to be removed, and the names of the models that were named as a whole."""
+    """The entries to remove, and the names of the models that were named as a whole."""
     chosen: dict[str, Entry] = {}
     whole: set[str] = set()
     for model in models:
@@ -80,7 +80,7 @@ def _chosen(models: list[str], partial: bool) -> tuple[list[Entry], set[str]]:
         reference = parse(model)
         if not reference.formats:
             whole |= {entry.name for entry in managed} or {reference.name}
-        recorded = reference.name and library.heat_path(reference.name).is_file()
+        recorded = reference.name and heat.path_of(reference.name).is_file()
         if not managed and not reference.formats and recorded:
             continue
         if found and not managed:

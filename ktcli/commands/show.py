@@ -1,4 +1,4 @@
-"""`kt show`: what one model is, what it needs, and where its files are."""
+"""`kt show`: show what one model is, what it needs, and where its files are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktcli.commands.options import JsonOpt, ModelArg
 from ktcli.errors import KtError, gib
 from ktcli.output import out, safe, table
 from ktcli.store import catalog, library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 
 if TYPE_CHECKING:
@@ -79,26 +79,28 @@ def _config(entry: Entry) -> Mapping[str, Any]:
     return config_of(entry.path)
 
 
-def _formats(entries: Sequence[Entry], profile: catalog.Profile | None) -> tuple[str, Recipe]:
-    """A name and the number formats of the conversion that is there, or of the one that would be made."""
+def _formats(entries: Sequence[Entry], profile: catalog.ModelProfile | None) -> tuple[str, Recipe]:
+    """The name and number formats of the conversion that is there, or of the one that would be made."""
     from ktcli.weights.pack import Pack
     from ktcli.weights.recipe import Recipe
 
     for entry in entries:
-        if entry.kind is Kind.PACK and entry.complete:
+        if entry.kind is EntryKind.PACK and entry.complete:
             return entry.label, Pack.open(entry.path).recipe
     if profile is None:
         return entries[0].name, Recipe()
     return profile.name, Recipe.named(profile.experts, profile.dense)
 
 
-def _architecture(config: Mapping[str, Any], profile: catalog.Profile | None) -> dict[str, Any]:
-    """The model's shape and its size in number formats, those it is converted to by default first; what is
-    wrong, if kt cannot build it.
+def _architecture(
+    config: Mapping[str, Any], profile: catalog.ModelProfile | None
+) -> dict[str, Any]:
+    """The model's shape and its size in number formats, led by those it is converted to by default; the error, if
+    kt cannot build it.
 
     Args:
-        profile: whose parameters are as its makers count them; None counts what kt stores, which holds MLA's
-            kv_b twice.
+        profile: has the parameters as the makers count them; None: those that kt stores are counted, which holds
+            MLA's kv_b twice.
     """
     from ktcli.models import build
     from ktcli.ops.tensors import Role
@@ -148,7 +150,7 @@ def _place(entry: Entry) -> dict[str, Any]:
         "path": str(entry.path),
         "source": entry.source,
         "problem": entry.problem,
-        "fidelity": error_report(entry.path) if entry.kind is Kind.PACK else None,
+        "fidelity": error_report(entry.path) if entry.kind is EntryKind.PACK else None,
     }
 
 

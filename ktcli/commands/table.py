@@ -1,4 +1,4 @@
-"""Which commands there are: one row each, imported only when it runs.
+"""Lists the commands: one row each, imported only when it runs.
 
 A row names a function with typed parameters (its docstring is the help text), or a `typer.Typer` for a
 family of verbs. Order and headings are those of `kt --help`.
@@ -18,7 +18,7 @@ CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One command: where its code is, its line in `kt --help`, and the heading it stands under."""
+    """A command: where its code is, its line in `kt --help`, and the heading it stands under."""
 
     target: str  # "module:function"
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
@@ -75,7 +75,7 @@ def load(name: str) -> Any:
 
 
 def _keep_indented(command: Any) -> None:
-    """Mark indented paragraphs of the help, so that examples are not filled like prose."""
+    """Marks indented paragraphs of the help, so that examples are not filled like prose."""
     paragraphs = (command.help or "").split("\n\n")
     command.help = "\n\n".join(f"\b\n{p}" if p.startswith("  ") else p for p in paragraphs)
     for child in getattr(command, "commands", {}).values():

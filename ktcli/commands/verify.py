@@ -1,4 +1,4 @@
-"""`kt verify`: are the files of a model what they were."""
+"""`kt verify`: check that the files of a model are what they were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktcli.errors import BadCheckpoint, NotFound, gib
 from ktcli.manifest import Seal
 from ktcli.output import out, safe
 from ktcli.store import integrity, library
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 
 
 def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
@@ -38,7 +38,7 @@ def verify(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> N
 
 
 def _check(entry: Entry) -> dict[str, Any]:
-    kind = manifest.PACK if entry.kind is Kind.PACK else manifest.CHECKPOINT
+    kind = manifest.PACK if entry.kind is EntryKind.PACK else manifest.CHECKPOINT
     found = manifest.read(entry.path / kind)
     if found is None:
         if entry.managed:

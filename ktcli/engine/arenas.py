@@ -19,7 +19,7 @@ _LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ArenaPiece:
     """Some bytes of an arena, which `owner` keeps alive."""
 
     bytes: NDArray[np.uint8]
@@ -45,12 +45,12 @@ class NodeMemory:
         self.size_bytes = sum(sizes)
         self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
 
-    def take(self, size_bytes: int, node: int | None = None) -> Piece:
+    def take(self, size_bytes: int, node: int | None = None) -> ArenaPiece:
         """The next bytes of a node, or of the common arena."""
         which = -1 if node is None else node
         arena, first = self._arenas[which], self._used[which]
         self._used[which] += aligned(size_bytes)
-        return Piece(arena.bytes[first : first + size_bytes], arena.address + first, arena)
+        return ArenaPiece(arena.bytes[first : first + size_bytes], arena.address + first, arena)
 
 
 def aligned(size_bytes: int) -> int:

@@ -47,7 +47,8 @@ class CpuEngine:
         progress: Progress | None = None,
     ) -> None:
         assert plan.device is None, "a plan with a GPU is for an engine with one"
-        self.model, self.recipe, self.pool, self.plan = model, plan.recipe, pool, plan
+        self.model = model = model.at(plan.context)
+        self.recipe, self.pool, self.plan = plan.recipe, pool, plan
         self.spec: Spec = model.spec
         self.context = plan.context
         self.layout = PageLayout.of(self.spec, f32=plan.use.f32_cache)

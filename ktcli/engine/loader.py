@@ -26,7 +26,7 @@ from ktcli.planner.memory import drops_cached
 from ktcli.planner.plan import Plan
 from ktcli.planner.slices import Slice, slices_of
 from ktcli.weights.pack import Location, Pack
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import BF16_BYTES, Recipe, format_of, stored_bytes
 from ktcli.weights.tables import first_outside
 
 # progress(bytes done, bytes in all)
@@ -98,7 +98,7 @@ def load(
     """
     kept = _kept(model, skip)
     places = [
-        _Place.of(tensor, recipe, pool.node_threads, kept[tensor.name])
+        _WeightPlace.of(tensor, recipe, pool.node_threads, kept[tensor.name])
         for tensor in model.tensors
         if only is None or tensor.role is only
     ]
@@ -141,7 +141,7 @@ def _count(runs: Sequence[range]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _WeightPlace:
     """Where a tensor goes: `slices` to their nodes, or all of it to the common memory.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Place:
     @classmethod
     def of(
         cls, tensor: Tensor, recipe: Recipe, shares: Sequence[int], kept: tuple[range, ...]
-    ) -> _Place:
+    ) -> _WeightPlace:
         fmt = format_of(tensor, recipe)
         slices = slices_of(tensor, recipe, shares)
         return cls(tensor, fmt, stored_bytes(tensor, recipe), slices, kept)
@@ -209,9 +209,10 @@ def _matrices(weight: Weight, run: range) -> Weight:
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """The bytes of a tensor that is not packed: bf16 rows of a table as uint16 [n, k], or f32."""
+    """The bytes of a tensor that is not packed: rows [n, k] of a table, bf16 as uint16 or f32, or a vector of f32."""
     if tensor.role is Role.TABLE:
-        return memory.view(np.uint16).reshape(tensor.n, tensor.k)
+        dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
+        return memory.view(dtype).reshape(tensor.n, tensor.k)
     return memory.view(np.float32)
 
 
@@ -313,7 +314,8 @@ class RandomSource:
         elif tensor.role is Role.TABLE:
             generator = np.random.default_rng(self._seed)
             for row in target:  # row by row: the embedding of a large model is gigabytes
-                row[:] = generator.standard_normal(row.size, dtype=np.float32).view(np.uint32) >> 16
+                drawn = generator.standard_normal(row.size, dtype=np.float32)
+                row[:] = drawn if row.dtype == np.float32 else drawn.view(np.uint32) >> 16
         elif tensor.below:  # as many of each, and those of one token differ
             target[:] = np.arange(target.size) % tensor.below
         else:

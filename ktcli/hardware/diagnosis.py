@@ -48,7 +48,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class HostSetting:
     """What the installation and the environment say.
 
     Attributes:
@@ -93,7 +93,10 @@ def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) ->
 
 
 def diagnose(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, tiles: Verdict | None = None
+    machine: Machine,
+    kernels: tuple[Kernel, ...],
+    setting: HostSetting,
+    tiles: Verdict | None = None,
 ) -> tuple[Problem, ...]:
     """Everything worth saying, worst first; `tiles`: what is known of AMX."""
     found = [
@@ -105,7 +108,7 @@ def diagnose(
     return tuple(sorted(found, key=lambda problem: -problem.level))
 
 
-def _installation(kernels: tuple[Kernel, ...], setting: Setting) -> Iterator[Problem]:
+def _installation(kernels: tuple[Kernel, ...], setting: HostSetting) -> Iterator[Problem]:
     if setting.system != "Linux x86_64":
         yield Problem(Level.ERROR, f"kt runs on Linux on x86-64; this is {setting.system}")
     if setting.native_error:
@@ -125,7 +128,7 @@ def _installation(kernels: tuple[Kernel, ...], setting: Setting) -> Iterator[Pro
 
 
 def _processor(
-    machine: Machine, kernels: tuple[Kernel, ...], setting: Setting, tiles: Verdict | None
+    machine: Machine, kernels: tuple[Kernel, ...], setting: HostSetting, tiles: Verdict | None
 ) -> Iterator[Problem]:
     cpu = machine.cpu
     used = next((kernel.name for kernel in kernels if kernel.used), "")
@@ -201,7 +204,7 @@ def _nodes(machine: Machine) -> Iterator[Problem]:
             yield Problem(Level.NOTE, f"node {node.id} is memory without usable cores; {use}")
 
 
-def _devices(machine: Machine, setting: Setting) -> Iterator[Problem]:
+def _devices(machine: Machine, setting: HostSetting) -> Iterator[Problem]:
     if machine.gpus and not setting.torch:
         yield Problem(
             Level.WARNING,

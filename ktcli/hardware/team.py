@@ -114,7 +114,7 @@ def on_nodes(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _CorePlace:
     """Cores and the memory beside them."""
 
     cores: tuple[int, ...]
@@ -160,7 +160,7 @@ def node_teams(
     )
 
 
-def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_Place]:
+def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
     """Each usable memory with its cores of `cpu`, in the order of the nodes' numbers."""
     on_nodes(nodes, cpu, numa)
     chosen = numa.nodes or tuple(sorted(n.id for n in nodes if n.cores and n.has_memory))
@@ -170,7 +170,7 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_Place]:
         home = node.id if numa.nodes else home_of(node, nodes)
         if home in cores:
             cores[home] += (core for core in node.cores if core in ours)
-    return [_Place(tuple(sorted(cores[n])), (n,)) for n in chosen if cores[n]]
+    return [_CorePlace(tuple(sorted(cores[n])), (n,)) for n in chosen if cores[n]]
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
@@ -181,23 +181,25 @@ def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
     return max((n for n in usable if n < node.id), default=usable[0] if usable else None)
 
 
-def _merged(places: Sequence[_Place], count: int) -> list[_Place]:
+def _merged(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
     """Neighbours together, `count` groups; the first cores of a group come from all its nodes."""
     edges = [len(places) * i // count for i in range(count + 1)]
     groups = [places[first:last] for first, last in pairwise(edges)]
-    return [_Place(tuple(_in_turn(group)), tuple(p.memory[0] for p in group)) for group in groups]
+    return [
+        _CorePlace(tuple(_in_turn(group)), tuple(p.memory[0] for p in group)) for group in groups
+    ]
 
 
-def _in_turn(group: Sequence[_Place]) -> Iterator[int]:
+def _in_turn(group: Sequence[_CorePlace]) -> Iterator[int]:
     for cores in zip_longest(*(place.cores for place in group)):
         yield from (core for core in cores if core is not None)
 
 
-def _split(places: Sequence[_Place], count: int) -> list[_Place]:
+def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
     """Nodes cut into pretend ones; a piece may have no core of its own."""
     pieces = proportional(count, [len(place.cores) for place in places])
     return [
-        _Place(
+        _CorePlace(
             place.cores[len(place.cores) * i // n : len(place.cores) * (i + 1) // n], place.memory
         )
         for place, n in zip(places, pieces, strict=True)

@@ -8,130 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ktcli.layers.compressor import Compressor, WindowIndexer
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
-from ktcli.ops.table.attention import ChooseShape, MqaShape
+from ktcli.ops.table.attention import MqaShape
 from ktcli.ops.table.recurrent import PoolShape
-from ktcli.ops.table.rowwise import Reads, Rope
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
-
-
-@dataclass(frozen=True)
-class Compressor:
-    """Makes one row of each window of positions: a learned weight for each row and column, a norm, and the
-    rotation of the window's first position.
-
-    Attributes:
-        rope: of the last columns, as positions have it.
-        name, source: prefixes of stored names, and of the checkpoint's.
-    """
-
-    hidden: int
-    shape: PoolShape
-    rope: Rope
-    eps: float
-    layer: int = 0
-    name: str = ""
-    source: str = ""
-
-    @cached_property
-    def projection(self) -> Tensor:
-        """Rows, then their scores; published in bf16 where all else is in 8 bits, and kept so."""
-        shape = (self.shape.columns, self.hidden)
-        pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
-        name = f"{self.name}.projection"
-        return matrix(
-            name,
-            *pieces,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.POOLING,
-        )
-
-    @cached_property
-    def bias(self) -> Tensor:
-        shape = (self.shape.every, self.shape.columns)
-        return self._vector("bias", Stored(f"{self.source}.ape", shape), neutral=0.0)
-
-    @cached_property
-    def norm(self) -> Tensor:
-        return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dim,)))
-
-    def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
-        return vector(f"{self.name}.{name}", piece, layer=self.layer, neutral=neutral)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.projection, self.bias, self.norm
-
-    def forward(self, b: Backend, x: Value, first: int) -> Value:
-        """x [T, hidden] -> [T, dim], of which rows count that complete a window. first: of its state."""
-        s, dim = self.shape, self.rope.dim
-        rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
-        pooled = b.pooling(rows, scores, self.bias, s, layer=self.layer, first=first)
-        turn = replace(self.rope, shift=1 - s.every)
-        return b.rope(
-            b.norm(pooled, self.norm, self.eps), turn, head_width=s.dim, first=s.dim - dim
-        )
-
-
-@dataclass(frozen=True)
-class WindowIndexer:
-    """Chooses windows: small heads score the rows of a compressor of its own.
-
-    Attributes:
-        compressor: of the keys; its names are found from this part's.
-        q_lora: width of the query latent.
-    """
-
-    hidden: int
-    q_lora: int
-    shape: ChooseShape
-    compressor: Compressor
-    layer: int = 0
-    source: str = ""
-
-    @cached_property
-    def keys(self) -> Compressor:
-        """The compressor in its place."""
-        name = f"layers.{self.layer}.attn.index_pool"
-        source = f"{self.source}.compressor"
-        return replace(self.compressor, layer=self.layer, name=name, source=source)
-
-    @cached_property
-    def queries(self) -> Tensor:
-        shape = (self.shape.heads * self.shape.dim, self.q_lora)
-        stored = Stored(f"{self.source}.wq_b.weight", shape)
-        name = f"layers.{self.layer}.attn.index_q"
-        return matrix(name, stored, layer=self.layer, part=ModelPart.ATTENTION)
-
-    @cached_property
-    def weights(self) -> Tensor:
-        """[heads, hidden]: decides like a router, and is kept like one."""
-        stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
-        name = f"layers.{self.layer}.attn.index_weights"
-        return matrix(
-            name,
-            stored,
-            role=Role.KEPT,
-            cut=Cut.NONE,
-            layer=self.layer,
-            part=ModelPart.INDEXER,
-        )
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.queries, self.weights, *self.keys.tensors
-
-    def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
-        """x [T, hidden], latent [T, q_lora]; first: where the state of its keys begins."""
-        s, rope = self.shape, self.keys.rope
-        key = self.keys.forward(b, x, first)
-        q = b.rope(b.linear(latent, self.queries), rope, head_width=s.dim, first=s.dim - rope.dim)
-        b.choose(q, key, b.linear(x, self.weights, reads=Reads.F32), s, layer=self.layer)
+from ktcli.ops.table.rowwise import Rope
+from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)
@@ -229,7 +114,8 @@ class CompressedAttention:
 
     @property
     def scratch(self) -> Scratch:
-        return Scratch.of(self.tensors)
+        chosen = self.indexer.shape.top_k if self.indexer else 0
+        return replace(Scratch.of(self.tensors), chosen=chosen)
 
     @property
     def _pools(self) -> tuple[PoolShape, ...]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ktcli.layers.compressed import CompressedAttention
+from ktcli.layers.gated_delta import GatedDeltaNet
 from ktcli.layers.grouped_query import GroupedQueryAttention
 from ktcli.layers.hyper import HyperConnection, StreamMean
+from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.mlp import DenseMlp
-from ktcli.layers.recurrent import GatedDeltaNet, KimiDelta
 from ktcli.layers.sparse import SparseMlp
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import Access, ModelPart
@@ -87,6 +88,15 @@ class DecoderLayer:
         mixed = [tensor for mixer in self.mixers or () for tensor in mixer.tensors]
         norms = (*self.norms, *(norm for norm in self.norms_after if norm))
         return (*self.mlp.tensors, *self.attention.tensors, *norms, *mixed)
+
+    @property
+    def kind(self) -> DecoderLayer:
+        """The layer without its place: equal for layers that compute alike."""
+        attention = replace(self.attention, layer=0, source="")
+        mlp = replace(self.mlp, layer=0, name="", source="")
+        around = [replace(each, layer=0, name="", source="") for each in self.mixers or ()]
+        mixers = (around[0], around[1]) if around else None
+        return replace(self, layer=0, source="", attention=attention, mlp=mlp, mixers=mixers)
 
     @property
     def scratch(self) -> Scratch:
@@ -166,6 +176,13 @@ class Decoder:
         inner = tuple(tensor for layer in self.layers for tensor in layer.tensors)
         mixed = self.mixer.tensors if self.mixer else ()
         return (self.embedding, *inner, *mixed, self.norm, self.head)
+
+    @property
+    def one_of_each(self) -> Decoder:
+        """The stack with the first layer of each kind only."""
+        first = {layer.kind: layer for layer in reversed(self.layers)}
+        kept = sorted(first.values(), key=lambda layer: layer.layer)
+        return replace(self, layers=tuple(kept))
 
     @property
     def scratch(self) -> Scratch:

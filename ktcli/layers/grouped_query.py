@@ -169,7 +169,8 @@ class GroupedQueryAttention:
 
     @property
     def scratch(self) -> Scratch:
-        return Scratch.of(self.tensors)
+        index = self.indexer.shape if self.indexer else None  # a list for each of its heads
+        return replace(Scratch.of(self.tensors), chosen=index.heads * index.top_k if index else 0)
 
     @property
     def state(self) -> LayerState:

@@ -166,7 +166,9 @@ class LatentAttention:
         attended with, and in halves of those bytes as its products read them."""
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
-        return replace(Scratch.of(self.tensors), heads=heads, expanded=True)
+        chosen = self.indexer.shape.top_k if self.indexer else 0
+        made = Scratch.of(self.tensors)
+        return replace(made, heads=heads, expanded=True, chosen=chosen)
 
     @property
     def state(self) -> LayerState:

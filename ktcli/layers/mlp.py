@@ -14,7 +14,7 @@ from ktcli.native import PANEL_ROWS, SILU, Glu
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.part import ModelPart
 from ktcli.ops.scratch import Scratch
-from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to
+from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, vector
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class DenseMlp:
     Attributes:
         glu: the activation, where it is another.
         part: what its tensors are counted under.
+        bias: gate, up and down have one each (Llama's `mlp_bias`).
         layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
@@ -34,6 +35,7 @@ class DenseMlp:
     names: MlpNames = USUAL_MLP
     glu: Glu = SILU
     part: ModelPart = ModelPart.DENSE_MLP
+    bias: bool = False
     layer: int = 0
     name: str = ""
     source: str = ""
@@ -46,13 +48,35 @@ class DenseMlp:
             both = self._stored(self.names.fused, (2 * self.width, self.hidden))
             both = replace(both, count=self.width)
             pieces = both, replace(both, first=self.width)
-        n = 2 * ceil_to(self.width, PANEL_ROWS)
-        return replace(self._matrix("gate_up", n, self.hidden, pieces), alternate=True)
+        return replace(self._matrix("gate_up", self._inner, self.hidden, pieces), alternate=True)
+
+    @property
+    def _inner(self) -> int:
+        """Rows of gate and up, each in whole panels."""
+        return 2 * ceil_to(self.width, PANEL_ROWS)
 
     @cached_property
     def down(self) -> Tensor:
         pieces = (self._stored(self.names.down, (self.hidden, self.width)),)
         return self._matrix("down", self.hidden, self.width, pieces)
+
+    @cached_property
+    def gate_up_bias(self) -> Tensor | None:
+        """In the order of the rows of `gate_up`."""
+        made = self._bias("gate_up_bias", (self.names.gate, self.names.up), self.width)
+        return made and replace(made, k=self._inner, alternate=True)
+
+    @cached_property
+    def down_bias(self) -> Tensor | None:
+        return self._bias("down_bias", (self.names.down,), self.hidden)
+
+    def _bias(self, name: str, weights: tuple[str, ...], each: int) -> Tensor | None:
+        """The biases beside weights, of `each` elements."""
+        if not self.bias:
+            return None
+        names = (f"{self.source}.{weight.removesuffix('weight')}bias" for weight in weights)
+        stored = (Stored(of, (each,)) for of in names)
+        return vector(f"{self.name}.{name}", *stored, layer=self.layer, neutral=0.0)
 
     def _stored(self, name: str, shape: tuple[int, int]) -> Stored:
         return Stored(f"{self.source}.{name}", shape)
@@ -63,7 +87,8 @@ class DenseMlp:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.gate_up, self.down
+        biases = self.gate_up_bias, self.down_bias
+        return (self.gate_up, self.down, *(bias for bias in biases if bias is not None))
 
     @property
     def scratch(self) -> Scratch:
@@ -71,4 +96,5 @@ class DenseMlp:
 
     def forward(self, b: Backend, x: Value) -> Value:
         """x [T, hidden] -> [T, hidden]."""
-        return b.linear(b.swiglu(b.linear(x, self.gate_up), self.width, self.glu), self.down)
+        both = b.linear(x, self.gate_up, bias=self.gate_up_bias)
+        return b.linear(b.swiglu(both, self.width, self.glu), self.down, bias=self.down_bias)

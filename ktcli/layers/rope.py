@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ktcli.ops.table.rowwise import Rope
 
 F32Array = NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,70 @@ def rotary(
     return Rope(
         dim, tuple(float(value) for value in inverse.astype(np.float32)), scale, interleaved
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LongRope(Rope):
+    """LongRoPE's two rotations, of which a context chooses one: that of the fields of `Rope`, or another.
+
+    Source: arXiv 2402.13753. transformers chooses anew for every call, by its text; with cached keys that would mix
+    both, so engines choose once, by the positions they are planned for.
+
+    Attributes:
+        original: positions up to which the first is used.
+        beyond: radians per position of each pair in a longer context.
+    """
+
+    original: int = 0
+    beyond: tuple[float, ...] = ()
+
+    def at(self, context: int) -> Rope:
+        """The rotation of a context of so many positions."""
+        chosen = self.beyond if context > self.original else self.inv_freq
+        return Rope(self.dim, chosen, self.scale, self.interleaved, self.shift)
+
+
+def at_context(part: T, context: int) -> T:
+    """A part of a model with the rotations of a context, however deep they lie in it."""
+    made: Any = part
+    if isinstance(part, LongRope):
+        made = part.at(context)
+    elif isinstance(part, tuple):
+        each = tuple(at_context(one, context) for one in part)
+        changed = any(new is not old for new, old in zip(each, part, strict=True))
+        made = each if changed and type(part) is tuple else part
+    elif is_dataclass(part) and not isinstance(part, type):
+        values = {field.name: getattr(part, field.name) for field in fields(part) if field.init}
+        found = {name: at_context(value, context) for name, value in values.items()}
+        changed_ones = {name: new for name, new in found.items() if new is not values[name]}
+        made = replace(part, **changed_ones) if changed_ones else part
+    return cast(T, made)
+
+
+def long_rotary(
+    dim: int,
+    theta: float,
+    short: Sequence[float],
+    long: Sequence[float],
+    *,
+    scale: float,
+    original: int,
+    interleaved: bool = False,
+) -> LongRope:
+    """LongRoPE's rotary embedding of `dim` columns.
+
+    Args:
+        theta: base of the wavelengths.
+        short, long: factors on the wavelength of each pair, up to `original` positions and beyond.
+        scale: factor on cos and sin.
+    """
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    wavelengths = np.float32(theta) ** exponents
+    near, far = (
+        tuple(float(value) for value in np.float32(1.0) / (np.float32(factors) * wavelengths))
+        for factors in (np.array(short), np.array(long))
+    )
+    return LongRope(dim, near, scale, interleaved, original=original, beyond=far)
 
 
 def _ramp(yarn: Yarn, dim: int, theta: float) -> F32Array:

@@ -30,6 +30,7 @@ class SparseMlp:
             router's: they read the same input.
         glu: the activation of experts and shared expert.
         shared_glu: the shared expert's, where it is another.
+        shared_bias: gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
         biases: router and experts have them (gpt-oss).
         by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
         layer, name, source: as of `DenseMlp`.
@@ -44,6 +45,7 @@ class SparseMlp:
     names: SparseNames = USUAL_SPARSE
     glu: Glu = SILU
     shared_glu: Glu | None = None
+    shared_bias: bool = False
     biases: bool = False
     by_id: int = 0
     layer: int = 0
@@ -137,6 +139,7 @@ class SparseMlp:
             return None
         names, glu = self.names.shared, self.shared_glu or self.glu
         made = DenseMlp(self.hidden, self.shared_width, names.within, glu, ModelPart.SHARED)
+        made = replace(made, bias=self.shared_bias)
         name, source = f"{self.name}.shared", names.source(self.source)
         return replace(made, layer=self.layer, name=name, source=source)
 

@@ -35,7 +35,7 @@ _SEED = 20_260_101
 WARM_UPS = 3  # steps before one that is looked at closely
 
 
-class Kind(Enum):
+class Phase(Enum):
     """What is measured."""
 
     DECODE = "decode"
@@ -51,7 +51,7 @@ class Job:
         context: tokens that lie in the cache before each run.
     """
 
-    kind: Kind
+    kind: Phase
     n_tokens: int
     context: int = 0
 
@@ -88,9 +88,9 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
     done = 0
     while done < job.n_tokens:
         left = job.n_tokens - done
-        chunk = 1 if job.kind is Kind.DECODE else engine.chunk_tokens(left)
+        chunk = 1 if job.kind is Phase.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
-        outputs = 1 if chunk == left or job.kind is Kind.DECODE else 0
+        outputs = 1 if chunk == left or job.kind is Phase.DECODE else 0
         yield StepShape(chunk, job.context + done, outputs)
         done += chunk
 
@@ -152,7 +152,7 @@ class Ceilings:
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
         wanted = demand(engine, job)
-        if job.kind is Kind.DECODE:
+        if job.kind is Phase.DECODE:
             return wanted.read_bytes / self.measure(Ceiling.READ)
         return self.compute_s(wanted.ops)
 
@@ -170,7 +170,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class OperationTimes:
     """Where the time of one run went: (kind of operation, seconds), longest first."""
 
     operations: tuple[tuple[str, float], ...]
@@ -181,7 +181,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Result:
+class BenchResult:
     """One measured work.
 
     Attributes:
@@ -197,7 +197,7 @@ class Result:
     demand: Demand
     spread: Spread | None
     chosen: NDArray[np.int64]
-    profile: Profile
+    profile: OperationTimes
     predicted_s: float
 
     @property
@@ -226,7 +226,7 @@ def run(
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
-) -> Result:
+) -> BenchResult:
     """Measure one work on a loaded engine.
 
     Args:
@@ -254,13 +254,13 @@ def run(
     profile = _profile(before, _operation_seconds(engine), pairs)
     chosen = engine.chosen() - chosen
     predicted_s = yardstick.predicted_s(engine, job)
-    return Result(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
+    return BenchResult(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
     """One run. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
-    if job.kind is Kind.PREFILL:
+    if job.kind is Phase.PREFILL:
         session.feed(ids)
         return
     sampler = Sampler(SamplingSettings(greedy=True))
@@ -276,7 +276,7 @@ def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], T
         trace: runs a step and says what happened when.
     """
     session, draw = engine.session(), np.random.default_rng(_SEED)
-    job = Job(Kind.DECODE, 1, context)
+    job = Job(Phase.DECODE, 1, context)
     ids = draw.integers(0, engine.spec.vocab, context + WARM_UPS + 1).tolist()
     if context:
         session.feed(ids[:context])
@@ -294,8 +294,10 @@ def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:
     return times
 
 
-def _profile(before: list[tuple[str, float]], after: list[tuple[str, float]], runs: int) -> Profile:
+def _profile(
+    before: list[tuple[str, float]], after: list[tuple[str, float]], runs: int
+) -> OperationTimes:
     sums: dict[str, float] = {}
     for (label, start), (_, end) in zip(before, after, strict=True):
         sums[label] = sums.get(label, 0.0) + (end - start) / runs
-    return Profile(tuple(sorted(sums.items(), key=lambda item: -item[1])))
+    return OperationTimes(tuple(sorted(sums.items(), key=lambda item: -item[1])))

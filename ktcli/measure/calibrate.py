@@ -31,7 +31,7 @@ from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import StepInputs, TorchBackend
 from ktcli.ops.torch.functions import Rows, product, swiglu
 from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.packed import Stack, unpack
+from ktcli.ops.torch.packed import PackedStack, unpack
 from ktcli.weights.pack import Pack
 
 FLOOR_TOKENS = 32
@@ -75,7 +75,10 @@ class _Experts:
     """All experts, one after the other; notes what goes into both of their matrices."""
 
     def __init__(
-        self, stacks: Sequence[Stack], names: Sequence[tuple[str, str]], sums: dict[str, _Sums]
+        self,
+        stacks: Sequence[PackedStack],
+        names: Sequence[tuple[str, str]],
+        sums: dict[str, _Sums],
     ) -> None:
         self._stacks, self._names, self._sums = stacks, names, sums
 
@@ -113,7 +116,7 @@ def calibrate(
         ids: of the text, `begin` before each window.
         progress: called with the tokens read so far.
     """
-    model = build(path.config)
+    model = build(path.config).at(WINDOW)
     sums = {t.name: _Sums.of(t) for t in model.tensors if t.role in (Role.EXPERTS, Role.DENSE)}
     everything = np.ones((model.spec.moe_layers, model.spec.experts), dtype=bool)
     device = torch.device("cpu")

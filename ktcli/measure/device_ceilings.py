@@ -20,7 +20,7 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.stream import Stream, device_errors, stream_on
 from ktcli.measure.baselines import policy_of
-from ktcli.measure.bench import Ceilings, Job, Kind, steps
+from ktcli.measure.bench import Ceilings, Job, Phase, steps
 from ktcli.measure.policy import SEQUENTIAL, Policy
 from ktcli.native import Ceiling
 from ktcli.ops.part import ModelPart
@@ -140,7 +140,7 @@ class DeviceCeilings:
     def ideal_s(self, engine: Engine, job: Job) -> float:
         """CPU and device at the same time, each at its limit."""
         found = [self.split(engine, step) for step in steps(engine, job)]
-        if job.kind is Kind.DECODE:
+        if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
             theirs = sum(each.device_bytes for each in found) / self.device.read_bps
             return max(read / self.cpu.measure(Ceiling.READ), theirs)
@@ -157,7 +157,7 @@ class DeviceCeilings:
                 forecast.on_demand_s(step.n_tokens, step.start, may_compute=computes)
                 for step in steps(engine, job)
             )
-        if job.kind is Kind.PREFILL:
+        if job.kind is Phase.PREFILL:
             threshold = self.placement.long_prompts.threshold
             asked = NEVER if threshold is None else threshold
             return forecast.prefill_s(job.n_tokens, asked, job.context)

@@ -23,7 +23,7 @@ _SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class DeviceSetting:
     """What is free when a plan is made.
 
     Attributes:
@@ -37,7 +37,7 @@ class Setting:
 
 
 def planned_engine(
-    model: Model, plan: Plan, pool: Pool, setting: Setting, progress: Progress | None = None
+    model: Model, plan: Plan, pool: Pool, setting: DeviceSetting, progress: Progress | None = None
 ) -> DeviceEngine:
     """An engine of the model's true shapes, as planned; `pool` has the teams of the plan's host.
 

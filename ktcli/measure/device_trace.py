@@ -94,7 +94,7 @@ class _Profiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CallRecord:
     """What the profiler noted, in nanoseconds of its own clock.
 
     Attributes:
@@ -107,15 +107,15 @@ class Record:
     end_ns: int
 
 
-def recorded(profiler: Any) -> Iterator[Record]:
+def recorded(profiler: Any) -> Iterator[CallRecord]:
     """All that a finished profiler noted."""
     for event in profiler.profiler.kineto_results.events():
         start, duration = event.start_ns(), event.duration_ns()
         on_device = event.device_type().name == "CUDA"
-        yield Record(event.name(), on_device, start, start + duration)
+        yield CallRecord(event.name(), on_device, start, start + duration)
 
 
-def clock_offset(markers: Sequence[Record], readings: Sequence[tuple[int, int]]) -> int:
+def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, int]]) -> int:
     """What to add to the profiler's nanoseconds to get those of CLOCK_MONOTONIC.
 
     Args:
@@ -127,7 +127,7 @@ def clock_offset(markers: Sequence[Record], readings: Sequence[tuple[int, int]])
     return (before + after) // 2 - (marker.start_ns + marker.end_ns) // 2
 
 
-def track_of(record: Record) -> str | None:
+def track_of(record: CallRecord) -> str | None:
     """Where it belongs in a trace; None: nowhere."""
     if record.on_device:
         return DEVICE if record.name != _MARKER and "Sync" not in record.name else None

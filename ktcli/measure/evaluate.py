@@ -33,7 +33,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EvalCase:
     """A model in one way of running it.
 
     Attributes:
@@ -123,7 +123,7 @@ def piece_tokens(vocab: int) -> int:
 
 
 def score(
-    cases: Sequence[Case],
+    cases: Sequence[EvalCase],
     over: Sequence[Window],
     *,
     compare: bool = True,
@@ -178,7 +178,7 @@ def difference(this: Scores, other: Scores) -> Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _WindowPiece:
     """Ids that are read in one go; the logits after the first `skip` predict `targets`."""
 
     ids: I32Array
@@ -194,11 +194,11 @@ class _Predictions:
     sums: F64Array
 
 
-def _pieces(window: Window, rows: int) -> Iterator[_Piece]:
+def _pieces(window: Window, rows: int) -> Iterator[_WindowPiece]:
     for start in range(0, len(window.ids) - 1, rows):
         end = min(start + rows, len(window.ids) - 1)
         skip = min(max(0, window.first - start), end - start)
-        yield _Piece(window.ids[start:end], window.ids[start + skip + 1 : end + 1], skip)
+        yield _WindowPiece(window.ids[start:end], window.ids[start + skip + 1 : end + 1], skip)
 
 
 def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> F64Array:

@@ -20,7 +20,7 @@ from ktcli.engine.arenas import NodeMemory, aligned
 from ktcli.errors import NotEnoughMemory
 from ktcli.measure.bench import Ceilings
 from ktcli.measure.clock import PAIRS, Measurement, alternate
-from ktcli.measure.shapes import Case, Shape, Work
+from ktcli.measure.shapes import LayerCase, LayerShape, Work
 from ktcli.native import (
     PAGE_TOKENS,
     PANEL_ROWS,
@@ -50,7 +50,7 @@ _LINEAR_TOKENS = (1, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LayerResult:
     """One measured row; all times are those of one layer and one step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Result:
 
     shape: str
     format: str
-    case: Case
+    case: LayerCase
     measured: Measurement
     ceiling: Ceiling
     rate: float
@@ -84,7 +84,7 @@ class Result:
         return self.case.ops / self.measured.seconds
 
 
-class Stack:
+class LayerStack:
     """Equal layers recorded as a program, and a walk through the tokens that go in.
 
     Attributes:
@@ -128,7 +128,7 @@ class Stack:
         self._first = 0
         self._pages = np.zeros(ceil(max_tokens / PAGE_TOKENS), np.int32)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
         """The rows that this stack can measure."""
         raise NotImplementedError
 
@@ -178,11 +178,11 @@ class Stack:
         return sum(ns for _, ns in self.program.profile()[self._first :]) / 1e9
 
 
-class ExpertStack(Stack):
+class ExpertStack(LayerStack):
     """Layers of routed experts."""
 
     def __init__(
-        self, pool: Pool, shape: Shape, fmt: Format, max_tokens: int, free_bytes: int
+        self, pool: Pool, shape: LayerShape, fmt: Format, max_tokens: int, free_bytes: int
     ) -> None:
         inner = 2 * ceil_to(shape.width, PANEL_ROWS)
         e, part = shape.experts, ModelPart.EXPERTS
@@ -210,16 +210,16 @@ class ExpertStack(Stack):
 
         self._record(shape.hidden, layer)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
         tokens = [1] if Work.DECODE in works else []
         if Work.PREFILL in works:
             tokens += [self._shape.tokens(n) for n in per_expert]
         return [self._case(n) for n in tokens]
 
-    def _case(self, n_tokens: int) -> Case:
+    def _case(self, n_tokens: int) -> LayerCase:
         shape, slots = self._shape, n_tokens * self._shape.top_k
         expert_bytes = self.size_bytes // self.layers // shape.experts
-        return Case(
+        return LayerCase(
             Work.DECODE if n_tokens == 1 else Work.PREFILL,
             n_tokens,
             1.0 if n_tokens == 1 else slots / shape.experts,
@@ -239,7 +239,7 @@ class ExpertStack(Stack):
         return ids.astype(np.int32)
 
 
-class LinearStack(Stack):
+class LinearStack(LayerStack):
     """Dense products [4096, 2048]."""
 
     N, K = 4096, 2048
@@ -259,24 +259,24 @@ class LinearStack(Stack):
 
         self._record(self.K, layer)
 
-    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[Case]:
+    def cases(self, works: Sequence[Work], per_expert: Sequence[int]) -> list[LayerCase]:
         if Work.LINEAR not in works:
             return []
         size, elements = self.size_bytes // self.layers, self.N * self.K
-        return [Case(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
+        return [LayerCase(Work.LINEAR, n, None, size, 2 * elements * n) for n in _LINEAR_TOKENS]
 
     def ids(self, n_tokens: int) -> NDArray[np.int32]:
         return np.zeros(n_tokens, np.int32)
 
 
 def measure(
-    stack: Stack,
-    case: Case,
+    stack: LayerStack,
+    case: LayerCase,
     ceilings: Ceilings,
     *,
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
-) -> Result:
+) -> LayerResult:
     """Measure one row.
 
     Args:
@@ -305,7 +305,7 @@ def measure(
         return amount / rates[-1]
 
     measured = alternate(work, ideal, pairs=pairs)
-    return Result(
+    return LayerResult(
         stack.name,
         stack.format.name,
         case,
@@ -317,7 +317,7 @@ def measure(
     )
 
 
-def _ceiling(stack: Stack, case: Case) -> Ceiling:
+def _ceiling(stack: LayerStack, case: LayerCase) -> Ceiling:
     if case.n_tokens == 1:
         return Ceiling.READ
     return Ceiling.INT8 if stack.format.activation_bits == 8 else Ceiling.BF16
@@ -335,7 +335,7 @@ def _stack_bytes() -> int:
 
 
 def _deals(
-    shape: Shape, n_tokens: int, draw: np.random.Generator
+    shape: LayerShape, n_tokens: int, draw: np.random.Generator
 ) -> tuple[int, NDArray[np.uint16]]:
     """(tokens of a deal, logits [at least n_tokens, E] as bf16 bits).
 

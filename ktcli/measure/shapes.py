@@ -21,7 +21,7 @@ class Work(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """The routed experts of one layer: H, I, E and K."""
 
     name: str
@@ -31,7 +31,7 @@ class Shape:
     top_k: int
 
     @classmethod
-    def parse(cls, text: str) -> Shape:
+    def parse(cls, text: str) -> LayerShape:
         """A name from `SHAPES`, or H,I,E,K.
 
         Raises:
@@ -58,14 +58,14 @@ class Shape:
 
 # Qwen3-30B-A3B, DeepSeek-V2-Lite, and DeepSeek-V3 with an eighth of its experts.
 SHAPES = {
-    "A": Shape("A", 2048, 768, 128, 8),
-    "B": Shape("B", 2048, 1408, 64, 6),
-    "C": Shape("C", 7168, 2048, 32, 8),
+    "A": LayerShape("A", 2048, 768, 128, 8),
+    "B": LayerShape("B", 2048, 1408, 64, 6),
+    "C": LayerShape("C", 7168, 2048, 32, 8),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LayerCase:
     """One row to measure.
 
     Attributes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine import CpuEngine, Engine
-from ktcli.engine.loader import Progress, RandomSource
+from ktcli.engine.loader import Progress, RandomSource, as_array
 from ktcli.engine.session import Session
 from ktcli.errors import NotEnoughMemory, UsageError
 from ktcli.hardware.gpu import CPU, CUDA
@@ -117,11 +117,13 @@ class ApartSource(RandomSource):
             super().fill(tensor, target, memory, offset)
             return
         draw = np.random.default_rng(_SEED)
-        table = memory.view(np.uint16).reshape(tensor.n, tensor.k)
+        table = as_array(tensor, memory)
         for first in range(0, tensor.n, self._BLOCK_ROWS):
             block = table[first : first + self._BLOCK_ROWS]
-            bits = draw.integers(0, 1 << 16, block.shape, dtype=np.uint16)
-            block[:] = (bits & self._RANDOM_BITS) + self._EXPONENT
+            drawn = draw.integers(0, 1 << 16, block.shape, dtype=np.uint16)
+            bits = (drawn & self._RANDOM_BITS) + self._EXPONENT
+            wide = block.dtype == np.float32
+            block[:] = (bits.astype(np.uint32) << 16).view(np.float32) if wide else bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class TileMin(NamedTuple):
     bf16: int
 
 
-class Source(Enum):
+class TileMinSource(Enum):
     """Where a choice comes from."""
 
     NO_TILES = "no tiles"  # the row has none
@@ -71,14 +71,14 @@ class Source(Enum):
 class Choice:
     """What is to be used, None: the row has no tiles or nobody has measured yet."""
 
-    source: Source
+    source: TileMinSource
     tile_min: TileMin | None = None
     date: str = ""  # of the measurement, YYYY-MM-DD
 
     @property
     def measurable(self) -> bool:
         """A measurement would be used."""
-        return self.source in (Source.MEASURED, Source.UNKNOWN)
+        return self.source in (TileMinSource.MEASURED, TileMinSource.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +121,14 @@ def choose(
         kept: an earlier measurement and its date.
     """
     if isa != ROW:
-        return Choice(Source.NO_TILES)
+        return Choice(TileMinSource.NO_TILES)
     if forced is not None:
-        return Choice(Source.FORCED, TileMin(forced, forced, forced))
+        return Choice(TileMinSource.FORCED, TileMin(forced, forced, forced))
     if fixed:
-        return Choice(Source.FIXED, TileMin(2, 2, 2))
+        return Choice(TileMinSource.FIXED, TileMin(2, 2, 2))
     if kept is not None:
-        return Choice(Source.MEASURED, *kept)
-    return Choice(Source.UNKNOWN)
+        return Choice(TileMinSource.MEASURED, *kept)
+    return Choice(TileMinSource.UNKNOWN)
 
 
 def crossover(times: Mapping[int, tuple[float, float]]) -> int:
@@ -179,7 +179,7 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
         NativeError: the native library is missing.
     """
     choice = look(cpu, threads, isa)
-    if choice.source is not Source.UNKNOWN:
+    if choice.source is not TileMinSource.UNKNOWN:
         return choice.tile_min
     try:
         found = measure(cpu, threads, ROW)

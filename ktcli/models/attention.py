@@ -12,13 +12,10 @@ from ktcli.layers.latent import LatentAttention
 from ktcli.models.config import (
     MAX_CONTEXT,
     MAX_HEADS,
-    STRETCHED,
     Fields,
     read_eps,
-    read_rope,
-    rope_type,
-    rotated_columns,
 )
+from ktcli.models.rotation import STRETCHED, read_rope, rope_type, rotated_columns
 from ktcli.ops.table.attention import GqaShape, MlaShape
 
 
@@ -38,15 +35,21 @@ def read_gqa(
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
     f.require_multiple("num_attention_heads", heads, kv_heads)
-    head_dim = f.whole("head_dim", high=4096, default=max(1, hidden // heads))
-    f.require_multiple("head_dim", head_dim, 2)
-    f.require_width("num_attention_heads x head_dim", heads * head_dim)
-    columns = rotated_columns(f, head_dim)
+    dim = head_dim(f)
+    f.require_multiple("head_dim", dim, 2)
+    f.require_width("num_attention_heads x head_dim", heads * dim)
+    columns = rotated_columns(f, dim)
     # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
-    shape = GqaShape(heads, kv_heads, head_dim, head_dim**-0.5)
+    shape = GqaShape(heads, kv_heads, dim, dim**-0.5)
     return GroupedQueryAttention(hidden, shape, rope, read_eps(f), norms, qkv_bias, o_bias)
+
+
+def head_dim(f: Fields) -> int:
+    """Columns of a head."""
+    hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
+    return f.whole("head_dim", high=4096, default=max(1, hidden // heads))
 
 
 def read_mla(f: Fields) -> LatentAttention:

@@ -15,9 +15,9 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.gates import OwnGates
+from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
 from ktcli.layers.names import CorrectionNames, RouterNames, SparseNames
-from ktcli.layers.recurrent import KimiDelta
 from ktcli.models.attention import read_mla
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, Fields, read_eps
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse

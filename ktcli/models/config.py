@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.rope import Llama3, Yarn, rotary
-from ktcli.ops.table.rowwise import Rope
 
 # Generous bounds: the largest public model (Kimi-K2) has hidden 7168, 61 layers, 384 experts, vocab 163840.
 MAX_WIDTH = 1 << 18
@@ -42,7 +40,6 @@ _SPELLINGS = (
 )
 _SPELLED = {names[0]: names for names in _SPELLINGS}
 _ROPE = ("rope_parameters", "rope_scaling")  # where a null says as little as nothing
-STRETCHED = ("yarn", "llama3")  # rotations that know how long the texts of the training were
 TEXT = "text_config"  # the text model's part of a config of one that also sees
 
 
@@ -205,101 +202,3 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
 def read_eps(f: Fields) -> float:
     """What every RMSNorm adds to the mean square."""
     return f.number("rms_norm_eps", high=1.0)
-
-
-def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
-    """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
-
-    Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
-    called `rope_type` or `type`.
-    """
-    rope = _rope_fields(fields)
-    source = rope if rope.has("rope_theta") else fields
-    theta = source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
-    kind = rope_type(rope)
-    rope.require("type", kind, "default", "linear", "yarn", "llama3", "factors", "dynamic")
-    if kind == "dynamic":
-        theta *= _read_stretch(rope, dim)
-    if kind == "yarn":
-        yarn = _read_yarn(rope, fields)
-        return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
-    if kind == "llama3":
-        return rotary(dim, theta, llama3=_read_llama3(rope, fields), interleaved=interleaved), 1.0
-    if kind == "factors":
-        factors = _read_factors(rope, dim // 2)
-        return rotary(dim, theta, factors=factors, interleaved=interleaved), 1.0
-    linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
-    return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
-
-
-def rope_type(rope: Fields) -> str:
-    """What a rotation is called, "default" where it has no name."""
-    return rope.text("rope_type", rope.text("type", "default"))
-
-
-def rotated_columns(fields: Fields, head_dim: int) -> int:
-    """How many columns of a head are rotated: a part of them, or a number given outright."""
-    rope = _rope_fields(fields)
-    source = rope if rope.has("partial_rotary_factor") else fields
-    part = source.number("partial_rotary_factor", high=1.0, default=1.0)
-    dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
-    fields.require_multiple("rotary_dim", dim, 2)
-    return dim
-
-
-def _read_stretch(rope: Fields, dim: int) -> float:
-    """Hunyuan's factor on the base; without an alpha it would follow the length of the text."""
-    rope.number("factor", low=1e-3, high=1e4)  # transformers wants one, which an alpha overrules
-    if not rope.has("alpha") or dim < 4:
-        raise BadCheckpoint(f"{rope.where}: a dynamic rotation of {dim} columns without alpha")
-    return math.pow(rope.number("alpha", low=1e-3, high=1e9), dim / (dim - 2))
-
-
-def _rope_fields(fields: Fields) -> Fields:
-    nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
-    return Fields(nested, f"{fields.where}: rope")
-
-
-def _read_factors(rope: Fields, count: int) -> list[float]:
-    """What GGUF files give outright instead of how it was computed: one factor per pair of columns."""
-    given = rope.values.get("factors")
-    if not isinstance(given, list) or len(given) != count:
-        raise BadCheckpoint(f"{rope.where}: factors are not a list of {count} numbers")
-    return [Fields({"factors": each}, rope.where).number("factors", low=1e-6) for each in given]
-
-
-def _read_llama3(rope: Fields, fields: Fields) -> Llama3:
-    low = rope.number("low_freq_factor", low=1e-3, high=1e4)
-    high = rope.number("high_freq_factor", low=1e-3, high=1e4)
-    if high <= low:
-        raise BadCheckpoint(
-            f"{rope.where}: high_freq_factor is {high:g}, low_freq_factor {low:g}; it must be larger"
-        )
-    return Llama3(
-        factor=rope.number("factor", low=1e-3, high=1e4),
-        original_context=_original_context(rope, fields),
-        low=low,
-        high=high,
-    )
-
-
-def _original_context(rope: Fields, fields: Fields) -> int:
-    """Positions of pre-training; where the config does not say, those the model was made for."""
-    name, context = "original_max_position_embeddings", "max_position_embeddings"
-    source = rope if rope.has(name) else fields
-    return source.whole(name, context, high=MAX_CONTEXT)
-
-
-def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
-    original = _original_context(rope, fields)
-    explicit = rope.number("attention_factor", high=1e3) if rope.has("attention_factor") else None
-    return Yarn(
-        factor=rope.number("factor", low=1e-3, high=1e4),
-        original_context=original,
-        beta_fast=rope.number("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
-        beta_slow=rope.number("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,
-        mscale=rope.number("mscale", high=100.0, default=0.0),
-        mscale_all_dim=rope.number("mscale_all_dim", high=100.0, default=0.0),
-        attention_factor=explicit,
-        truncate=rope.flag("truncate", True),
-    )

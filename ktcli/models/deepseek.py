@@ -60,15 +60,16 @@ _TEXT_PREFIXES = Prefixes(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    v2 = _is_v2(f)
+    v2, bias = _is_v2(f), f.flag("mlp_bias", False)
+    if not v2:
+        f.require("mlp_bias", bias, False)
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)
-    sparse = read_sparse(f, routing, correction=not v2)
-    is_dense = read_typed_dense(f)
+    sparse = replace(read_sparse(f, routing, correction=not v2), shared_bias=bias)
+    dense, is_dense = read_dense(f, bias=bias), read_typed_dense(f)
     prefixes = _TEXT_PREFIXES if _is_part(config) else USUAL_PREFIXES
     return assemble(
-        f, "deepseek", lambda i: (attention, read_dense(f) if is_dense(i) else sparse), prefixes
+        f, "deepseek", lambda i: (attention, dense if is_dense(i) else sparse), prefixes
     )
 
 

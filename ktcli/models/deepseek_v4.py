@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
-from ktcli.layers.compressed import CompressedAttention, Compressor, WindowIndexer
+from ktcli.layers.compressed import CompressedAttention
+from ktcli.layers.compressor import Compressor, WindowIndexer
 from ktcli.layers.names import (
     NUMBERED_EXPERTS,
     CorrectionNames,
@@ -30,11 +31,11 @@ from ktcli.models.config import (
     MAX_VOCAB,
     Fields,
     read_eps,
-    read_rope,
 )
 from ktcli.models.feedforward import read_experts, read_sparse
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers, read_types
+from ktcli.models.rotation import read_rope
 from ktcli.models.skeleton import Prefixes, assemble, read_streams
 from ktcli.native import PAGE_TOKENS, Glu
 from ktcli.ops.table.attention import ChooseShape, MqaShape

@@ -31,12 +31,15 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     kind = f.text("model_type", "")
-    f.require("mlp_bias", f.flag("mlp_bias", False), False)
+    mlp_bias = f.flag("mlp_bias", False)
+    if kind != "llama":
+        f.require("mlp_bias", mlp_bias, False)
+    mlp = read_dense(f, bias=mlp_bias)
     bias = kind in ("llama", "qwen3") and f.flag("attention_bias", False)
     norms = QkNorms() if kind == "qwen3" else None
     attention = read_gqa(f, norms=norms, qkv_bias=bias or kind == "qwen2", o_bias=bias)
     window = _windows(f, kind)
-    return assemble(f, kind, lambda i: (attention.within(window(i)), read_dense(f)))
+    return assemble(f, kind, lambda i: (attention.within(window(i)), mlp))
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.layers.mlp import DenseMlp
-from ktcli.layers.names import USUAL_MLP, USUAL_SPARSE, MlpNames, SparseNames
+from ktcli.layers.names import USUAL_SPARSE, SparseNames
 from ktcli.layers.sparse import SparseMlp
 from ktcli.models.config import (
     MAX_EXPERTS,
@@ -30,9 +30,9 @@ V3_EXPERTS: Mapping[str, Any] = {
 }
 
 
-def read_dense(f: Fields, names: MlpNames = USUAL_MLP) -> DenseMlp:
+def read_dense(f: Fields, *, bias: bool = False) -> DenseMlp:
     """An MLP without experts."""
-    return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), names)
+    return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), bias=bias)
 
 
 def read_sparse(

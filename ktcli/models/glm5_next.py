@@ -16,8 +16,8 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.decoder import Attention, Mlp
 from ktcli.layers.hyper import StreamMean
 from ktcli.layers.indexer import Indexer
+from ktcli.layers.kimi_delta import KimiDelta
 from ktcli.layers.latent import LatentAttention
-from ktcli.layers.recurrent import KimiDelta
 from ktcli.models.config import MAX_CHOSEN, MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
 from ktcli.models.deepseek_v32 import read_shared
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse

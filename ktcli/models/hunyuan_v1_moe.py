@@ -6,6 +6,7 @@ which stretches the base once and for all. Source: the Hunyuan-A13B report; tran
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,12 @@ from ktcli.errors import BadCheckpoint
 from ktcli.layers.grouped_query import NormedQk, QkNorms
 from ktcli.layers.names import RouterNames, SharedNames, SparseNames
 from ktcli.layers.sparse import SparseMlp
-from ktcli.models.attention import read_gqa
+from ktcli.models.attention import head_dim, read_gqa
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.models.feedforward import read_softmax_routing
 from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_layers
+from ktcli.models.rotation import read_theta, rope_fields, rope_type
 from ktcli.models.skeleton import assemble
 
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"hunyuan_v1_moe": {}}
@@ -60,4 +62,18 @@ def _own(config: Mapping[str, Any]) -> Fields:
             same.require(name, values[name], usual or values.get("intermediate_size"))
     same.require("use_cla", same.flag("use_cla", False), False)
     same.require("use_qk_norm", same.flag("use_qk_norm", True), True)
-    return same
+    return _stretched(same)
+
+
+def _stretched(f: Fields) -> Fields:
+    """The config with a plain rotation where one of type "dynamic" has an alpha."""
+    rope = rope_fields(f)
+    if rope_type(rope) != "dynamic" or not rope.has("alpha"):
+        return f
+    rope.number("factor", low=1.0, high=1e4)  # which the alpha overrules, and transformers wants
+    dim = head_dim(f)
+    if dim < 4:
+        raise BadCheckpoint(f"{rope.where}: alpha stretches heads of at least 4 columns")
+    by = math.pow(rope.number("alpha", low=1e-3, high=1e9), dim / (dim - 2))
+    plain = {"rope_type": "default", "rope_theta": read_theta(f) * by}
+    return Fields({**f.values, "rope_parameters": plain}, f.where)

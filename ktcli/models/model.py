@@ -11,9 +11,12 @@ from functools import cached_property
 from typing import Protocol
 
 from ktcli.layers.decoder import Decoder
+from ktcli.layers.rope import at_context
 from ktcli.layers.sparse import SparseMlp
 from ktcli.native import Glu
 from ktcli.ops.backend import Backend, Value
+from ktcli.ops.passes import reuse_buffers
+from ktcli.ops.recording import Buffer, record
 from ktcli.ops.scratch import Scratch
 from ktcli.ops.state import LayerState
 from ktcli.ops.tensors import Tensor
@@ -71,8 +74,15 @@ class Model(Protocol):
         """Every stored tensor: embedding, layers in order, final norm, head."""
 
     @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """What a program of the forward writes its rows into, layer after layer."""
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
+
+    def at(self, context: int) -> Model:
+        """The model as it is run with so many positions, of which a rotation may be chosen."""
 
     def forward(self, b: Backend) -> Value:
         """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
@@ -114,6 +124,14 @@ class DecoderModel:
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         return self.decoder.tensors
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Those of one layer of each kind, which all others use again."""
+        return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
+
+    def at(self, context: int) -> DecoderModel:
+        return at_context(self, context)
 
     def forward(self, b: Backend) -> Value:
         return self.decoder.forward(b)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from ktcli.layers.decoder import Attention, Mlp
+from ktcli.layers.gated_delta import GatedDeltaNet
 from ktcli.layers.gates import QueryGates
 from ktcli.layers.grouped_query import QkNorms
 from ktcli.layers.names import SharedNames, SparseNames
-from ktcli.layers.recurrent import GatedDeltaNet
 from ktcli.models.attention import read_gqa
 from ktcli.models.config import MAX_HEADS, MAX_LAYERS, TEXT, Fields, read_eps
 from ktcli.models.feedforward import read_dense, read_softmax_routing, read_sparse

@@ -25,7 +25,7 @@ from ktcli.native.library import (
     packed_bytes,
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
-from ktcli.native.offload import Offload, Span
+from ktcli.native.offload import Offload, PartSpan
 from ktcli.native.operands import SILU, Glu, Step, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
@@ -50,10 +50,10 @@ __all__ = [
     "Numbers",
     "Offload",
     "PackError",
+    "PartSpan",
     "Pool",
     "Program",
     "Scale",
-    "Span",
     "Step",
     "Team",
     "View",

@@ -19,7 +19,7 @@ from ktcli.native.program import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PartSpan:
     """One part as it ran.
 
     Attributes:
@@ -108,11 +108,11 @@ class Offload:
         """
         self._check(self._lib.kt_offload_result(self._handle))
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[PartSpan, ...]:
         """The parts of the last step, in the order in which they ran; after `result`."""
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
-        return tuple(Span(s.layer, bool(s.late), s.start_ns, s.end_ns) for s in out[0:n])
+        return tuple(PartSpan(s.layer, bool(s.late), s.start_ns, s.end_ns) for s in out[0:n])
 
     def close(self) -> None:
         """End the thread, in the middle of a step too. Tickets are worth nothing after it."""

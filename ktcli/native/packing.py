@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.errors import NativeError
 from ktcli.native.library import Weight, c_weights, library, require
 
 _DTYPES = {"float": "float32", "int32_t": "int32", "uint16_t": "uint16", "uint8_t": "uint8"}
@@ -45,7 +46,8 @@ class Packing:
         """
         made: dict[str, Any] = {}
         for field, value in values.items():
-            require(field in self._packers, f"{self._name} has no field {field!r}")
+            if field not in self._packers:
+                raise NativeError(f"{self._name} has no field {field!r}")
             if value is not None:
                 made[field] = self._packers[field](value, keep)
         return self._ffi.new(self._pointer, made)
@@ -79,7 +81,8 @@ def _kept(made: Any, keep: list[Any]) -> Any:
 
 def _array(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     array: NDArray[Any] = np.array(value, dtype) if isinstance(value, tuple) else value
-    require(array.dtype == dtype, f"an array of {array.dtype}, where {dtype} is needed")
+    if array.dtype != dtype:
+        raise NativeError(f"an array of {array.dtype}, where {dtype} is needed")
     require(array.flags.c_contiguous, "array is not contiguous")
     return array
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import groupby
 from typing import Any
 
 from ktcli.native import View
-from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.layout import layout_of
 from ktcli.ops.recording import Number, Record, Recording
 from ktcli.ops.tensors import Tensor
 
@@ -28,14 +28,19 @@ def described(record: Record) -> dict[str, Any]:
         "weights": {name: _tensor(tensor) for name, tensor in weights(record).items()},
         "facts": {name: _plain(fact(operation)) for name, fact in layout.facts.items()},
     }
-    for kind in (FieldKind.ROUTING, FieldKind.CHOICE):
-        if value := getattr(operation, layout.named(kind), None):
-            document["operands"][layout.named(kind)] = _number(value)
-    if layout.named(FieldKind.PAGES):
+    document["operands"] |= {name: _number(number) for name, number in read_numbers(record).items()}
+    if layout.pages:
         document["cached"] = operation.cached._asdict()
-    if first := layout.named(FieldKind.FIRST):
-        document["state_first"] = getattr(operation, first)
+    if layout.first:
+        document["state_first"] = getattr(operation, layout.first)
     return document
+
+
+def read_numbers(record: Record) -> dict[str, Number]:
+    """What a record reads that is no rows, by field."""
+    names = layout_of(type(record.operation)).numbers
+    found = {name: getattr(record.operation, name) for name in names}
+    return {name: number for name, number in found.items() if isinstance(number, Number)}
 
 
 def weights(record: Record) -> dict[str, Tensor]:
@@ -93,7 +98,8 @@ def _canonical(records: Sequence[Record], layer: int) -> str:
             view and (buffers.setdefault(view.buffer, len(buffers)), view.column, view.width)
             for view in (*record.outs, *record.operands)
         ]
-        mine = [numbers.setdefault(number, len(numbers)) for number in _numbers(record)]
+        made = (*read_numbers(record).values(), *record.numbers)
+        mine = [numbers.setdefault(number, len(numbers)) for number in made]
         tensors = [
             (name, tensor.name.replace(f"layers.{layer}.", ""), tensor.count, tensor.n, tensor.k)
             for name, tensor in weights(record).items()
@@ -103,15 +109,6 @@ def _canonical(records: Sequence[Record], layer: int) -> str:
         ]
         lines.append(f"{record.operation.name} {views} {mine} {tensors} {facts}")
     return "\n".join(lines)
-
-
-def _numbers(record: Record) -> Iterable[Number]:
-    layout = layout_of(type(record.operation))
-    for kind in (FieldKind.ROUTING, FieldKind.CHOICE):
-        value = getattr(record.operation, layout.named(kind), None)
-        if isinstance(value, Number):
-            yield value
-    yield from record.numbers
 
 
 def _named(record: Record) -> Mapping[str, View | None]:

@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.native import PAGE_TOKENS, Program, View, Weight
-from ktcli.ops.operation import FieldKind, Operation, layout_of
+from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.recording import Number, Recording
 from ktcli.ops.table.experts import Route
 from ktcli.ops.tensors import Tensor
 
 # What the loader put into memory: packed weights, one slice per node of the pool, or a single weight where nodes
-# do not share it; bf16 rows of the embedding, f32 vectors.
+# do not share it; rows of the embedding, bf16 or f32; f32 vectors.
 Loaded = tuple[Weight, ...] | NDArray[Any]
 
 _F32_BYTES = 4
@@ -80,19 +81,21 @@ def _told(
         yield name, fact(operation)
     for name, kind in layout.weights.items():
         tensor = getattr(operation, name)
-        yield name, tensor and _memory(tensor, kind, places)
-    for field in layout.fields:
-        value = getattr(operation, field.name)
-        if FieldKind.ROUTING in field.kinds:
-            yield "routing", numbers[value]
-        if FieldKind.CHOICE in field.kinds:
-            yield "choice", numbers[value] if value else 0
-        if FieldKind.PAGES in field.kinds:
-            before = operation.cached.before * PAGE_TOKENS * cached_bytes
-            yield "layer_offset", places.pages[value] + before
-        if FieldKind.STATE in field.kinds:
-            first = getattr(operation, layout.named(FieldKind.FIRST))
-            yield "state_offset", _F32_BYTES * (places.states[value] + first)
+        memory = None if tensor is None else _memory(tensor, kind, places)
+        in_f32 = isinstance(memory, np.ndarray) and memory.dtype == np.float32
+        yield f"{name}_f32" if kind is FieldKind.TABLE and in_f32 else name, memory
+    if layout.routing:
+        yield "routing", numbers[getattr(operation, layout.routing)]
+    if layout.choice:
+        choice = getattr(operation, layout.choice)
+        yield "choice", numbers[choice] if choice else 0
+    if layout.pages:
+        before = operation.cached.before * PAGE_TOKENS * cached_bytes
+        yield "layer_offset", places.pages[getattr(operation, layout.pages)] + before
+    if layout.state:
+        first = getattr(operation, layout.first)
+        layer = getattr(operation, layout.state)
+        yield "state_offset", _F32_BYTES * (places.states[layer] + first)
 
 
 def _memory(tensor: Tensor, kind: FieldKind, places: Places) -> Loaded:

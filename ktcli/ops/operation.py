@@ -8,11 +8,9 @@ line of `kt show --program`. CONTRIBUTING.md says how to add one.
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from ktcli.ops.tensors import Role, Tensor
@@ -29,7 +27,7 @@ class FieldKind(Enum):
     VECTOR = "vector"  # f32
     IDS = "ids"  # a vector of whole numbers
     MASK = "mask"  # a byte for each expert, which may change between steps
-    TABLE = "table"  # rows of bf16
+    TABLE = "table"  # rows of bf16; C has a second field NAME_f32 for rows of f32, and one of both is set
     PAGES = "pages"  # number of the layer, of whose pages the operation has a part
     STATE = "state"  # number of the layer, of whose state the operation has a part
     FIRST = "first"  # element with which that part of the state begins
@@ -114,99 +112,3 @@ class Operation:
         """Columns of operands and results, elements of vectors, (count, n, k) of matrices, as the facts and the
         other widths demand. Operands have a `width`."""
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class RowField:
-    """A field of a row.
-
-    Attributes:
-        kinds: none for a fact.
-        optional: it may be None, or 0 columns.
-        default: its value unless given; MISSING: it has none.
-    """
-
-    name: str
-    kinds: frozenset[FieldKind]
-    optional: bool
-    default: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """A row taken apart.
-
-    Attributes:
-        operands: names of the fields that are rows, in order.
-        weights: names of those that are tensors, and their kinds.
-        told: facts that C is told: name -> getter from the row.
-        facts: all facts, whether C is told or not: name -> getter from the row.
-        defaults: values of facts that are not worth a word.
-    """
-
-    fields: tuple[RowField, ...]
-    operands: tuple[str, ...]
-    weights: Mapping[str, FieldKind]
-    told: Mapping[str, Callable[[Operation], Any]]
-    facts: Mapping[str, Callable[[Operation], Any]]
-    defaults: Mapping[str, Any]
-
-    def named(self, kind: FieldKind) -> str:
-        """The name of the field of a kind; "" if there is none."""
-        return next((field.name for field in self.fields if kind in field.kinds), "")
-
-
-_LAYOUTS: dict[str, RowLayout] = {}
-
-
-def layout_of(row: type[Operation]) -> RowLayout:
-    """What the annotations of a row say; read once."""
-    if row.name not in _LAYOUTS:
-        _LAYOUTS[row.name] = _read_layout(row)
-    return _LAYOUTS[row.name]
-
-
-def _read_layout(row: type[Operation]) -> RowLayout:
-    hints = typing.get_type_hints(row, include_extras=True)
-    found = tuple(_field(field, hints[field.name]) for field in fields(row))
-    told: dict[str, Callable[[Operation], Any]] = {}
-    facts: dict[str, Callable[[Operation], Any]] = {}
-    defaults: dict[str, Any] = {}
-    for field in found:
-        if field.kinds - {FieldKind.IMPLIED}:
-            continue
-        for name, path, kinds, default in _flat(field, hints[field.name]):
-            facts[name] = attrgetter(path)
-            defaults[name] = default
-            if not kinds:
-                told[name] = facts[name]
-    told |= {name: attrgetter(name) for name in row.derived}
-    return RowLayout(
-        fields=found,
-        operands=tuple(field.name for field in found if FieldKind.ROWS in field.kinds),
-        weights={field.name: kind for field in found for kind in field.kinds if kind in WEIGHTS},
-        told=told,
-        facts=facts,
-        defaults=defaults,
-    )
-
-
-def _field(field: Field[Any], hint: Any) -> RowField:
-    parts = [each for each in typing.get_args(hint) if each is not type(None)]
-    optional = type(None) in typing.get_args(hint)
-    inner = parts[0] if optional and parts else hint
-    kinds = frozenset(each for each in getattr(inner, "__metadata__", ()) if _is_kind(each))
-    return RowField(field.name, kinds, optional, field.default)
-
-
-def _is_kind(value: object) -> bool:
-    return isinstance(value, FieldKind)
-
-
-def _flat(field: RowField, hint: Any) -> list[tuple[str, str, frozenset[FieldKind], Any]]:
-    """(name, path, kinds, default) of a fact, or of all fields of a dataclass of facts."""
-    if not (isinstance(hint, type) and is_dataclass(hint)):
-        return [(field.name, field.name, field.kinds, field.default)]
-    inner = typing.get_type_hints(hint, include_extras=True)
-    each = (_field(of, inner[of.name]) for of in fields(hint))
-    return [(of.name, f"{field.name}.{of.name}", of.kinds, of.default) for of in each]

@@ -49,7 +49,8 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 def reuse_buffers(recording: Recording) -> Recording:
     """Buffers whose contents nobody reads any more hold new ones, so that a model of sixty layers needs about as many
     as one of its layers."""
-    last = {view.buffer: i for i, each in enumerate(recording.records) for view in each.views}
+    touched = [{view.buffer: None for view in each.views} for each in recording.records]
+    last = {buffer: i for i, every in enumerate(touched) for buffer in every}
     last.update((result.buffer, len(recording.records)) for result in recording.results)
     buffers: list[Buffer] = []
     placed: dict[int, int] = {}
@@ -63,11 +64,12 @@ def reuse_buffers(recording: Recording) -> Recording:
             else:
                 placed[view.buffer] = len(buffers)
                 buffers.append(kind)
-        return replace(view, buffer=placed[view.buffer])
+        return View(placed[view.buffer], view.column, view.width)
 
     records = []
     for i, each in enumerate(recording.records):
         records.append(each.renamed(place))
-        for buffer in {view.buffer for view in each.views if last[view.buffer] == i}:
-            free.setdefault(recording.buffers[buffer], []).append(placed[buffer])
+        for buffer in touched[i]:
+            if last[buffer] == i:
+                free.setdefault(recording.buffers[buffer], []).append(placed[buffer])
     return Recording(tuple(records), tuple(buffers), tuple(map(place, recording.results)))

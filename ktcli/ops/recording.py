@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 from ktcli.native import View
 from ktcli.ops.backend import Backend, Call, Value
-from ktcli.ops.operation import WEIGHTS, FieldKind, Operation, layout_of
+from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import WEIGHTS, FieldKind, Operation
 from ktcli.ops.table.rowwise import Linear, Summary
 from ktcli.ops.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A result that is no rows: the n-th routing, or the n-th choice, of a recording."""
+    """A result that is not rows of numbers: the n-th routing, or the n-th choice, of a recording."""
 
     kind: FieldKind
     n: int
@@ -40,8 +41,8 @@ class Record:
     Attributes:
         operation: its operands are views and numbers, its weights declarations of tensors.
         outs: the views that it writes, in the order of the row.
-        numbers: what it makes beside them.
-        layer: of the decoder; None: none.
+        numbers: the routings or choices that it makes.
+        layer: number of the decoder layer that it belongs to; None: to none.
     """
 
     operation: Operation
@@ -51,22 +52,22 @@ class Record:
 
     @property
     def operands(self) -> tuple[View | None, ...]:
-        """What it reads, and may overwrite, in the order of the row."""
+        """The views that it reads, and may overwrite, in the order of the row; None for one that it goes without."""
         names = layout_of(type(self.operation)).operands
         return tuple(getattr(self.operation, name) for name in names)
 
     @property
     def views(self) -> Iterator[View]:
-        """Everything it touches: results, then operands."""
+        """All views that it touches: results, then operands."""
         return (view for view in (*self.outs, *self.operands) if view is not None)
 
     def renamed(self, to: Callable[[View], View]) -> Record:
-        """The same operation on other views."""
+        """Returns the same operation on other views."""
         names = layout_of(type(self.operation)).operands
         views = {name: getattr(self.operation, name) for name in names}
         moved = {name: to(view) for name, view in views.items() if view is not None}
         outs = tuple(map(to, self.outs))
-        return replace(self, operation=replace(self.operation, **moved), outs=outs)
+        return Record(replace(self.operation, **moved), outs, self.numbers, self.layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Recording:
     Attributes:
         records: in the order in which they run.
         buffers: what views are views of.
-        results: what is read when all ran.
+        results: the views that are read when all records ran.
     """
 
     records: tuple[Record, ...]
@@ -97,14 +98,14 @@ class Recorder(Backend):
         self._layer: int | None = None
 
     def finish(self, *results: View) -> Recording:
-        """All that was noted, and what is read of it."""
+        """Returns everything that was noted, and which views are read in the end."""
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def begin_layer(self, layer: int | None) -> None:
         self._layer = layer
 
     def do(self, operation: Operation) -> Value:
-        choice = layout_of(type(operation)).named(FieldKind.CHOICE)
+        choice = layout_of(type(operation)).choice
         if choice and getattr(operation, choice):
             operation = replace(operation, **{choice: self._choice})
         widths = _checked(operation)
@@ -152,14 +153,18 @@ class Recorder(Backend):
 
 
 def record(forward: Callable[[Backend], Value]) -> Recording:
-    """A forward and the summary of its logits. Results: logits, best, peaks, sums."""
+    """Records a forward and the summary of its logits; the results are logits, best, peaks and sums."""
     recorder = Recorder()
     logits = forward(recorder)
     return recorder.finish(logits, *recorder.summary(logits))
 
 
 def _checked(operation: Operation) -> dict[str, Any]:
-    """The widths of an operation, to which operands, matrices and vectors are held."""
+    """Returns the widths of an operation.
+
+    Raises:
+        AssertionError: an operand, a matrix or a vector has other ones, or a tensor is of another role.
+    """
     layout, widths = layout_of(type(operation)), operation.widths()
     for name in layout.operands:
         view, width = getattr(operation, name), widths.get(name)

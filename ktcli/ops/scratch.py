@@ -1,4 +1,4 @@
-"""What one step of a layer needs beside the residual stream, declared by the layers for whoever reserves it.
+"""What one step of a layer needs beside the rows that it records, declared by the layers for whoever reserves it.
 
 Widths are columns of f32 per token of the step. How many buffers of a width there are is the engine's matter, so
 the planner has one formula for each engine over these (`planner.memory`, `planner.device`).
@@ -20,9 +20,10 @@ class Scratch:
     Attributes:
         dense: outputs of the widest dense projection.
         experts: widths of the experts that a token chooses, together.
-        heads: queries and results of all heads, where these are wider than the projections they come from (absorbed
-            latent attention).
+        heads: queries and results of all heads, where a step of few tokens needs them wider than the projections they
+            come from (absorbed latent attention).
         streams: of a residual of several streams; 0: there is one.
+        chosen: places that attention chooses for a token, in all its lists.
         expanded: at prefill keys and values of all heads are expanded from what is cached, some heads at a time.
     """
 
@@ -30,6 +31,7 @@ class Scratch:
     experts: int = 0
     heads: int = 0
     streams: int = 0
+    chosen: int = 0
     expanded: bool = False
 
     @classmethod

@@ -21,8 +21,8 @@ class Role(Enum):
 
     EXPERTS = "experts"  # routed experts: the recipe's --experts format
     DENSE = "dense"  # attention projections, dense MLP, shared experts, lm_head: --dense
-    KEPT = "kept"  # stays bf16, packed: router, MLA's kv_b
-    TABLE = "table"  # stays bf16, plain row-major rows: the embedding
+    KEPT = "kept"  # bf16 or f32 as the checkpoint has it, packed: router, MLA's kv_b
+    TABLE = "table"  # the same, plain row-major rows: the embedding
     VECTOR = "vector"  # stays f32, plain: norms, biases
 
 

@@ -1,4 +1,4 @@
-"""How much memory a model takes with its context, and which context fits.
+"""Counts how much memory a model takes with its context, and which context fits.
 
 The plan, the engine's default and the benchmark's number of layers are all decided by these numbers, so
 that what the plan promises is what a load then does.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ktcli.hardware.machine import Node
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
+from ktcli.ops.state import ABSORBED_TOKENS
 from ktcli.planner.nodes import node_needs
 from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
@@ -23,27 +24,27 @@ LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 PREFILL_CHUNK = 512
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
-# Logits of every position of a step: as many rows at once as this holds, one at least.
+# The bytes for logits of every position of a step: as many rows at once as fit into them, one at least.
 _LOGITS_BYTES = 256 << 20
 
-# Kept free for everything else that runs: a share of the memory there is, at most so much.
+# Kept free for everything else that runs: a share of the memory there is, up to a limit.
 _MARGIN_SHARE = 0.03
 MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Memory that is left free of a machine's `total_bytes`."""
+    """The bytes that are left free of a machine's `total_bytes`."""
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an engine is used for, as far as its memory depends on it.
+    """The use of an engine, as far as its memory depends on it.
 
     Attributes:
-        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
-        all_logits: steps can give logits of every position.
-        kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
+        exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
+        all_logits: whether steps can give logits of every position.
+        kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
     """
 
     exact: bool = False
@@ -52,26 +53,26 @@ class Use:
 
     @property
     def f32_cache(self) -> bool:
-        """The cache holds f32, twice the bytes of bf16."""
+        """Tells whether the cache holds f32, twice the bytes of bf16."""
         return self.exact or self.kv_f32
 
     def position_bytes(self, spec: Spec) -> int:
-        """Bytes that one cached position occupies over all layers."""
+        """The bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
 
     def session_bytes(self, spec: Spec, context: int) -> int:
-        """Bytes of a cache for `context` positions, whole pages, and of what layers keep beside it."""
+        """The bytes of a cache for `context` positions, whole pages, and of the layers' states beside it."""
         states = sequence_bytes(spec)
         return (kv_bytes(spec, context) - states) * (2 if self.f32_cache else 1) + states
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """Positions of a step that can give logits."""
+        """The number of positions of a step that can give logits."""
         if not self.all_logits:
             return 1
         return max(1, min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)))
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
-        """Bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
+        """The bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
         return 4 * spec.vocab * (self.outputs(spec, context) - 1)
 
 
@@ -79,19 +80,19 @@ TALK = Use()  # one conversation, as fast as the machine allows
 
 
 def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
-    """Memory of everything with one session: weights, cache, scratch and the process itself."""
+    """The bytes of everything with one session: weights, cache, scratch and the process itself."""
     return weight_bytes(model, recipe) + beside_bytes(model, context, use)
 
 
 def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
-    """Memory of everything but the weights: the cache of one session, scratch and the process itself."""
+    """The bytes of everything but the weights: the cache of one session, scratch and the process itself."""
     spec = model.spec
     logits = use.logits_bytes(spec, context)
     return use.session_bytes(spec, context) + scratch_bytes(model) + logits + PROCESS_BYTES
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
-    """Whether a pack's cached pages must go while it is loaded: with them there is no room for it.
+    """Returns whether a pack's cached pages must go while it is loaded: with them there is no room for it.
 
     Otherwise they stay, and the next start reads memory instead of a disk.
     """
@@ -99,18 +100,21 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model) -> int:
-    """Buffers of a step of PREFILL_CHUNK tokens, in f32 columns per token, and one row of logits.
+    """The bytes of the buffers of a step of PREFILL_CHUNK tokens, of which one gives logits.
 
-    The residual stream and what each half of a layer makes of it; the widest dense projection and what
-    follows it; gate, up and activation of the chosen experts; what all heads have beyond that; a residual
-    of streams, before and after a block and normed. Counts up to a fifth more
-    than the engine reserves with a few threads, never less; each thread has a megabyte or two of its own,
-    and each of several nodes its sums: the margin holds those.
+    The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
+    gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
+    layer; and what all heads have beyond that in an absorbed step. This counts up to a third more than the engine
+    reserves with a few threads, never less; each thread has a megabyte or two of its own, and each of several nodes
+    its sums: the margin holds those.
     """
     spec, layers = model.spec, model.spec.scratch
-    columns = 8 * spec.hidden + 3 * layers.streams + 2 * layers.dense
-    columns += 2 * layers.experts + layers.heads
-    return 4 * (PREFILL_CHUNK * columns + spec.vocab)
+    rows = [buffer.width for buffer in model.buffers if not buffer.outputs]
+    routed = 2 * spec.top_k * spec.moe_layers
+    columns = sum(rows) + max(rows) + 2 * layers.experts + routed + layers.chosen
+    absorbed = min(PREFILL_CHUNK, ABSORBED_TOKENS) * layers.heads
+    outputs = sum(buffer.width for buffer in model.buffers if buffer.outputs)
+    return 4 * (PREFILL_CHUNK * columns + absorbed + outputs)
 
 
 def node_room_bytes(
@@ -126,8 +130,8 @@ def node_room_bytes(
     A longer context grows on all nodes alike, so the node with the least left over decides.
 
     Args:
-        nodes: those the teams are bound to.
-        margin_bytes: left free, over all nodes.
+        nodes: the nodes that the teams are bound to.
+        margin_bytes: the bytes left free, over all nodes.
     """
     if not nodes:
         return None
@@ -148,7 +152,7 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """DEFAULT_CONTEXT, or less where the model ends or the memory does.
+    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """

@@ -1,1 +1,1 @@
-"""Models by name: which there are (catalog), fetching them (download), what is on disk (library)."""
+"""Finds models by name: which there are (catalog), fetching them (download), what is on disk (library)."""

@@ -19,7 +19,7 @@ from ktcli.resources import data_path
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ModelProfile:
     """One model of the catalogue.
 
     Attributes:
@@ -27,10 +27,10 @@ class Profile:
         title: the name its makers use.
         repositories: hub ("hf", "ms") → repository id; empty for a built-in model.
         builtin: folder in `profiles/` of a model that ships with kt.
-        parameters, expert_parameters: of the model that runs, as its makers count them; None: not given.
-        download_bytes: of all tensors in the safetensors files of the repository. These are more than the
-            model: layers that predict further tokens come with it, and so does a head that lies beside the
-            embedding it is tied to. Headers and small files, a thousandth at most, are not counted.
+        parameters, expert_parameters: counts for the model that runs, by its makers; None if not given.
+        download_bytes: bytes of all tensors in the safetensors files of the repository. These are more than
+            the model: layers that predict further tokens come with it, and so does a head that lies beside
+            the embedding it is tied to. Headers and small files, a thousandth at most, are not counted.
         experts, dense: formats a conversion uses unless told otherwise.
         table: the profile's [config] table; empty for a built-in model, see `config`.
     """
@@ -62,13 +62,13 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in data_path("profiles", "models").glob("*.toml")))
 
 
-def find(name: str) -> Profile | None:
+def find(name: str) -> ModelProfile | None:
     """The profile of a short name, upper or lower case; None if there is none."""
     lower = name.lower()
     return _load(lower) if lower in names() else None
 
 
-def get(name: str) -> Profile:
+def get(name: str) -> ModelProfile:
     """The profile of a short name.
 
     Raises:
@@ -80,7 +80,7 @@ def get(name: str) -> Profile:
     return profile
 
 
-def by_repository(hub: str, repository: str) -> Profile | None:
+def by_repository(hub: str, repository: str) -> ModelProfile | None:
     """The profile whose weights are this repository."""
     wanted = repository.lower()
     for name in names():
@@ -110,7 +110,7 @@ def nearest(name: str, known: tuple[str, ...]) -> list[str]:
 
 
 @cache
-def _load(name: str) -> Profile:
+def _load(name: str) -> ModelProfile:
     path = data_path("profiles", "models") / f"{name}.toml"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ def _load(name: str) -> Profile:
         ) from error
     sizes, formats = table.get("sizes", {}), table.get("formats", {})
     builtin = table.get("builtin", "")
-    return Profile(
+    return ModelProfile(
         name=name,
         title=table["title"],
         license=table["license"],

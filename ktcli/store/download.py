@@ -1,4 +1,4 @@
-"""Pulling a repository into the library: which files, is there room, fetch, check, record.
+"""Pulls a repository into the library: selects files, checks the room, fetches, verifies, records.
 
 Only data is taken: safetensors, JSON, templates, tokenizer files, the licence. Python files and pickled
 weights stay where they are. Hashes are computed from what is on disk and compared with the hub's; only
@@ -24,7 +24,7 @@ from ktcli.errors import BadCheckpoint, HubError, KtError, NotEnoughDisk, UsageE
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import Reference
 
 # Files at the top of a repository that a model needs. Copies of the weights in other layouts
@@ -40,7 +40,7 @@ _HASHES = "kt-hashes.part"
 
 
 class Watcher(Protocol):
-    """Is told how a pull goes on; every method may do nothing."""
+    """A listener that is told how a pull goes on; every method may do nothing."""
 
     def begin(self, what: str, total_bytes: int, done_bytes: int) -> None: ...
     def advance(self, n_bytes: int) -> None: ...
@@ -62,12 +62,12 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
             f"{reference.text} names no repository",
             hint="write org/repo, or a short name (kt list --all)",
         )
-    present = library.find(reference.name, Kind.CHECKPOINT)
+    present = library.find(reference.name, EntryKind.CHECKPOINT)
     if present is not None:
         return present
     folder = library.checkpoint_path(reference.name)
     with smallfiles.lock(library.lock_path(reference.name), f"pulling {reference.name}"):
-        present = library.find(reference.name, Kind.CHECKPOINT)
+        present = library.find(reference.name, EntryKind.CHECKPOINT)
         if present is not None:
             return present
         client = hub or hub_of(reference)
@@ -80,7 +80,7 @@ def pull(reference: Reference, watcher: Watcher, *, hub: Hub | None = None) -> E
         smallfiles.write(folder / library.PULLING, text)
         _fetch(client, snapshot, files, folder, watcher)
         _record(snapshot, files, folder, watcher)
-    return library.resolve(reference.name, Kind.CHECKPOINT)
+    return library.resolve(reference.name, EntryKind.CHECKPOINT)
 
 
 def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
@@ -124,7 +124,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
 
 
 def free_space(folder: Path) -> int:
-    """Bytes that may be written to the disk of `folder`, which need not exist yet."""
+    """The bytes that may be written to the disk of `folder`, which need not exist yet."""
     from ktcli.hardware.disk import read_disk
 
     disk = read_disk(folder)
@@ -177,7 +177,7 @@ def _interruptible(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _watched(folder: Path, watcher: Watcher, done: int) -> Iterator[None]:
-    """Report the growth of a folder: it is true for every client and every way it transfers."""
+    """Reports progress by the growth of a folder, which holds for every client and way of transfer."""
     stop = threading.Event()
 
     def follow() -> None:
@@ -252,13 +252,13 @@ def _check_file(
 
 
 def _identity(path: Path) -> list[str | int]:
-    """Changes when the file does."""
+    """Values of a file that change when it does."""
     status = os.stat(path)
     return [path.name, status.st_size, status.st_mtime_ns]
 
 
 def _known_hashes(folder: Path) -> dict[str, str]:
-    """Hashes that an interrupted check had already computed, by identity."""
+    """The hashes that an interrupted check had already computed, by the file's `_identity`."""
     known = {}
     try:
         for line in (folder / _HASHES).read_text(encoding="utf-8").splitlines():

@@ -1,6 +1,6 @@
-"""What running a model with a GPU taught about this machine: memory it was really given, times of a layer.
+"""Remembers what running a model with a GPU taught about this machine: memory it really got, times of a layer.
 
-Kept per conversion (`library.conversion_name`) and GPU, so that the next start plans with it. The memory
+It is kept per conversion (`library.conversion_name`) and GPU, so that the next start plans with it. The memory
 counts only as long as no more is free than was free then: whoever had taken it may have gone.
 """
 
@@ -23,11 +23,11 @@ _MORE = 1.02  # free memory wavers by some megabytes
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What is known of one conversion on one GPU.
+    """The measurements of one conversion on one GPU.
 
     Attributes:
-        limit_bytes: of the GPU's memory that it may take; None: whatever is free.
-        layer_s: seconds of an expert on the CPU, of the GPU's share of a layer, and of what it does
+        limit_bytes: the bytes of GPU memory that it may take; None: whatever is free.
+        layer_s: the seconds of an expert on the CPU, of the GPU's share of a layer, and of the GPU's work
             meanwhile; None: nobody measured.
     """
 
@@ -36,7 +36,7 @@ class Experience:
 
 
 def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
-    """What is known, with so much of the GPU's memory free."""
+    """Reads the experience of a conversion; the memory limit counts only while no more is free than then."""
     found = _read().get(_key(conversion, gpu))
     if not isinstance(found, dict):
         return Experience()
@@ -54,12 +54,12 @@ def recall(conversion: str, gpu: str, free_bytes: int) -> Experience:
 
 
 def note_memory(conversion: str, gpu: str, free_bytes: int, limit_bytes: int) -> None:
-    """Keep what worked. Where the library cannot be written, it is forgotten."""
+    """Keeps the limit that worked; where the library cannot be written, it is forgotten."""
     _note(conversion, gpu, "memory", {"free_bytes": free_bytes, "limit_bytes": limit_bytes})
 
 
 def note_times(conversion: str, gpu: str, layer_s: tuple[float, float, float]) -> None:
-    """Keep what was measured, see `Experience`."""
+    """Keeps the measured times, see `Experience`."""
     _note(conversion, gpu, "layer_s", list(layer_s))
 
 

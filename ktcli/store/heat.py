@@ -1,4 +1,4 @@
-"""Heat maps: how often each expert of each layer was chosen while people talked to a model.
+"""Heat maps count how often each expert of each layer was chosen while people talked to a model.
 
     KT_HOME/heat/NAME.json     {"kt_heat": 1, "tokens": T, "counts": [[...], ...]}
 
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli import manifest, smallfiles
+from ktcli import config, manifest, smallfiles
 from ktcli.errors import KtError
 from ktcli.store import library
 
@@ -28,6 +29,7 @@ from ktcli.store import library
 FADE_TOKENS = 1 << 18
 MAX_BYTES = 4 << 20  # twenty times the largest map so far (Kimi-K2: 60 layers of 384 experts)
 _MAX_TOKENS = 1 << 40  # far above what is written; sums of counts up to it stay inside int64
+WAIT_S = 5.0  # whoever holds the lock writes a map, in milliseconds
 _VERSION = 1
 
 I64Array = NDArray[np.int64]
@@ -35,11 +37,11 @@ I64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heat:
-    """How often experts were chosen.
+    """Counts how often experts were chosen.
 
     Attributes:
-        counts: [MoE layers, E] int64, none larger than `tokens`.
-        tokens: that were counted, as far as they have not faded.
+        counts: the choices of each expert, [MoE layers, E] int64, none larger than `tokens`.
+        tokens: the number of tokens that were counted, as far as they have not faded.
     """
 
     counts: I64Array
@@ -47,7 +49,7 @@ class Heat:
 
     @classmethod
     def of(cls, counts: I64Array, top_k: int) -> Heat:
-        """The map of counts that did not fade yet: of each token every layer chose `top_k` experts.
+        """The map of counts that did not fade yet, where every layer chose `top_k` experts for each token.
 
         Counts of a step that broke off need not be whole tokens, but no expert exceeds them.
         """
@@ -58,7 +60,7 @@ class Heat:
         return Heat(self.counts + other.counts, self.tokens + other.tokens)
 
     def faded(self) -> Heat:
-        """Halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
+        """The map halved until it stands for at most FADE_TOKENS; ratios stay, but for rounding down."""
         halvings = 0
         while self.tokens >> halvings > FADE_TOKENS:
             halvings += 1
@@ -71,10 +73,24 @@ class Heat:
         return float(ordered[:best].sum() / max(1, ordered.sum()))
 
     def needed(self, hits: float) -> I64Array:
-        """How many experts of each layer take at least this share of its choices, [MoE layers]."""
+        """The number of experts of each layer that take at least this share of its choices, [MoE layers]."""
         reached = np.cumsum(np.sort(self.counts, axis=1)[:, ::-1], axis=1)
         missing = reached < hits * reached[:, -1:]
         return np.where(reached[:, -1] > 0, missing.sum(axis=1) + 1, 0).astype(np.int64)
+
+
+def path_of(model: str) -> Path:
+    """The path where the map of a model lies or will lie, see `library.model_name`."""
+    return _folder() / f"{model}.json"
+
+
+def lock() -> AbstractContextManager[None]:
+    """The lock that whoever changes maps holds."""
+    return smallfiles.lock(_folder() / ".lock", "changing the heat map of a model", wait_s=WAIT_S)
+
+
+def _folder() -> Path:
+    return config.home() / "heat"
 
 
 def read(
@@ -84,9 +100,9 @@ def read(
 
     Args:
         shape: MoE layers and experts of the model.
-        warn: told in a sentence why a map that is there is ignored.
+        warn: called with a sentence that says why a map that is there is ignored.
     """
-    path = library.heat_path(library.model_name(pack))
+    path = path_of(library.model_name(pack))
     try:
         return _parse(smallfiles.read_bounded(path, MAX_BYTES), shape)
     except FileNotFoundError:
@@ -112,12 +128,12 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
     if fresh.tokens == 0:
         return False
     try:
-        with library.heat_lock():
+        with lock():
             if not (pack / manifest.PACK).is_file():  # removed meanwhile
                 return False
             known = read(pack, (layers, experts), warn)
             _write(
-                library.heat_path(library.model_name(pack)),
+                path_of(library.model_name(pack)),
                 (known + fresh if known else fresh).faded(),
             )
     except (OSError, KtError):
@@ -126,7 +142,7 @@ def add(pack: Path, fresh: Heat, warn: Callable[[str], object] = lambda said: No
 
 
 def _write(path: Path, heat: Heat) -> None:
-    """Whole or not at all; the caller holds the lock."""
+    """Writes a map whole or not at all; the caller holds the lock."""
     document = {"kt_heat": _VERSION, "tokens": heat.tokens, "counts": heat.counts.tolist()}
     smallfiles.write(path, json.dumps(document, separators=(",", ":")) + "\n")
 

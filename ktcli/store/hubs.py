@@ -44,7 +44,7 @@ class Hub(Protocol):
     """A place that serves models."""
 
     def look(self, repository: str, revision: str) -> Snapshot:
-        """What the repository holds; an empty revision is the default branch."""
+        """Asks the hub for the files of a repository; an empty revision is the default branch."""
 
     def fetch(self, snapshot: Snapshot, names: Sequence[str], folder: Path) -> None:
         """Bring these files into `folder`, continuing what an earlier call began."""
@@ -71,7 +71,7 @@ def _endpoint(variable: str) -> str | None:
 
 
 class HuggingFace:
-    """Through `huggingface_hub`; HF_ENDPOINT names a mirror and HF_TOKEN a token, as it knows them."""
+    """Reaches Hugging Face through `huggingface_hub`, which reads HF_ENDPOINT (a mirror) and HF_TOKEN."""
 
     def __init__(self) -> None:
         self._endpoint = _endpoint("HF_ENDPOINT")
@@ -108,7 +108,7 @@ class HuggingFace:
             )
 
 
-# Newer clients give each attempt's partial file a random name and never take it up again. Older ones
+# Newer clients give each attempt's partial file a random name and never continue it. Older ones
 # go on with "<hash>.<etag>.incomplete", which this does not match.
 _ORPHAN = re.compile(r".+\.[0-9a-f]{40,}\.[0-9a-f]{8}\.incomplete")
 
@@ -121,7 +121,7 @@ def _remove_orphans(folder: Path) -> None:
 
 
 class ModelScope:
-    """Through `modelscope`; MODELSCOPE_ENDPOINT names another server, as it knows it."""
+    """Reaches ModelScope through `modelscope`, which reads MODELSCOPE_ENDPOINT (another server)."""
 
     def __init__(self) -> None:
         self._endpoint = _endpoint("MODELSCOPE_ENDPOINT")
@@ -156,7 +156,7 @@ class ModelScope:
 
 @contextlib.contextmanager
 def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
-    """Run client code: keep its own bars and log lines off the terminal, turn what it raises into ours.
+    """Runs client code: keeps its own bars and log lines off the terminal and turns its errors into ours.
 
     A progress bar of ours that is already shown keeps the stream it began with.
     """
@@ -174,7 +174,7 @@ def _client(hub: str, repository: str, revision: str) -> Iterator[None]:
 
 
 def _explain(error: Exception, hub: str, repository: str, revision: str) -> KtError:
-    """What the innermost known cause means to the user."""
+    """The error that says to the user what the innermost known cause means."""
     causes = list(_causes(error))
     names = {name for cause in causes for name in (c.__name__ for c in type(cause).__mro__)}
     status = next((code for cause in causes if (code := _status(cause))), 0)

@@ -1,4 +1,4 @@
-"""Whether the files of a model are what its manifest says: their sizes, and their SHA-256."""
+"""Checks that the files of a model are what its manifest says: their sizes, and their SHA-256."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK = 1 << 22
 
 
 def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
-    """SHA-256 of a file, hexadecimal; `advance` is told the bytes read."""
+    """The SHA-256 of a file, hexadecimal; `advance` is called with the bytes of each read."""
     state = hashlib.sha256()
     with path.open("rb", buffering=0) as stream:
         while block := stream.read(_BLOCK):
@@ -25,7 +25,7 @@ def digest(path: Path, advance: Callable[[int], None] = lambda n: None) -> str:
 def check(
     folder: Path, files: tuple[FileRecord, ...], advance: Callable[[int], None]
 ) -> Iterator[tuple[FileRecord, str]]:
-    """Compare files with their manifest; each with "" or with what is wrong."""
+    """Compares files with their records in the manifest; yields each with "" or with what is wrong."""
     for file in files:
         path = folder / file.name
         try:

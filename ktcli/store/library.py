@@ -1,4 +1,4 @@
-"""What is on disk: checkpoints as they were pulled, and packs made from them.
+"""The library on disk: checkpoints as they were pulled, and packs made from them.
 
     KT_HOME/checkpoints/NAME/                     a repository's files and `kt-source.json`
     KT_HOME/packs/NAME@EXPERTS-DENSE/             a conversion and its `kt.json`
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -31,12 +31,11 @@ BUILTIN = "kt-mini"
 LOCAL = "local--"  # begins the names of what belongs to folders outside the library
 INTERRUPTED = "interrupted"
 MAX_REFERENCE_BYTES = 4096
-HEAT_WAIT_S = 5.0  # whoever holds the lock on heat maps writes one, in milliseconds
 PULLING = "kt-pull.part"  # in a checkpoint's folder while it is pulled: the reference to pull again
 
 
-class Kind(Enum):
-    """Checkpoint: a repository's own files, or a GGUF file. Pack: ours, ready to run."""
+class EntryKind(Enum):
+    """The kinds of entry: a checkpoint is a repository's own files, or a GGUF file; a pack is ours, ready to run."""
 
     CHECKPOINT = "checkpoint"
     PACK = "pack"
@@ -48,17 +47,17 @@ class Entry:
 
     Attributes:
         name: short name, library name, or the folder's own name.
-        path: the folder; of a GGUF model the file, or any one of a numbered set.
+        path: the folder; for a GGUF model the file, or any one of a numbered set.
         problem: why it cannot be used: "interrupted", the process that works on it, or what is wrong
             with its manifest; else empty.
-        formats: "<experts>-<dense>" of a pack; empty for a checkpoint.
+        formats: "<experts>-<dense>" for a pack; empty for a checkpoint.
         source: where it came from, "hf:org/repo@revision" or a path; empty if nobody recorded it.
-        managed: it lies in the library folder, so that `kt rm` may remove it.
-        running: a process works on it at this moment.
+        managed: whether it lies in the library folder, so that `kt rm` may remove it.
+        running: whether a process works on it at this moment.
     """
 
     name: str
-    kind: Kind
+    kind: EntryKind
     path: Path
     problem: str = ""
     formats: str = ""
@@ -80,7 +79,7 @@ class Entry:
     @property
     def again(self) -> str:
         """The command that continues or repeats the work this entry came from, or words for it."""
-        if self.kind is Kind.PACK:
+        if self.kind is EntryKind.PACK:
             if self.name.startswith(LOCAL):
                 origin = origins.origin_of(self.name) or "FOLDER"
                 return f"kt convert {quote(str(origin))}@{self.formats}"
@@ -98,10 +97,10 @@ class Entry:
 
     @property
     def repair(self) -> str:
-        """The commands that make it again where it is damaged, or words for them."""
+        """The commands that make a damaged entry again, or words for them."""
         if self.managed:
             return f"kt rm {self.label} && {self.again}"
-        if self.kind is Kind.PACK:
+        if self.kind is EntryKind.PACK:
             return (
                 f"rm -r {quote(str(self.path))} && kt convert MODEL --out {quote(str(self.path))}"
             )
@@ -109,19 +108,19 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files, those of links not counted."""
+        """The bytes of its files; files behind links are not counted."""
         if self.path.suffix.lower() == GGUF:
             return sum(part.stat().st_size for part in parts(self.path))
         return sum(status.st_size for _, status in walk(self.path))
 
 
 def checkpoint_path(name: str) -> Path:
-    """Where the checkpoint of a library name lies or will lie."""
+    """The folder where the checkpoint of a library name lies or will lie."""
     return config.home() / "checkpoints" / _one_folder(name)
 
 
 def pack_path(name: str, experts: str, dense: str) -> Path:
-    """Where a conversion lies or will lie."""
+    """The folder where a conversion lies or will lie."""
     return config.home() / "packs" / _one_folder(f"{_one_folder(name)}@{experts}-{dense}")
 
 
@@ -134,38 +133,27 @@ def local_name(folder: Path, mark: str) -> str:
     """A name in the library for what belongs to a folder outside it.
 
     Args:
-        mark: tells apart what else is to be told apart, beside the folder's place.
+        mark: a text that goes into the name's hash beside the folder's path.
     """
     identity = f"{folder.resolve()} {mark}".encode("utf-8", "replace")
     stem = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in folder.name)
     return f"{LOCAL}{stem.strip('.')[:100] or 'model'}--{sha256(identity).hexdigest()[:8]}"
 
 
-def heat_path(model: str) -> Path:
-    """Where the heat map of a model lies or will lie, see `model_name`."""
-    return _heat_folder() / f"{_one_folder(model)}.json"
-
-
 def conversion_name(pack: Path) -> str:
-    """What tells a conversion from all others, whether it is in the library or not."""
-    inside = pack.parent.resolve() == folder_of(Kind.PACK).resolve()
+    """The name that tells a conversion from all others, whether it is in the library or not."""
+    inside = pack.parent.resolve() == folder_of(EntryKind.PACK).resolve()
     return pack.name if inside else local_name(pack, "pack")
 
 
 def model_name(pack: Path) -> str:
-    """What all conversions of one model have in common: their name in the library; of one outside, its own."""
+    """The name that all conversions of one model in the library share; a pack outside it has its own."""
     return conversion_name(pack).partition("@")[0]
-
-
-def heat_lock() -> AbstractContextManager[None]:
-    """The lock that whoever changes heat maps holds."""
-    what = "changing the heat map of a model"
-    return smallfiles.lock(_heat_folder() / ".lock", what, wait_s=HEAT_WAIT_S)
 
 
 def entries() -> tuple[Entry, ...]:
     """Everything in the library and the built-in model, by name; partial ones too."""
-    found = [*_scan(Kind.CHECKPOINT), *_scan(Kind.PACK)]
+    found = [*_scan(EntryKind.CHECKPOINT), *_scan(EntryKind.PACK)]
     builtin = _builtin()
     if builtin is not None:
         found.append(builtin)
@@ -173,8 +161,8 @@ def entries() -> tuple[Entry, ...]:
 
 
 def matching(name: str) -> tuple[Entry, ...]:
-    """All entries that `name` can mean, packs first, and of those the one in the formats that the catalogue
-    recommends; of a local folder or file itself, then the packs that were ever made from it.
+    """All entries that `name` can mean: packs first, led by the one in the formats that the catalogue recommends;
+    for a local folder or file the entry itself, then the packs that were ever made from it.
 
     Raises:
         UsageError: not a name. NotFound: a local folder that is not there or holds no model.
@@ -187,7 +175,7 @@ def matching(name: str) -> tuple[Entry, ...]:
         sorted(
             found,
             key=lambda entry: (
-                entry.kind is Kind.CHECKPOINT,
+                entry.kind is EntryKind.CHECKPOINT,
                 not entry.complete,
                 not _is_recommended(entry),
             ),
@@ -196,26 +184,26 @@ def matching(name: str) -> tuple[Entry, ...]:
 
 
 def _is_recommended(entry: Entry) -> bool:
-    """Whether these are the formats that a conversion gets when nobody asks for others."""
+    """Returns whether an entry has the formats that a conversion gets when nobody asks for others."""
     profile = catalog.find(entry.name)
     return profile is not None and entry.formats == f"{profile.experts}-{profile.dense}"
 
 
-def find(name: str, kind: Kind | None = None) -> Entry | None:
+def find(name: str, kind: EntryKind | None = None) -> Entry | None:
     """The complete entry that `name` means; packs before checkpoints; None if there is none.
 
-    Of a local folder or file that is itself, whichever formats are asked for: packs made from it may be of
-    files that were changed since.
+    A local folder or file means itself, whichever formats are asked for: packs may have been made from it
+    before its files were changed.
     """
     usable = [e for e in matching(name) if e.complete and (kind is None or e.kind is kind)]
     return usable[0] if usable else None
 
 
-def resolve(name: str, kind: Kind | None = None) -> Entry:
+def resolve(name: str, kind: EntryKind | None = None) -> Entry:
     """The complete entry that `name` means; packs before checkpoints.
 
     Args:
-        kind: only this kind will do.
+        kind: the only kind that will do; None: either.
     Raises:
         UsageError: not a name.
         NotFound: nothing usable on disk; the hint is the command that changes it.
@@ -226,12 +214,12 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
     reference, broken = parse(name), [entry for entry in matching(name) if not entry.complete]
     if broken:
         raise incomplete(broken[0])
-    if kind is Kind.CHECKPOINT and find(name) is not None:
+    if kind is EntryKind.CHECKPOINT and find(name) is not None:
         raise NotFound(
             f"{name} is a conversion, not a checkpoint",
             hint="name the model or the folder that it was made from",
         )
-    if kind is Kind.PACK and find(name) is not None:
+    if kind is EntryKind.PACK and find(name) is not None:
         raise NotFound(f"{name} is not converted", hint=f"convert it with: kt convert {name}")
     if reference.repository:
         raise NotFound(f"{name} is not in the library", hint=f"get it with: kt pull {name}")
@@ -251,13 +239,15 @@ def incomplete(entry: Entry) -> KtError:
 
 @contextmanager
 def repairable(pack: Path) -> Iterator[None]:
-    """Errors about a damaged pack get the command that makes it again; its checkpoint stays."""
+    """Gives errors about a damaged pack the command that makes it again; its checkpoint stays."""
     try:
         yield
     except BadPack as error:
-        inside = pack.absolute().parent == folder_of(Kind.PACK)
+        inside = pack.absolute().parent == folder_of(EntryKind.PACK)
         entry = (
-            _entry(pack, Kind.PACK) if inside else Entry(pack.name, Kind.PACK, pack, managed=False)
+            _entry(pack, EntryKind.PACK)
+            if inside
+            else Entry(pack.name, EntryKind.PACK, pack, managed=False)
         )
         error.hint = error.hint or f"make it again with: {entry.repair}"
         raise
@@ -269,7 +259,7 @@ def parts(file: Path) -> list[Path]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every regular file below `folder`; links are neither followed nor returned."""
+    """Yields every regular file below `folder`; links are neither followed nor returned."""
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
     except OSError:
@@ -285,23 +275,19 @@ def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
             yield Path(item.path), status
 
 
-def folder_of(kind: Kind) -> Path:
-    """Where entries of this kind lie."""
+def folder_of(kind: EntryKind) -> Path:
+    """The folder that entries of this kind lie in."""
     return config.home() / f"{kind.value}s"
 
 
-def _heat_folder() -> Path:
-    return config.home() / "heat"
-
-
 def _one_folder(name: str) -> str:
-    """`name`, refused if it could be anything but the name of one folder."""
+    """Returns `name`, refused if it could be anything but the name of one folder."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(name) > 250:
         raise UsageError(f"{name!r} cannot be the name of a model in the library")
     return name
 
 
-def _scan(kind: Kind) -> Iterator[Entry]:
+def _scan(kind: EntryKind) -> Iterator[Entry]:
     folder = folder_of(kind)
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
@@ -317,19 +303,19 @@ def _scan(kind: Kind) -> Iterator[Entry]:
             yield _entry(Path(item.path), kind)
 
 
-def _entry(path: Path, kind: Kind) -> Entry:
+def _entry(path: Path, kind: EntryKind) -> Entry:
     name, _, formats = path.name.partition("@")
     try:
         source = manifest.read(path / _manifest_name(kind))
     except BadCheckpoint as error:
         return Entry(name, kind, path, str(error), formats)
-    if kind is Kind.PACK and name.startswith(LOCAL):
+    if kind is EntryKind.PACK and name.startswith(LOCAL):
         origin = str(origins.origin_of(name) or "")
     else:
         origin = _pulling(path / PULLING) if source is None else source.origin
     if source is not None:
         return Entry(name, kind, path, "", formats, origin or source.origin)
-    held = smallfiles.holder(path / manifest.LOCK if kind is Kind.PACK else lock_path(name))
+    held = smallfiles.holder(path / manifest.LOCK if kind is EntryKind.PACK else lock_path(name))
     problem = f"process {held.process} is {held.doing}" if held else INTERRUPTED
     return Entry(name, kind, path, problem, formats, origin, running=held is not None)
 
@@ -343,8 +329,8 @@ def _pulling(path: Path) -> str:
         return ""
 
 
-def _manifest_name(kind: Kind) -> str:
-    return manifest.PACK if kind is Kind.PACK else manifest.CHECKPOINT
+def _manifest_name(kind: EntryKind) -> str:
+    return manifest.PACK if kind is EntryKind.PACK else manifest.CHECKPOINT
 
 
 def _builtin() -> Entry | None:
@@ -357,15 +343,15 @@ def _builtin() -> Entry | None:
         return None
     if not (path / "config.json").is_file():
         return None
-    return Entry(BUILTIN, Kind.CHECKPOINT, path, source="built in", managed=False)
+    return Entry(BUILTIN, EntryKind.CHECKPOINT, path, source="built in", managed=False)
 
 
 def _local(folder: Path) -> Entry:
-    """A folder or GGUF file somebody named, which is in the library or not."""
+    """The entry of a folder or GGUF file that somebody named, in the library or not."""
     try:
         mode = folder.stat().st_mode
         if stat.S_ISREG(mode) and folder.suffix.lower() == GGUF:
-            return Entry(folder.name, Kind.CHECKPOINT, folder, managed=False)
+            return Entry(folder.name, EntryKind.CHECKPOINT, folder, managed=False)
         if not stat.S_ISDIR(mode):
             raise NotFound(
                 f"{folder} is not a folder",
@@ -382,7 +368,7 @@ def _local(folder: Path) -> Entry:
             else "a model's folder holds config.json or kt.json"
         )
         raise NotFound(f"there is no model in {folder}", hint=hint)
-    kind = Kind.PACK if pack else Kind.CHECKPOINT
+    kind = EntryKind.PACK if pack else EntryKind.CHECKPOINT
     source = manifest.read(folder / _manifest_name(kind))
     if folder.parent == folder_of(kind):
         return _entry(folder, kind)
@@ -395,7 +381,7 @@ def _local(folder: Path) -> Entry:
 def _made_from(origin: Path, formats: str) -> tuple[Entry, ...]:
     """The packs in the library that were made from a local folder or file, also before it was changed."""
     names = origins.names_of(origin)
-    found = (each for each in _scan(Kind.PACK) if each.name in names)
+    found = (each for each in _scan(EntryKind.PACK) if each.name in names)
     return tuple(each for each in found if formats in ("", each.formats))
 
 

@@ -1,4 +1,4 @@
-"""Where models outside the library lie of which the library holds conversions.
+"""Records where models lie that are outside the library while it holds conversions of them.
 
     KT_HOME/origins/local--NAME--HASH      the path of the folder or GGUF file, and nothing else
 
@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 13  # two of the longest paths that Linux takes
 
 
 def note(name: str, origin: Path) -> None:
-    """Keep that the packs called `name` are made from `origin`.
+    """Records that the packs called `name` are made from `origin`.
 
     Raises:
         OSError: the library cannot be written.
@@ -30,7 +30,7 @@ def note(name: str, origin: Path) -> None:
 
 
 def origin_of(name: str) -> Path | None:
-    """Where the packs called `name` were made from; None: nobody recorded it."""
+    """The folder or file that the packs called `name` were made from; None if nobody recorded it."""
     try:
         text = os.fsdecode(smallfiles.read_bounded(_path(name), _MAX_BYTES))
     except OSError:
@@ -50,7 +50,7 @@ def names_of(origin: Path) -> frozenset[str]:
 
 
 def forget(name: str) -> None:
-    """Drop what is known of `name`."""
+    """Removes the record of `name`."""
     with contextlib.suppress(FileNotFoundError):
         _path(name).unlink()
 

@@ -1,4 +1,4 @@
-"""What a user may write for a model, and what it means; nothing is looked up on disk or on a hub.
+"""Reads the text that a user may write for a model; nothing is looked up on disk or on a hub.
 
 qwen3-30b-a3b               a short name of the catalogue
 qwen3-30b-a3b@int4-int8     one conversion of it
@@ -36,7 +36,7 @@ class Reference:
 
     Attributes:
         name: its name in the library: safe as one folder name; empty for a local folder.
-        formats: "<experts>-<dense>" of one conversion; empty: any. Of a folder: the conversion made from it.
+        formats: "<experts>-<dense>" of one conversion, for a folder of a conversion made from it; empty: any.
         hub, repository, revision: where it comes from; empty for a name outside the catalogue.
         folder: a local folder or GGUF file; None otherwise.
     """
@@ -56,7 +56,7 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """Read what a user wrote.
+    """Reads the name of a model.
 
     Raises:
         UsageError: it cannot be the name of anything.

@@ -1,4 +1,4 @@
-"""Removing what is in the library, and what killed processes left there. Never follows a link, never leaves it."""
+"""Removes entries of the library and what killed processes left there; never follows a link, never leaves it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from ktcli import config
 from ktcli.errors import KtError, UsageError
-from ktcli.store import library, origins
+from ktcli.store import heat, library, origins
 
 CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
 
 
 def remove(entry: library.Entry) -> int:
-    """Delete an entry's files; the bytes that were freed. What is known of its model stays, see `forget`.
+    """Deletes an entry's files and returns the bytes freed. The heat map of its model stays, see `forget`.
 
     Raises:
         UsageError: it does not lie in the library.
@@ -44,24 +44,24 @@ def remove(entry: library.Entry) -> int:
 
 
 def forget(model: str) -> bool:
-    """Delete the heat map of a model of which nothing is left in the library. Whether there was one.
+    """Deletes the heat map of a model of which nothing is left in the library; returns whether there was one.
 
     Raises:
         KtError: the system refuses.
     """
-    heat = library.heat_path(model)
+    path = heat.path_of(model)
     try:
-        if known := heat.is_file():
-            with library.heat_lock():  # whoever writes maps looks for a pack first
-                heat.unlink(missing_ok=True)
+        if known := path.is_file():
+            with heat.lock():  # whoever writes maps looks for a pack first
+                path.unlink(missing_ok=True)
     except OSError as error:
-        raise KtError(f"cannot remove {heat}: {error.strerror}") from error
+        raise KtError(f"cannot remove {path}: {error.strerror}") from error
     return known
 
 
 def leftovers() -> tuple[Path, ...]:
     """Folders that an interrupted removal or a killed calibration left behind."""
-    folders = [library.folder_of(kind) for kind in library.Kind]
+    folders = [library.folder_of(kind) for kind in library.EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
     found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
     return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
@@ -72,7 +72,7 @@ def _is_running(process: str) -> bool:
 
 
 def remove_leftovers() -> int:
-    """Delete them; the bytes that were freed."""
+    """Deletes the leftovers and returns the bytes freed."""
     freed = 0
     for path in leftovers():
         freed += sum(status.st_size for _, status in library.walk(path))

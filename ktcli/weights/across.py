@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import Blocked, Format, Numbers, Pool
-from ktcli.weights.storage import PLAIN, Matrix, Part, Raw, Read, Source, Span, rows_of
+from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Part, Raw, Read, StorageSource, rows_of
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output the nibble i of a word belongs to
 IN_ORDER = tuple(range(8))
@@ -46,7 +46,7 @@ class Across:
     zero_plus: int
     outputs: bool
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         codes, scales, zeros, *order = span.source.parts
         words = span.start // 8, -(-span.stop // 8)
         columns = words if self.outputs else (span.start, span.stop)
@@ -57,7 +57,7 @@ class Across:
         ]
         return [*found, *(rows_of(part, part.entry.size_bytes, 0, 1) for part in order)]
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         k, parts = span.source.columns, span.source.parts
         group = self.group or k
         groups = -(-k // group)
@@ -81,7 +81,7 @@ class Across:
             nibbles = np.ascontiguousarray(words.T).view(np.uint8)
         return Numbers(Blocked(4, _CODES, (1, wide), scale, zero), nibbles, span.rows, k)
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return (
             None  # products of 4 and 11 bits are exact in f32, so the format finds the same scales
         )
@@ -107,7 +107,9 @@ def _outputs(words: Words, order: Sequence[int]) -> NDArray[np.uint8]:
     return codes.reshape(len(words), -1)
 
 
-def _reordered(source: Source, raw: Raw, group: int, groups: int) -> NDArray[np.int32] | None:
+def _reordered(
+    source: StorageSource, raw: Raw, group: int, groups: int
+) -> NDArray[np.int32] | None:
     """The group of each input; None: they are in order.
 
     Raises:

@@ -10,10 +10,11 @@ from fnmatch import translate
 from ktcli.errors import BadCheckpoint
 from ktcli.models import Model
 from ktcli.native import Format
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role
 from ktcli.weights.checkpoint import HINT
 from ktcli.weights.formats import FORMATS
-from ktcli.weights.storage import Reader
+from ktcli.weights.storage import PLAIN, Reader
 from ktcli.weights.strips import pieces_of
 
 LEFT_OVER = (
@@ -88,6 +89,24 @@ def lossless_format(model: Model, checkpoint: Reader) -> Format | None:
     found = {checkpoint.find(piece.at(0), piece.shape).storage.lossless for piece in pieces}
     name = found.pop() if len(found) == 1 else None
     return None if name is None else FORMATS[name]
+
+
+def kept_in_f32(model: Model, checkpoint: Reader) -> tuple[ModelPart, ...]:
+    """Parts of a model with tables, or tensors that no format is chosen for, whose numbers the checkpoint has as f32
+    or f16, which bf16 does not hold: see `Recipe.in_f32`.
+
+    Raises:
+        BadCheckpoint: the checkpoint does not have them.
+    """
+    wide = PLAIN["F32"], PLAIN["F16"]
+    kept = (tensor for tensor in model.tensors if tensor.role in (Role.KEPT, Role.TABLE))
+    found = {
+        tensor.part
+        for tensor in kept
+        for piece in pieces_of(tensor, checkpoint)
+        if checkpoint.find(piece.at(0), piece.shape).storage in wide
+    }
+    return tuple(sorted(found, key=lambda part: part.value))
 
 
 def _listed(names: list[str]) -> str:

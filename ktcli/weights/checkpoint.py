@@ -22,19 +22,19 @@ from ktcli.weights.extras import extra_limit
 from ktcli.weights.files import Files
 from ktcli.weights.header import (
     MAX_TENSORS,
-    Entry,
+    TensorEntry,
     is_regular,
     read_bounded,
     read_header,
 )
 from ktcli.weights.scheme import read_scheme
 from ktcli.weights.storage import (
+    ByteSpan,
     Matrix,
     Part,
     Raw,
     Read,
-    Source,
-    Span,
+    StorageSource,
 )
 
 MAX_CONFIG_BYTES = 1_000_000  # the largest published one has 60 kB
@@ -108,7 +108,7 @@ class Checkpoint:
         """The whole of a small file."""
         return read_bounded(inside(self.path, name), extra_limit(name))
 
-    def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """The tensor called `name`.
 
         Raises:
@@ -133,7 +133,7 @@ class Checkpoint:
         """
         return self._files.read(wanted, into)
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """The rows of a span as they are stored, from the bytes that its storage wanted.
 
         Raises:
@@ -141,7 +141,7 @@ class Checkpoint:
         """
         return self._files.numbers(pool, span, raws)
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
         """The rows of a span as f32.
 
         Raises:
@@ -149,7 +149,7 @@ class Checkpoint:
         """
         return self._files.decode(pool, span, raws)
 
-    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
         """An error about the numbers of a source, with its name and file."""
         return self._files.refusal(source, error)
 
@@ -222,7 +222,7 @@ def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
     """All tensors by name, the files, and SHA-256 over the files' names and headers."""
     weight_map = _read_index(folder)
     files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
-    digest, entries, n_tensors = sha256(), dict[str, dict[str, Entry]](), 0
+    digest, entries, n_tensors = sha256(), dict[str, dict[str, TensorEntry]](), 0
     for file in files:
         path = inside(folder, file)
         if not is_regular(path):
@@ -238,7 +238,7 @@ def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
 
 
 def _parts(
-    entries: Mapping[str, Mapping[str, Entry]], weight_map: Mapping[str, str] | None
+    entries: Mapping[str, Mapping[str, TensorEntry]], weight_map: Mapping[str, str] | None
 ) -> dict[str, Part]:
     """All tensors by name, from the entries of each file."""
     parts: dict[str, Part] = {}

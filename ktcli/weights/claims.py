@@ -22,7 +22,7 @@ from ktcli.weights.coded import (
     lossless_int4,
 )
 from ktcli.weights.scheme import Scheme
-from ktcli.weights.storage import PLAIN, WHOLE, Part, Source, Storage
+from ktcli.weights.storage import PLAIN, WHOLE, Part, Storage, StorageSource
 
 Parts = Mapping[str, Part]
 Found = tuple[Storage, tuple[Part, ...]]
@@ -50,7 +50,7 @@ def source_names(parts: Parts) -> set[str]:
     return names
 
 
-def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
+def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> StorageSource:
     """The source called `name`, which `source_names` has.
 
     Raises:
@@ -64,24 +64,24 @@ def source_named(name: str, parts: Parts, scheme: Scheme, hint: str) -> Source:
             if packed is not None
             else _across(stem, parts, scheme, hint)
         )
-        return Source(name, *found)
+        return StorageSource(name, *found)
     dtype, shape = part.entry.dtype, part.entry.shape
     if dtype in PLAIN:
-        return Source(name, shape, PLAIN[dtype], (part,))
+        return StorageSource(name, shape, PLAIN[dtype], (part,))
     if dtype in WHOLE and name.endswith(".tid2eid"):  # others are no numbers of their own
-        return Source(name, shape, WHOLE[dtype], (part,))
+        return StorageSource(name, shape, WHOLE[dtype], (part,))
     if dtype == "F8_E4M3" and len(shape) > 1:
-        return Source(name, shape, *_fp8(part, parts, scheme, hint))
+        return StorageSource(name, shape, *_fp8(part, parts, scheme, hint))
     fp4 = scheme.experts == "fp4" and ROUTED.fullmatch(name) is not None
     if dtype == "I8" and len(shape) == 2 and (fp4 or _short(name) in parts):
-        return Source(name, *_fp4(part, parts, scheme, hint))
+        return StorageSource(name, *_fp4(part, parts, scheme, hint))
     if dtype == "I8" and len(shape) == 2 and f"{name}_scale" in parts:
         scales = _companion(part, f"{name}_scale", parts, hint, [(shape[0],), (shape[0], 1)])
-        return Source(name, shape, INT8_ROWS, (part, scales))
+        return StorageSource(name, shape, INT8_ROWS, (part, scales))
     if dtype == "U8" and name.endswith("_blocks") and len(shape) > 2 and shape[-1] == 16:
         scale_name = name.removesuffix("_blocks") + "_scales"
         scales = _companion(part, scale_name, parts, hint, [shape[:-1]])
-        return Source(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
+        return StorageSource(name, (*shape[:-2], 32 * shape[-2]), MXFP4, (part, scales))
     raise BadCheckpoint(
         f"{name} in {part.file} is stored as {dtype}, which kt cannot convert",
         hint=f"kt reads {', '.join(PLAIN)} and quantized weights beside their scales",

@@ -32,7 +32,7 @@ import numpy as np
 
 from ktcli.native import Blocked, Codes, Format, Numbers, Pool, Scale
 from ktcli.weights.oracle import E4M3_VALUES
-from ktcli.weights.storage import PLAIN, Matrix, Raw, Read, Source, Span, rows_of
+from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, Raw, Read, StorageSource, rows_of
 
 FP8_BLOCK = 128  # rows and columns that share one scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -60,7 +60,7 @@ class Coded:
     block: tuple[int, int]
     kind: Codes | None = None
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         codes, scales, *zeros = span.source.parts
         first, last = self._blocks(span)
         row_bytes = codes.entry.size_bytes // span.source.rows
@@ -74,7 +74,7 @@ class Coded:
             found.append(rows_of(part, words, span.start * self.bits // 32, self._zero_stop(span)))
         return found
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         high, wide = self._block(span.source)
         scale = self._scales(pool, span, raws[1])
         how = Blocked(
@@ -87,7 +87,7 @@ class Coded:
         )
         return Numbers(how, raws[0], span.rows, span.source.columns)
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         high, wide = self._block(span.source)
         k = span.source.columns
         covered = wide >= k or (fmt.group and wide % fmt.group == 0)
@@ -101,7 +101,7 @@ class Coded:
         columns = np.arange(groups) * fmt.group // wide
         return np.ascontiguousarray(self._scales(pool, span, raws[1])[rows][:, columns])
 
-    def _scales(self, pool: Pool, span: Span, raw: Raw) -> Matrix:
+    def _scales(self, pool: Pool, span: ByteSpan, raw: Raw) -> Matrix:
         """Of the span's blocks, [rows of blocks, columns of blocks]."""
         dtype = span.source.parts[1].entry.dtype
         first, last = self._blocks(span)
@@ -113,7 +113,7 @@ class Coded:
         values = np.where(raw == 0, np.float32(2.0**-127), bits.view(np.float32))
         return pool.decode(Numbers.of(values.reshape(last - first, columns)).whole)
 
-    def _zeros(self, span: Span, raw: Raw, groups: int) -> Matrix:
+    def _zeros(self, span: ByteSpan, raw: Raw, groups: int) -> Matrix:
         """What each group's zero means, [rows, groups]: codes of which several rows lie in one int32."""
         per_word = 32 // self.bits
         words = raw.view("<u4").reshape(-1, groups)
@@ -124,24 +124,24 @@ class Coded:
         zeros: Matrix = np.array(self.table, np.float32)[rows]
         return zeros
 
-    def _zero_stop(self, span: Span) -> int:
+    def _zero_stop(self, span: ByteSpan) -> int:
         return -(-span.stop * self.bits // 32)
 
-    def _row(self, span: Span) -> int:
+    def _row(self, span: ByteSpan) -> int:
         """The span's first row within its matrix."""
         return span.start % span.source.shape[-2]
 
-    def _block(self, source: Source) -> tuple[int, int]:
+    def _block(self, source: StorageSource) -> tuple[int, int]:
         return self.block[0] or source.shape[-2], self.block[1] or source.columns
 
-    def _blocks(self, span: Span) -> tuple[int, int]:
+    def _blocks(self, span: ByteSpan) -> tuple[int, int]:
         """The first row of blocks that the span has, and that after the last."""
         height, row = span.source.shape[-2], self._row(span)
         high = self._block(span.source)[0]
         above = span.start // height * -(-height // high)
         return above + row // high, above + -(-(row + span.rows) // high)
 
-    def _all_blocks(self, source: Source) -> int:
+    def _all_blocks(self, source: StorageSource) -> int:
         """Rows of blocks of the whole source."""
         return prod(source.shape[:-2]) * -(-source.shape[-2] // self._block(source)[0])
 

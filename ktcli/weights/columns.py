@@ -15,7 +15,7 @@ import numpy as np
 
 from ktcli.native import Codes, Format, Pool
 from ktcli.ops.tensors import Tensor
-from ktcli.weights.storage import Matrix, Reader, Span
+from ktcli.weights.storage import ByteSpan, Matrix, Reader
 from ktcli.weights.strips import cut, sample
 from ktcli.weights.vectors import vector_of
 
@@ -68,11 +68,11 @@ class Factors:
             self._found[gain.name] = factors_of(largest, values)
         return self._found[gain.name]
 
-    def largest(self, spans: list[Span]) -> Matrix:
+    def largest(self, spans: list[ByteSpan]) -> Matrix:
         """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
         return reduce(np.maximum, (np.abs(self._values(span)).max(axis=0) for span in spans))
 
-    def _values(self, span: Span) -> Matrix:
+    def _values(self, span: ByteSpan) -> Matrix:
         """What a span holds, ahead of its turn."""
         raws = [self._checkpoint.read(each) for each in span.source.storage.reads(span)]
         return self._checkpoint.decode(self._pool, span, raws)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ktcli.manifest import Manifest
 from ktcli.weights.pack import WeightFile
+from ktcli.weights.recipe import Recipe
 from ktcli.weights.stages import Stages
 
 
@@ -46,10 +47,12 @@ class Conversion:
 
     Attributes:
         manifest: that of the pack, without its files.
+        recipe: what its formats are named after.
         source_bytes: bytes of the tensors the pack is made from.
     """
 
     manifest: Manifest
+    recipe: Recipe
     files: tuple[WeightFile, ...]
     source_bytes: int
 

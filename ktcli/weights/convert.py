@@ -18,7 +18,7 @@ from ktcli.manifest import PACK as MANIFEST
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.models import build
 from ktcli.native import Pool
-from ktcli.weights.check import check
+from ktcli.weights.check import check, kept_in_f32
 from ktcli.weights.conversion import UNRECORDED, Calibration, Conversion, Provenance, Report
 from ktcli.weights.destination import Destination
 from ktcli.weights.encode import Encoder
@@ -56,7 +56,8 @@ def convert(
     """
     with closing(open_checkpoint(source)) as checkpoint:
         recipe = replace(recipe, calibrated=calibration is not None)
-        target = Destination(out, _plan(checkpoint, recipe, provenance, calibration))
+        plan = _plan(checkpoint, recipe, provenance, calibration)
+        target = Destination(out, plan)
         target.refuse_foreign()
         if not target.leftovers and (done := target.complete()) is not None:
             return _report(target, done, len(done.files))
@@ -70,7 +71,7 @@ def convert(
                 left = [tensor for file in target.missing for tensor in file.tensors]
                 check_tables(left, checkpoint, pool)
                 importance = calibration.importance() if calibration else {}
-                encoder = Encoder(checkpoint, recipe, pool, importance)
+                encoder = Encoder(checkpoint, plan.recipe, pool, importance)
                 told = remark(left, checkpoint, pool)
                 report = _convert(checkpoint, target, encoder, progress)
                 return replace(report, remarks=(told,) if told else ())
@@ -81,6 +82,7 @@ def _plan(
 ) -> Conversion:
     model = build(checkpoint.config)
     source_bytes = check(model, checkpoint)
+    recipe = replace(recipe, in_f32=kept_in_f32(model, checkpoint))
     manifest = Manifest(
         family=model.spec.family,
         files=(),
@@ -92,7 +94,7 @@ def _plan(
         calibration=calibration.identity if calibration else "",
         extras=tuple(_extras(checkpoint)),
     )
-    return Conversion(manifest, weight_files(model.tensors, recipe), source_bytes)
+    return Conversion(manifest, recipe, weight_files(model.tensors, recipe), source_bytes)
 
 
 def _extras(checkpoint: Reader) -> Iterator[FileRecord]:

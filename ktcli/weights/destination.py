@@ -66,7 +66,12 @@ class Destination:
         if not is_pack(self.path):
             return None
         manifest = Pack.open(self.path).manifest
-        self._refuse_other(manifest.identity)
+        found, wanted = manifest.identity, self.plan.manifest.formats
+        if (
+            found.formats and wanted and not found.formats.in_f32
+        ):  # of a kt that rounded all it kept
+            found = replace(found, formats=replace(found.formats, in_f32=wanted.in_f32))
+        self._refuse_other(found)
         return manifest
 
     @property

@@ -19,7 +19,7 @@ from ktcli.native import BadNumber, Format, Gathered, Numbers, PackError, Pool, 
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.columns import Factors, suffers
 from ktcli.weights.read_ahead import ReadAhead, Slots
-from ktcli.weights.recipe import Recipe, TensorKind, format_of, kind_of
+from ktcli.weights.recipe import BF16_BYTES, Recipe, TensorKind, format_of, kind_of, plain_bytes
 from ktcli.weights.stages import Stages, Stopwatch
 from ktcli.weights.storage import Matrix, Raw, Reader
 from ktcli.weights.strips import Strip, cut
@@ -86,7 +86,7 @@ class Encoder:
         gathered = Gathered(sources, strip.map, strip.tensor.k)
         try:
             if fmt is None:
-                return self._table(gathered)
+                return self._table(gathered, plain_bytes(strip.tensor, self._recipe))
             scales = self._kept(fmt, strip, raws, gathered.rows)
             return self._packed(strip, fmt, gathered, scales)
         except BadNumber as error:
@@ -117,11 +117,12 @@ class Encoder:
                 raise _too_large(strip.tensor)
         return np.ascontiguousarray(vector).view(np.uint8)
 
-    def _table(self, gathered: Gathered) -> Raw:
-        """Plain rows of bf16."""
+    def _table(self, gathered: Gathered, each: int) -> Raw:
+        """Plain rows of numbers of `each` bytes: bf16 or f32."""
         n, k = gathered.shape
-        part = self._parts.take(2 * n * k)
-        self._pool.decode(gathered, part.view(np.uint16).reshape(n, k))
+        part = self._parts.take(each * n * k)
+        dtype = np.uint16 if each == BF16_BYTES else np.float32
+        self._pool.decode(gathered, part.view(dtype).reshape(n, k))
         return part
 
     def _packed(self, strip: Strip, fmt: Format, gathered: Gathered, scales: Matrix | None) -> Raw:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import BadNumber, Numbers, Pool
-from ktcli.weights.storage import Matrix, Raw, Read, Source, Span
+from ktcli.weights.storage import ByteSpan, Matrix, Raw, Read, StorageSource
 
 
 class Files:
@@ -60,7 +60,7 @@ class Files:
                 raise BadCheckpoint(f"{file} became shorter while it was read", hint=self._hint)
             done += got
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """The rows of a span as they are stored, from the bytes that its storage wanted.
 
         Raises:
@@ -71,7 +71,7 @@ class Files:
         except BadCheckpoint as error:
             raise self.refusal(span.source, error) from None
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
         """The rows of a span as f32.
 
         Raises:
@@ -83,7 +83,7 @@ class Files:
         except BadNumber as error:
             raise self.refusal(span.source, error) from None
 
-    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
         """What is wrong with the numbers of a source, with its name and file."""
         what = "holds NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)

@@ -34,7 +34,7 @@ DTYPE_BITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file; `offset` counts from the start of the file."""
 
     dtype: str
@@ -56,7 +56,7 @@ class Header:
         raw: the JSON as it stands in the file, for hashing.
     """
 
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     metadata: dict[str, str]
     raw: bytes
 
@@ -113,11 +113,14 @@ def read_header(path: Path) -> Header:
     try:
         entries, metadata = _scan(text)
         _check_ranges(entries, size - 8 - length)
-    except _Fault as fault:
+    except _HeaderFault as fault:
         raise BadCheckpoint(f"the header of {path.name} is damaged: {fault}") from None
     start = 8 + length
     return Header(
-        {n: Entry(e.dtype, e.shape, e.offset + start, e.size_bytes) for n, e in entries.items()},
+        {
+            n: TensorEntry(e.dtype, e.shape, e.offset + start, e.size_bytes)
+            for n, e in entries.items()
+        },
         metadata,
         raw,
     )
@@ -140,7 +143,7 @@ def encode_header(
     return len(text).to_bytes(8, "little") + text
 
 
-class _Fault(Exception):
+class _HeaderFault(Exception):
     """What is wrong with a header, without the file's name."""
 
 
@@ -153,9 +156,9 @@ _NUMBERS = re.compile(rf"\[{_S}(?:[0-9]{{1,20}}(?:{_S},{_S}[0-9]{{1,20}}){{0,7}}
 _SPACE = re.compile(_S)
 
 
-def _scan(text: str) -> tuple[dict[str, Entry], dict[str, str]]:
+def _scan(text: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """Entries with offsets as written (relative to the data), and the metadata."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     metadata: dict[str, str] | None = None
     at = _after(text, 0, "{")
     while text[at : at + 1] != "}":
@@ -163,21 +166,21 @@ def _scan(text: str) -> tuple[dict[str, Entry], dict[str, str]]:
             at = _after(text, at, ",")
         if found := _METADATA.match(text, at):
             if metadata is not None:
-                raise _Fault("__metadata__ occurs twice")
+                raise _HeaderFault("__metadata__ occurs twice")
             metadata, at = _scan_metadata(text, found.end())
         elif found := _ENTRY.match(text, at):
             name = found[1]
             if name in entries:
-                raise _Fault(f"tensor {name!r} occurs twice")
+                raise _HeaderFault(f"tensor {name!r} occurs twice")
             if len(entries) >= MAX_TENSORS:
-                raise _Fault(f"it lists more than {MAX_TENSORS} tensors")
+                raise _HeaderFault(f"it lists more than {MAX_TENSORS} tensors")
             words = found.groups()
             entries[name] = _entry(name, dict(zip(words[1::2], words[2::2], strict=True)))
             at = found.end()
         else:
-            raise _Fault(f"no tensor can be read at byte {at}")
+            raise _HeaderFault(f"no tensor can be read at byte {at}")
     if _end_of_space(text, at + 1) != len(text):
-        raise _Fault("something follows its last brace")
+        raise _HeaderFault("something follows its last brace")
     return entries, metadata or {}
 
 
@@ -185,7 +188,7 @@ def _after(text: str, at: int, mark: str) -> int:
     """Where the next thing begins behind `mark`, which must stand at `at` but for white space."""
     at = _end_of_space(text, at)
     if text[at : at + 1] != mark:
-        raise _Fault(f"{mark!r} is missing at byte {at}")
+        raise _HeaderFault(f"{mark!r} is missing at byte {at}")
     return _end_of_space(text, at + 1)
 
 
@@ -203,7 +206,7 @@ def _scan_metadata(text: str, at: int) -> tuple[dict[str, str], int]:
         key, at = _string(text, at)
         value, at = _string(text, _after(text, at, ":"))
         if key in strings:
-            raise _Fault(f"metadata {key[:100]!r} occurs twice")
+            raise _HeaderFault(f"metadata {key[:100]!r} occurs twice")
         strings[key] = value
         at = _end_of_space(text, at)
     return strings, _end_of_space(text, at + 1)
@@ -211,49 +214,51 @@ def _scan_metadata(text: str, at: int) -> tuple[dict[str, str], int]:
 
 def _string(text: str, at: int) -> tuple[str, int]:
     if text[at : at + 1] != '"':
-        raise _Fault(f"a string is missing at byte {at}")
+        raise _HeaderFault(f"a string is missing at byte {at}")
     try:
         value, end = scanstring(text, at + 1, True)
     except ValueError:
-        raise _Fault(f"the string at byte {at} is not valid") from None
+        raise _HeaderFault(f"the string at byte {at} is not valid") from None
     return str(value), int(end)
 
 
-def _entry(name: str, fields: dict[str, str]) -> Entry:
+def _entry(name: str, fields: dict[str, str]) -> TensorEntry:
     if len(fields) != 3:
-        raise _Fault(f"tensor {name!r} has a field twice")
+        raise _HeaderFault(f"tensor {name!r} has a field twice")
     dtype = fields["dtype"].strip('"')
     if dtype not in DTYPE_BITS or not fields["dtype"].startswith('"'):
-        raise _Fault(f"tensor {name!r} has the unknown type {dtype}")
+        raise _HeaderFault(f"tensor {name!r} has the unknown type {dtype}")
     shape, span = (_numbers(name, fields[key]) for key in ("shape", "data_offsets"))
     if len(span) != 2 or span[0] > span[1]:
-        raise _Fault(f"tensor {name!r} has the byte range {list(span)}")
+        raise _HeaderFault(f"tensor {name!r} has the byte range {list(span)}")
     bits = prod(shape) * DTYPE_BITS[dtype]
     if bits != 8 * (span[1] - span[0]):
         size = span[1] - span[0]
-        raise _Fault(
+        raise _HeaderFault(
             f"tensor {name!r} is {dtype} {list(shape)}, which is not the {size} bytes of its range"
         )
-    return Entry(dtype, shape, span[0], span[1] - span[0])
+    return TensorEntry(dtype, shape, span[0], span[1] - span[0])
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     if _NUMBERS.fullmatch(text) is None:
-        raise _Fault(f"tensor {name!r} has {text[:60]!r} where at most 8 whole numbers belong")
+        raise _HeaderFault(
+            f"tensor {name!r} has {text[:60]!r} where at most 8 whole numbers belong"
+        )
     return tuple(map(int, text[1:-1].split(","))) if text[1:-1].strip() else ()
 
 
-def _check_ranges(entries: dict[str, Entry], data_bytes: int) -> None:
+def _check_ranges(entries: dict[str, TensorEntry], data_bytes: int) -> None:
     """Sort by offset, in place; the ranges must follow each other without gap or overlap to the end."""
     ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size_bytes))
     end = 0
     for name, entry in ordered:
         if entry.offset != end:
             what = "overlaps the one before it" if entry.offset < end else "leaves a gap before it"
-            raise _Fault(f"tensor {name!r} at {entry.offset} {what}, which ends at {end}")
+            raise _HeaderFault(f"tensor {name!r} at {entry.offset} {what}, which ends at {end}")
         end += entry.size_bytes
     if end != data_bytes:
         what = "cut short" if end > data_bytes else "followed by something else"
-        raise _Fault(f"the data is {what}, it should have {end} bytes and has {data_bytes}")
+        raise _HeaderFault(f"the data is {what}, it should have {end} bytes and has {data_bytes}")
     entries.clear()
     entries.update(ordered)

@@ -14,6 +14,7 @@ from ktcli import manifest
 from ktcli.errors import BadPack, UsageError
 from ktcli.manifest import FormatNames, Manifest
 from ktcli.native import Codes, Format
+from ktcli.ops.part import ModelPart
 from ktcli.weights.extras import extra_limit
 from ktcli.weights.recipe import Recipe
 
@@ -24,7 +25,8 @@ def format_names(recipe: Recipe) -> FormatNames:
     """What a manifest says of a recipe; `recipe_of` undoes it."""
     chosen = (recipe.experts, recipe.dense, recipe.down)
     rows = {row.name: _format_row(row) for row in chosen if row}
-    return FormatNames(recipe.experts_name, recipe.dense.name, rows)
+    in_f32 = tuple(part.value for part in recipe.in_f32)
+    return FormatNames(recipe.experts_name, recipe.dense.name, rows, in_f32)
 
 
 def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe]:
@@ -63,7 +65,11 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
         raise BadPack(f"{what} uses the number format {name[:40]!r}, which this kt does not know")
 
     dense = read(names.dense, lambda name: Recipe.named(name, name)).dense
-    return read(names.experts, lambda name: replace(Recipe.named(name), dense=dense))
+    found = read(names.experts, lambda name: replace(Recipe.named(name), dense=dense))
+    parts = {part.value: part for part in ModelPart}
+    if unknown := set(names.in_f32) - parts.keys():
+        raise BadPack(f"{what} names a part of a model {min(unknown)[:40]!r}, which is none")
+    return replace(found, in_f32=tuple(parts[name] for name in names.in_f32))
 
 
 def _format_row(row: Format) -> dict[str, Any]:

@@ -38,7 +38,7 @@ E4M3_VALUES: F32 = np.array([e4m3_value(code) for code in range(256)], dtype=np.
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PanelLayout:
     """Sizes of one panel of a matrix with k columns.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layout:
     panel_bytes: int
 
 
-def layout(fmt: Format, k: int) -> Layout:
+def layout(fmt: Format, k: int) -> PanelLayout:
     """The layout of a panel with `k` columns."""
     line = {32: 1, 16: 2, 8: 4, 4: 4}[fmt.bits]
     step = 16 * line
@@ -64,7 +64,7 @@ def layout(fmt: Format, k: int) -> Layout:
     groups = columns // group
     scales = groups * PANEL_ROWS * _scale_type(fmt).itemsize if fmt.scale is not Scale.NONE else 0
     size = PANEL_ROWS * columns * fmt.bits // 8 + scales
-    return Layout(line, step, columns, group, groups, -(-size // LINE) * LINE)
+    return PanelLayout(line, step, columns, group, groups, -(-size // LINE) * LINE)
 
 
 def pack(
@@ -324,7 +324,7 @@ def _load_scale(fmt: Format, stored: NDArray[np.generic]) -> F32:
     return (stored.astype(np.uint32) << shift).view(np.float32)
 
 
-def _to_lines(fmt: Format, lay: Layout, codes: NDArray[np.generic]) -> NDArray[np.uint8]:
+def _to_lines(fmt: Format, lay: PanelLayout, codes: NDArray[np.generic]) -> NDArray[np.uint8]:
     """Codes [n, k] to the bytes of their panels [n/16, …]."""
     panels = codes.shape[0] // PANEL_ROWS
     if fmt.bits == 4:  # [panel, row, step, half, line, 4] -> [panel, step, line, row, 4] per half
@@ -337,7 +337,7 @@ def _to_lines(fmt: Format, lay: Layout, codes: NDArray[np.generic]) -> NDArray[n
     return np.ascontiguousarray(tiled).reshape(panels, -1).view(np.uint8)
 
 
-def _from_lines(fmt: Format, lay: Layout, data: NDArray[np.uint8]) -> NDArray[np.generic]:
+def _from_lines(fmt: Format, lay: PanelLayout, data: NDArray[np.uint8]) -> NDArray[np.generic]:
     """The inverse of `_to_lines`."""
     panels = data.shape[0]
     data = np.ascontiguousarray(data)

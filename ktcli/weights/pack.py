@@ -21,7 +21,7 @@ First come the packed tensors in the order the model declares them, each a multi
 that each begins on a 64-byte boundary; then the tables; then the vectors. In the JSON
 
     packed   dtype U8,   shape [count, bytes of one matrix]; panels as kt.h describes them
-    table    dtype BF16, shape [n, k]; plain rows
+    table    dtype BF16 or F32, shape [n, k]; plain rows
     vector   dtype F32,  shape [k]
              (tables and vectors with count > 1 or vectors with n > 1 carry these dimensions in front)
 
@@ -39,7 +39,9 @@ KT.JSON is a JSON object, one-space indented, ASCII:
                digest: SHA-256 over, for each weight file of the checkpoint by name, "NAME\\nLENGTH\\n" and its
                header's JSON; of GGUF files over the hexadecimal SHA-256 of each header
     recipe     experts, dense: names of number formats; that of experts may end in "-mixed" (down projections are
-               one step more precise, `formats.better_than`) and then in "-calibrated"
+               one step more precise, `formats.better_than`) and then in "-calibrated";
+               f32, where there are some: parts of the model (`ops.part`) whose tables, and tensors that neither
+               format is chosen for, are stored as f32; the others are bf16
     formats    for each of these: bits, group, scale, codebook; codes: "e4m3" if they are no integers; rotation
     extras     files taken over: name, size_bytes, sha256
     files      weight files in the order written: name, size_bytes, sha256, and by kind of tensor (experts: gate
@@ -65,9 +67,9 @@ from ktcli.errors import BadCheckpoint, BadPack
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.weights.checkpoint import parse_object
-from ktcli.weights.header import Entry, encode_header, is_regular, read_bounded, read_header
+from ktcli.weights.header import TensorEntry, encode_header, is_regular, read_bounded, read_header
 from ktcli.weights.manifest import parse_pack
-from ktcli.weights.recipe import Recipe, format_of, stored_bytes
+from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 OUTER = "outer.safetensors"
 
@@ -125,7 +127,8 @@ def _stored_as(tensor: Tensor, recipe: Recipe) -> tuple[str, tuple[int, ...]]:
         return "U8", (tensor.count, stored_bytes(tensor, recipe) // tensor.count)
     shape = (tensor.count, tensor.n, tensor.k)
     if tensor.role is Role.TABLE:
-        return "BF16", shape if tensor.count > 1 else shape[1:]
+        dtype = "F32" if is_in_f32(tensor, recipe) else "BF16"
+        return dtype, shape if tensor.count > 1 else shape[1:]
     return "F32", shape if tensor.count > 1 else shape[1:] if tensor.n > 1 else shape[2:]
 
 
@@ -155,7 +158,7 @@ class Pack:
         """See `open`."""
         self.path = path
         self.manifest, self.recipe = _read_manifest(path)
-        self._entries: dict[str, tuple[Path, Entry, str]] = {}
+        self._entries: dict[str, tuple[Path, TensorEntry, str]] = {}
         try:
             for record in self.manifest.records:
                 _check_size(path, record)

@@ -21,7 +21,7 @@ MAX_MERGES = 1_000_000  # a vocabulary of 256,000 pieces makes 580,000
 Json = dict[str, Any]
 
 
-class Kind(IntEnum):
+class PieceKind(IntEnum):
     """Of a piece; GGUF files count the same way."""
 
     NORMAL = 1
@@ -33,12 +33,12 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VocabularyPiece:
     """One token: its text, how much it is liked, and what it is."""
 
     text: str
     score: float
-    kind: Kind
+    kind: PieceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Pieces:
         charsmap: normalisation of characters, as the file has it; b"": none.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[VocabularyPiece, ...]
     unigram: bool = False
     prefix: bool = True
     first_only: bool = False
@@ -73,12 +73,12 @@ def whole(added: list[Json], steps: Json) -> Json:
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **steps}
 
 
-def added_tokens(tokens: Sequence[tuple[str, Kind]]) -> list[Json]:
+def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
     """Those that are found in a text before it is cut."""
     return [
-        added_token(id, text, special=kind != Kind.USER_DEFINED)
+        added_token(id, text, special=kind != PieceKind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
-        if kind in (Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED) and text
+        if kind in (PieceKind.CONTROL, PieceKind.UNKNOWN, PieceKind.USER_DEFINED) and text
     ]
 
 
@@ -150,7 +150,7 @@ def _merged(vocabulary: Pieces) -> Json:
         BadCheckpoint: there are more merges than any published vocabulary has.
     """
     pieces = vocabulary.pieces
-    usable = (Kind.NORMAL, Kind.UNUSED)
+    usable = (PieceKind.NORMAL, PieceKind.UNUSED)
     ids = {piece.text: id for id, piece in enumerate(pieces) if piece.kind in usable}
     pairs: list[tuple[float, int, str, str]] = []
     for text, id in ids.items():
@@ -159,7 +159,7 @@ def _merged(vocabulary: Pieces) -> Json:
         if len(pairs) > MAX_MERGES:
             raise BadCheckpoint(f"the tokenizer's pieces make more than {MAX_MERGES:,} merges")
     merges = [[left, right] for *_, left, right in sorted(pairs)]
-    unknown = next((piece.text for piece in pieces if piece.kind == Kind.UNKNOWN), None)
+    unknown = next((piece.text for piece in pieces if piece.kind == PieceKind.UNKNOWN), None)
     texts = [piece.text for piece in pieces]
     return bpe(texts, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
 
@@ -168,7 +168,9 @@ def _unigram(vocabulary: Pieces) -> Json:
     pieces = vocabulary.pieces
     return {
         "type": "Unigram",
-        "unk_id": next((i for i, piece in enumerate(pieces) if piece.kind == Kind.UNKNOWN), None),
+        "unk_id": next(
+            (i for i, piece in enumerate(pieces) if piece.kind == PieceKind.UNKNOWN), None
+        ),
         "vocab": [[piece.text, piece.score] for piece in pieces],
-        "byte_fallback": any(piece.kind == Kind.BYTE for piece in pieces),
+        "byte_fallback": any(piece.kind == PieceKind.BYTE for piece in pieces),
     }

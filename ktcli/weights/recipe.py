@@ -11,6 +11,7 @@ from enum import Enum
 
 from ktcli.errors import UsageError
 from ktcli.native import Format, packed_bytes
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Cut, Role, Tensor
 from ktcli.weights.formats import (
     CALIBRATED,
@@ -32,7 +33,7 @@ class TensorKind(Enum):
     EXPERTS = "experts"  # gate and up of the routed experts
     DOWN = "down"  # the way back, of the routed experts
     DENSE = "dense"  # attention projections, dense MLP, shared experts, output head
-    KEPT = "kept"  # what stays bf16
+    KEPT = "kept"  # what stays as it is: bf16, or f32 where the checkpoint has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,15 @@ class Recipe:
         dense: of attention projections, dense MLP, shared experts and the output head.
         down: of the routed experts' down projection, where it is more precise than `experts`; None: it is not.
         calibrated: scales were searched with the importance of columns, found by running the model on a text.
+        in_f32: parts of the model whose tables and kept tensors are stored as f32, because bf16 does not hold what
+            the checkpoint has there; in the order of their names.
     """
 
     experts: Format = FORMATS["int4"]
     dense: Format = FORMATS["int8"]
     down: Format | None = None
     calibrated: bool = False
+    in_f32: tuple[ModelPart, ...] = ()
 
     @property
     def experts_name(self) -> str:
@@ -86,6 +90,14 @@ class Recipe:
         """Of gate, up and down projections, which have equally many weights, in rows of many columns."""
         down = self.down or self.experts
         return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
+
+    def like(self, experts: str, dense: str) -> Recipe:
+        """The recipe of these names for the same checkpoint.
+
+        Raises:
+            UsageError: as `named`.
+        """
+        return replace(Recipe.named(experts, dense), in_f32=self.in_f32)
 
     @property
     def searches(self) -> bool:
@@ -151,9 +163,16 @@ def format_of_kind(kind: TensorKind, recipe: Recipe) -> Format:
 
 
 def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
-    """The packed format of `tensor`; None: plain rows of bf16 (a table) or f32 (a vector)."""
+    """The packed format of `tensor`; None: plain rows of a table or a vector, see `plain_bytes`."""
     kind = kind_of(tensor)
+    if kind is not None and is_in_f32(tensor, recipe):
+        return FORMATS["f32"]
     return None if kind is None else format_of_kind(kind, recipe).of_columns(tensor.k)
+
+
+def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
+    """Whether a table or kept tensor is stored as f32, not as bf16."""
+    return tensor.part in recipe.in_f32 and tensor.role in (Role.KEPT, Role.TABLE)
 
 
 def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
@@ -165,4 +184,10 @@ def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
     fmt = format_of(tensor, recipe)
     if fmt is not None:
         return packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
-    return tensor.elements * (BF16_BYTES if tensor.role is Role.TABLE else F32_BYTES)
+    return tensor.elements * plain_bytes(tensor, recipe)
+
+
+def plain_bytes(tensor: Tensor, recipe: Recipe) -> int:
+    """Bytes of an element of a table (bf16, or f32) or vector (f32)."""
+    narrow = tensor.role is Role.TABLE and not is_in_f32(tensor, recipe)
+    return BF16_BYTES if narrow else F32_BYTES

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import BadCheckpoint
 from ktcli.native import DType, Format, Numbers, Pool
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
 
 STRIP_ELEMENTS = 4 << 20  # large enough to keep many cores busy, small beside any layer
 
@@ -36,7 +36,7 @@ class Part:
 
     name: str
     file: str
-    entry: Entry
+    entry: TensorEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StorageSource:
     """One tensor of a checkpoint as its model means it.
 
     Attributes:
@@ -91,10 +91,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteSpan:
     """Rows [start, stop) of a source; all of it unless said otherwise."""
 
-    source: Source
+    source: StorageSource
     start: int = 0
     end: int | None = None
 
@@ -122,18 +122,18 @@ class Storage(Protocol):
     def lossless(self) -> str | None:
         """Name of the smallest format that holds all its numbers exactly; None: there is none but f32."""
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         """The bytes of a span. Spans that together are a source want each of its bytes once; what many rows
         share (the scales of a block) may be wanted by each of them."""
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """The matrix [span.rows, columns], as it lies in the bytes where the library reads it so.
 
         Raises:
             BadCheckpoint: a scale is NaN or Inf, or parts of the source contradict each other.
         """
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         """Scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: it chooses well
         enough by itself, or there is nothing to keep."""
 
@@ -164,7 +164,7 @@ class Reader(Protocol):
     def small_files(self) -> tuple[str, ...]:
         """Names of the small files that a pack takes over, sorted; "config.json" is one."""
 
-    def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """The source called `name`.
 
         Raises:
@@ -181,24 +181,26 @@ class Reader(Protocol):
             BadCheckpoint: the file ended early or the disk failed.
         """
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """`Storage.numbers`, with errors that name source and file."""
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
         """The same as f32.
 
         Raises:
             BadCheckpoint: a number is NaN or Inf.
         """
 
-    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
         """An error about the numbers of a source, with its name and file."""
 
     def close(self) -> None:
         """Close the files."""
 
 
-def read_rows(source: Source, checkpoint: Reader, pool: Pool) -> Iterator[tuple[int, Matrix]]:
+def read_rows(
+    source: StorageSource, checkpoint: Reader, pool: Pool
+) -> Iterator[tuple[int, Matrix]]:
     """The rows of a source, some at a time: the number of the first, and their values, f32.
 
     Raises:
@@ -206,7 +208,7 @@ def read_rows(source: Source, checkpoint: Reader, pool: Pool) -> Iterator[tuple[
     """
     step = max(STRIP_ELEMENTS // source.columns, 1)
     for start in range(0, source.rows, step):
-        span = Span(source, start, min(start + step, source.rows))
+        span = ByteSpan(source, start, min(start + step, source.rows))
         raws = [checkpoint.read(wanted) for wanted in source.storage.reads(span)]
         yield start, checkpoint.decode(pool, span, raws)
 
@@ -217,7 +219,7 @@ def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainStorage:
     """The numbers themselves; one part."""
 
     dtype: DType
@@ -227,15 +229,15 @@ class Plain:
     def label(self) -> str:
         return self.dtype.name.lower()
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         part = span.source.parts[0]
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         return Numbers(self.dtype, raws[0], span.rows, span.source.columns)
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None
 
 
@@ -250,22 +252,22 @@ class Whole:
     def label(self) -> str:
         return f"int{8 * np.dtype(self.dtype).itemsize}"
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         row_bytes = np.dtype(self.dtype).itemsize * span.source.columns
         return (rows_of(span.source.parts[0], row_bytes, span.start, span.stop),)
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         found = raws[0].view(self.dtype).reshape(span.rows, span.source.columns)
         return Numbers.of(found.astype(np.float32))
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None
 
 
 WHOLE: dict[str, Whole] = {"I64": Whole("<i8"), "I32": Whole("<i4")}
 
-PLAIN: dict[str, Plain] = {
-    "F32": Plain(DType.F32, None),
-    "BF16": Plain(DType.BF16, "bf16"),
-    "F16": Plain(DType.F16, None),
+PLAIN: dict[str, PlainStorage] = {
+    "F32": PlainStorage(DType.F32, None),
+    "BF16": PlainStorage(DType.BF16, "bf16"),
+    "F16": PlainStorage(DType.F16, None),
 }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ktcli.native import PANEL_ROWS
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to
 from ktcli.weights.coded import FP8_BLOCK
-from ktcli.weights.storage import STRIP_ELEMENTS, Reader, Source, Span
+from ktcli.weights.storage import STRIP_ELEMENTS, ByteSpan, Reader, StorageSource
 
 SAMPLE = 1024  # rows of a head, which are read twice
 
@@ -47,7 +47,7 @@ class Strip:
     """
 
     tensor: Tensor
-    spans: tuple[Span, ...]
+    spans: tuple[ByteSpan, ...]
     rows: tuple[StripRows, ...]
     index: int = 0
 
@@ -102,7 +102,7 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Strip]:
         sources = [checkpoint.find(piece.at(index), piece.shape) for piece in pieces]
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            spans: dict[Span, int] = {}
+            spans: dict[ByteSpan, int] = {}
             chosen = [
                 _rows(stored, source, index, first, last, spans)
                 for stored, source, first, last in _shares(tensor, pieces, sources, start, stop)
@@ -119,8 +119,12 @@ def _step(tensor: Tensor, pieces: Sequence[Stored]) -> int:
 
 
 def _shares(
-    tensor: Tensor, pieces: Sequence[Stored], sources: Sequence[Source], start: int, stop: int
-) -> Iterator[tuple[Stored, Source, int, int]]:
+    tensor: Tensor,
+    pieces: Sequence[Stored],
+    sources: Sequence[StorageSource],
+    start: int,
+    stop: int,
+) -> Iterator[tuple[Stored, StorageSource, int, int]]:
     """Which rows [first, last) of each piece make rows [start, stop) of the tensor's matrix; of both pieces
     of gate and up the same."""
     above = 0
@@ -132,7 +136,12 @@ def _shares(
 
 
 def _rows(
-    stored: Stored, source: Source, index: int, low: int, high: int, spans: dict[Span, int]
+    stored: Stored,
+    source: StorageSource,
+    index: int,
+    low: int,
+    high: int,
+    spans: dict[ByteSpan, int],
 ) -> StripRows:
     """Rows [low, high) of what `stored` gives, from a span that is added to `spans` if it is not there."""
     height = prod(stored.one[:-1])  # 1 for a vector, whose elements are chosen afterwards
@@ -141,19 +150,19 @@ def _rows(
         base = index * stored.band.stride + stored.band.first
     first, step = stored.first + low * stored.step, stored.step
     if stored.transposed or len(stored.one) < 2:
-        span, inside = Span(source, base, base + height), first
+        span, inside = ByteSpan(source, base, base + height), first
     else:
         skipped = first // step * step
         last = min(skipped + (high - low) * step, height)
-        span, inside = Span(source, base + skipped, base + last), first - skipped
+        span, inside = ByteSpan(source, base + skipped, base + last), first - skipped
     chosen = slice(inside, inside + (high - low - 1) * step + 1, step)
     return StripRows(stored, spans.setdefault(span, len(spans)), chosen)
 
 
-def sample(tensor: Tensor, checkpoint: Reader) -> list[Span]:
+def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
     """Up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
     (stored,) = pieces_of(tensor, checkpoint)
     source = checkpoint.find(stored.name, stored.shape)
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
     starts = range(0, tensor.n, between)
-    return [Span(source, start, min(start + PANEL_ROWS, tensor.n)) for start in starts]
+    return [ByteSpan(source, start, min(start + PANEL_ROWS, tensor.n)) for start in starts]

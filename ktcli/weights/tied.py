@@ -9,7 +9,7 @@ import numpy as np
 from ktcli.native import Pool
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Tensor
-from ktcli.weights.storage import Reader, Source, read_rows
+from ktcli.weights.storage import Reader, StorageSource, read_rows
 
 
 def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
@@ -34,7 +34,7 @@ def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | N
     return None
 
 
-def _differ(first: Source, second: Source, checkpoint: Reader, pool: Pool) -> bool:
+def _differ(first: StorageSource, second: StorageSource, checkpoint: Reader, pool: Pool) -> bool:
     """Whether any number differs; reading ends at the first piece in which one does."""
     pieces = zip(*(read_rows(each, checkpoint, pool) for each in (first, second)), strict=True)
     return any(not np.array_equal(ours, theirs) for (_, ours), (_, theirs) in pieces)

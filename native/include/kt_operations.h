@@ -16,7 +16,8 @@ extern "C" {
 
 /* out[t] = table[ids[t]] */
 typedef struct kt_embed {
-    const uint16_t *table;  /* [vocab][out.width] bf16 */
+    const uint16_t *table;  /* [vocab][out.width] bf16, or NULL */
+    const float *table_f32; /* the same of f32, where there is none of bf16 */
     int64_t vocab;
 } kt_embed;
 KT_API int kt_program_embed(kt_program *program, kt_view out, const kt_embed *embed);

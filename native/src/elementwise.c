@@ -17,7 +17,8 @@ typedef struct rowwise {
     gate_by gate;
     float eps, by;
     const float *gain, *bias;
-    const uint16_t *rows;       /* the embedding table */
+    const uint16_t *rows;       /* the embedding table, or NULL: */
+    const float *rows_f32;
 } rowwise;
 
 /* Record one operation of a single phase that reads a (and b, if it has a width) and writes out. */
@@ -45,8 +46,12 @@ static void embed_run(const void *arg, worker *w)
     const rowwise *o = arg;
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++) {
-        const uint16_t *row = o->rows + (size_t)w->step->ids[t] * (size_t)o->out.width;
-        w->kernels->from_bf16(row, o->out.width, view_row(w, o->out, t));
+        size_t first = (size_t)w->step->ids[t] * (size_t)o->out.width;
+        float *out = view_row(w, o->out, t);
+        if (o->rows)
+            w->kernels->from_bf16(o->rows + first, o->out.width, out);
+        else
+            memcpy(out, o->rows_f32 + first, (size_t)o->out.width * sizeof *out);
     }
 }
 
@@ -57,11 +62,13 @@ int kt_program_embed(kt_program *p, kt_view out, const kt_embed *e)
         failed = program_check_view(p, "embed out", out, KT_ROWS_TOKENS);
     if (failed)
         return failed;
-    if (!e->table || e->vocab < 1 || e->vocab > MAX_COLUMNS)
+    if (!e->table == !e->table_f32)
+        return program_fail(p, KT_ERR_SHAPE, "embed: a table of bf16 or one of f32");
+    if (e->vocab < 1 || e->vocab > MAX_COLUMNS)
         return program_fail(p, KT_ERR_SHAPE, "embed: a table of %lld rows; 1..%lld are possible",
-                            (long long)(e->table ? e->vocab : 0), (long long)MAX_COLUMNS);
+                            (long long)e->vocab, (long long)MAX_COLUMNS);
     p->vocab = min64(p->vocab, e->vocab);
-    return record(p, embed_run, &(rowwise){.out = out, .rows = e->table}, OWN_ROWS);
+    return record(p, embed_run, &(rowwise){.out = out, .rows = e->table, .rows_f32 = e->table_f32}, OWN_ROWS);
 }
 
 /* ---- norm --------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@ typedef struct fixture {
     kt_program *p;
     kt_view table, centred, normed, heads, all, rotated[2], gated, act, open[3], sum, scaled, picked;
     uint16_t *rows;
+    float *wide_rows;       /* the same */
     float gain[HEAD], full_gain[WIDE], inv_freq[ROPE / 2];
 } fixture;
 
@@ -16,9 +17,10 @@ static void record(fixture *f, kt_pool *pool)
     kt_program *p = f->p = make_program(pool, MOST, 4, 0);
     kt_view wide = make_view(p, 2 * WIDE + 7, KT_ROWS_TOKENS);
     f->rows = need(VOCAB * WIDE * sizeof *f->rows);
+    f->wide_rows = need(VOCAB * WIDE * sizeof *f->wide_rows);
     uint64_t state = 1;
     for (int i = 0; i < VOCAB * WIDE; i++)
-        f->rows[i] = to_bf16(random_float(&state));
+        f->wide_rows[i] = from_bf16(f->rows[i] = to_bf16(random_float(&state)));
     fill(f->gain, HEAD, 2);
     fill(f->full_gain, WIDE, 3);
     for (int i = 0; i < ROPE / 2; i++)
@@ -45,7 +47,8 @@ static void record(fixture *f, kt_pool *pool)
     kt_rope rope = {.dim = ROPE, .inv_freq = f->inv_freq, .scale = 1.25f, .head_width = HEAD, .first = HEAD - ROPE};
     for (int i = 0; i < 2; i++) {
         f->rotated[i] = make_view(p, WIDE, KT_ROWS_TOKENS);
-        OK(kt_program_embed(p, f->rotated[i], &(kt_embed){.table = f->rows, .vocab = VOCAB}), kt_program_error(p));
+        kt_embed embed = {.table = i ? NULL : f->rows, .table_f32 = i ? f->wide_rows : NULL, .vocab = VOCAB};
+        OK(kt_program_embed(p, f->rotated[i], &embed), kt_program_error(p));
         rope.interleaved = i;
         OK(kt_program_rope(p, f->rotated[i], &rope), kt_program_error(p));
     }
@@ -181,6 +184,7 @@ int main(void)
             kt_program_free(f.p);
             kt_pool_free(pool);
             free(f.rows);
+            free(f.wide_rows);
         }
     }
     return report("test_elementwise");

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,15 +23,11 @@ from ktcli.engine.device.decode import DecodeStep
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.generate import Generation
 from ktcli.errors import DeviceError, OutOfDeviceMemory
-from ktcli.hardware import measured
-from ktcli.hardware.gpu import visible
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.probe import probe
 from ktcli.main import main
 from ktcli.models import build
 from ktcli.resources import data_path
-from ktcli.store import experience
-from ktcli.store.experience import Experience
 from ktcli.weights.recipe import Recipe
 
 GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
@@ -243,39 +238,6 @@ def test_options_without_a_gpu(
     assert found == code and sentence in err and "Traceback" not in err
 
 
-def test_memory_is_remembered_while_it_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KT_HOME", str(tmp_path))
-    limit = lambda free: experience.recall("m", "g", free).limit_bytes  # noqa: E731
-    assert experience.recall("m", "g", 100) == Experience()
-    experience.note_memory("m", "g", 1000, 700)
-    experience.note_memory("other", "g", 1000, 600)
-    experience.note_times("m", "g", (1e-4, 2e-4, 0.0))
-    assert experience.recall("m", "g", 1000) == Experience(700, (1e-4, 2e-4, 0.0))
-    assert limit(900) == 700
-    assert limit(1100) is None  # somebody has gone
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "[1]", "{", '{"m on g": 3}', '{"m on g": {"memory": {"free_bytes": "x"}}}',
-        '{"m on g": {"layer_s": [1.0, 2.0]}}', '{"m on g": {"layer_s": [NaN, 1.0, 1.0]}}',
-        '{"m on g": {"layer_s": [0.0, 1.0, 1.0]}}',
-        '{"m on g": {"memory": {"free_bytes": @, "limit_bytes": @}}}'.replace("@", "9" * 400),
-    ],
-)  # fmt: skip
-def test_a_damaged_note_is_no_note(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KT_HOME", str(tmp_path))
-    (tmp_path / "gpu.json").write_text(text)
-    assert experience.recall("m", "g", 1000) == Experience()
-    experience.note_memory("m", "g", 1000, 500)
-    assert experience.recall("m", "g", 1000).limit_bytes == 500
-
-
 def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) -> None:
     """At every load with experts on both sides; and the counts of a chat are its own."""
     words = ("--device", "cuda", "--gpu-experts", "2")
@@ -290,74 +252,3 @@ def test_times_are_measured(say: Say, made: list[DeviceEngine], tmp_path: Path) 
     tokens = json.loads(path.read_text())["tokens"]
     counted = made[0].chosen().sum() + made[1].chosen().sum()
     assert tokens * spec.top_k * spec.moe_layers == counted
-
-
-@pytest.mark.usefixtures("briefly")
-def test_doctor_measures_a_gpu_and_remembers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KT_HOME", str(tmp_path))
-    monkeypatch.setattr(usable, "why_not", lambda: "")
-    monkeypatch.setattr(here, "torch_device", lambda index: torch.device("cpu"))
-    monkeypatch.setattr("ktcli.hardware.probe.read_gpus", lambda root: (GPU,))
-    found = []
-    for words in (["--measure"], []):
-        assert main(["doctor", "--json", *words]) in (0, 1)
-        (shown,) = json.loads(capsys.readouterr().out)["machine"]["gpus"]
-        found.append([shown[name] for name in ("read_bps", "bf16_ops", "copy_bps")])
-    assert found[0] == found[1] and None not in found[0]
-    assert found[0][0] != GPU.read_bps
-
-
-@pytest.mark.parametrize("rates", [{}, {"read_bps": 1}, {"read_bps": "x"}, [], {"read_bps": -1}])
-def test_damaged_rates_are_none(
-    rates: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KT_HOME", str(tmp_path))
-    (tmp_path / "measured.json").write_text(json.dumps({"GPU | NVIDIA Test": rates}))
-    assert measured.with_rates(GPU) == GPU
-
-
-def test_visible_devices() -> None:
-    gpus = tuple(replace(GPU, index=i, name=str(i)) for i in range(3))
-    names = lambda said: [(g.index, g.name) for g in visible(gpus, said)]  # noqa: E731
-    assert names(None) == [(0, "0"), (1, "1"), (2, "2")] == names("GPU-8f3a")
-    assert names("2,0") == [(0, "2"), (1, "0")]
-    assert names("") == [] == names("-1") and names("1,7,0") == [(0, "1")]
-    assert names("²") == names("--1") == names("9" * 5000) == names(None)
-
-
-class FakeCuda:
-    """torch, as `why_not` sees it."""
-
-    def __init__(self, cuda: str | None, available: bool, warning: str = "") -> None:
-        import warnings
-
-        def is_available() -> bool:
-            if warning:
-                warnings.warn(warning, stacklevel=1)
-            return available
-
-        self.__version__ = "2.13.0"
-        self.version = SimpleNamespace(cuda=cuda)
-        self.cuda = SimpleNamespace(is_available=is_available, device_count=lambda: 1)
-
-
-@pytest.mark.parametrize(
-    ("fake", "words"),
-    [
-        (FakeCuda(None, False), "build without CUDA"),
-        (FakeCuda("13.0", True), ""),
-        (FakeCuda("13.0", False, "CUDA initialization: The NVIDIA driver is too old"), "driver is too old"),
-        (FakeCuda("13.0", False, "CUDA initialization: Unexpected error 999"), "Unexpected error 999"),
-        (FakeCuda("13.0", False), "torch sees no GPU"),
-    ],
-)  # fmt: skip
-def test_why_torch_cannot(fake: FakeCuda, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usable.importlib, "import_module", lambda name: fake)
-    reason = usable.why_not()
-    assert words in reason and (words or not reason) and "\n" not in reason
-
-
-def test_torch_is_missing() -> None:
-    assert "is not installed" in usable.why_not("no_such_module_of_torch")

@@ -10,7 +10,7 @@ import pytest
 from chat.fake_engine import speaker, write_tokenizer
 
 from ktcli.chat import slash
-from ktcli.chat.chat import Chat, Piece
+from ktcli.chat.chat import AnswerPiece, Chat
 from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save, saved_names
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
@@ -349,7 +349,7 @@ def test_thoughts_are_dimmed_on_a_terminal_only() -> None:
     def shown(**how: bool) -> str:
         stream = io.StringIO()
         screen = Screen(stream, **how)
-        for piece in (Piece("<think>\x1b[0m", True), Piece("ok\x1b")):
+        for piece in (AnswerPiece("<think>\x1b[0m", True), AnswerPiece("ok\x1b")):
             screen.piece(piece)
         screen.end()
         return stream.getvalue()
@@ -363,5 +363,5 @@ def test_reading_is_shown_and_wiped() -> None:
     stream = io.StringIO()
     screen = Screen(stream, terminal=True, colour=False)
     screen.reading(512, 5000)
-    screen.piece(Piece("hi"))
+    screen.piece(AnswerPiece("hi"))
     assert stream.getvalue() == "\r\x1b[2Kreading 512 of 5,000 tokens\r\x1b[2Khi"

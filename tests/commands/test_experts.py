@@ -12,7 +12,7 @@ import pytest
 from packs import pretend_pack
 
 from ktcli.commands.view import experts
-from ktcli.commands.view.experts import SHADES, Canvas, Layout, Recorded, even_shares, render
+from ktcli.commands.view.experts import SHADES, Canvas, HeatMapLayout, Recorded, even_shares, render
 from ktcli.main import main
 from ktcli.store import heat, library, removal
 from ktcli.store.heat import Heat
@@ -128,7 +128,7 @@ def test_what_a_stream_cannot_write_is_drawn_in_ascii(encoding: str, plain: bool
 
 def test_a_shade_is_a_multiple_of_an_even_share() -> None:
     canvas = Canvas(io.StringIO(), 100, plain=True)
-    layout = Layout(per_cell=1, cell=1, columns=8)
+    layout = HeatMapLayout(per_cell=1, cell=1, columns=8)
     counts = np.array([0, 24, 26, 74, 76, 149, 151, 300])  # even: 100
     assert even_shares(counts, 1).sum() == pytest.approx(8)
     assert experts._strip(counts, layout, canvas) == "..::++*#"
@@ -138,7 +138,7 @@ def test_a_shade_is_a_multiple_of_an_even_share() -> None:
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 60, 64, 100, 160, 256, 384, 4096])
 @pytest.mark.parametrize("room", [-20, 1, 8, 40, 63, 64, 500])
 def test_every_expert_has_its_cell(n: int, room: int) -> None:
-    layout = Layout.of(n, room)
+    layout = HeatMapLayout.of(n, room)
     assert layout.columns <= max(8, room)
     counts = np.random.default_rng(n).integers(0, 100, n)
     shares = even_shares(counts, layout.per_cell)

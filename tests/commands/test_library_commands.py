@@ -129,6 +129,13 @@ def test_show_of_an_unknown_architecture_says_so(capsys: Capture) -> None:
     assert main(["show", "org/repo"]) == 0
 
 
+def test_show_of_what_is_not_complete_names_the_command_that_goes_on(capsys: Capture) -> None:
+    add("acme--md", complete=False)
+    error = document(["show", "acme/md"], capsys, 3)["error"]
+    assert "interrupted" in error["message"]
+    assert error["hint"] == "continue with: kt pull acme/md"
+
+
 # --- pull without a network -------------------------------------------------------------------
 
 

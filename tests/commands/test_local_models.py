@@ -136,6 +136,17 @@ def test_a_conversion_ends_with_the_command_that_uses_it(
         assert ready is not None and str(ready.pack) == str(Path(found["path"]).absolute())
 
 
+def test_a_library_that_begins_is_told(
+    model: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder may lie where a disk with another one is not mounted."""
+    assert main(["convert", str(model)]) == 0
+    assert "new library" not in capsys.readouterr().err
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "fresh"))
+    assert main(["convert", str(model)]) == 0
+    assert f"A new library begins in {tmp_path / 'fresh'}" in capsys.readouterr().err
+
+
 def test_no_lock_is_left_behind(model: Path, tmp_path: Path) -> None:
     """Neither of work that ended nor of a name that never was."""
     assert main(["convert", f"{model}@int8-int8", "--quiet"]) == 0

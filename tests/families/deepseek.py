@@ -89,6 +89,7 @@ CASES = (
             "topk_method": "group_limited_greedy",
             "routed_scaling_factor": 16.0,
             "n_shared_experts": 2,
+            "mlp_bias": True,
         },
     ),
     Case(

@@ -34,7 +34,12 @@ def _add_head(folder: Path) -> None:
 
 
 CASES = (
-    Case("llama", "llama", "Llama", {**_BASE, "rope_parameters": _LLAMA3, "attention_bias": True}),
+    Case(
+        "llama",
+        "llama",
+        "Llama",
+        {**_BASE, "rope_parameters": _LLAMA3, "attention_bias": True, "mlp_bias": True},
+    ),
     Case("mistral", "mistral", "Mistral", {**_BASE, "head_dim": 24, "sliding_window": 40}),
     Case("qwen2", "qwen2", "Qwen2", {**_BASE, "tie_word_embeddings": True}, publish=_add_head),
     Case("qwen3-dense", "qwen3", "Qwen3", {**_BASE, "head_dim": 24, **_WINDOWS}),

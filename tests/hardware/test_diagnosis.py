@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ktcli.hardware.amx import Check, Verdict
-from ktcli.hardware.diagnosis import Kernel, Level, Setting, diagnose, explain_rows
+from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, diagnose, explain_rows
 from ktcli.hardware.machine import Cpu, Disk, Gpu, Machine, Memory, Node
 
 GIB = 1 << 30
@@ -20,7 +20,7 @@ GOOD = Machine(
     nodes=(Node(0, CORES, 64 * GIB, 60 * GIB),),
     disk=Disk("/home/kt", 1000 * GIB, 500 * GIB, rotational=False),
 )
-SETTING = Setting("Linux x86_64", "", None, None, False, False, "/home/kt", "")
+SETTING = HostSetting("Linux x86_64", "", None, None, False, False, "/home/kt", "")
 ROWS = (
     ("amx", False, "amx_tile"),
     ("avx512", True, ""),
@@ -52,7 +52,7 @@ def test_a_good_machine_has_no_problems() -> None:
 
 
 # what is different → (machine, setting, level, words of the sentence)
-CASES: dict[str, tuple[Machine, Setting, Level, str]] = {
+CASES: dict[str, tuple[Machine, HostSetting, Level, str]] = {
     "another system": (GOOD, replace(SETTING, system="Darwin arm64"), Level.ERROR, "this is Darwin arm64"),
     "no library": (GOOD, replace(SETTING, native_error="it is not built"), Level.ERROR, "not built"),
     "unknown row": (GOOD, replace(SETTING, forced_isa="sse"), Level.ERROR, "avx512, avx2, portable"),

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from ktcli.hardware import measured
-from ktcli.hardware.machine import Cpu, Measured
+from ktcli.hardware.machine import Cpu, Gpu, Measured
 from ktcli.measure import rates
 
 CPU = Cpu("Some CPU", ("avx2",), (), 1, 2, 2, (0, 1))
+GPU = Gpu(0, "NVIDIA Test", 8 << 30, 8 << 30, 16e9, "9.0", "580.1", 1e12, 1e14)
 RATES = Measured("avx2", 2, 1e10, 1e12, 1e11, "2026-01-01")
 
 
@@ -73,3 +74,12 @@ def test_so_many_nodes_are_none(nodes: int) -> None:
 def test_a_pipe_is_not_waited_for(home: Path) -> None:
     os.mkfifo(home / "measured.json")
     assert measured.load(CPU, 2) is None
+
+
+@pytest.mark.parametrize("found", [{}, {"read_bps": 1}, {"read_bps": "x"}, [], {"read_bps": -1}])
+def test_damaged_rates_are_none(
+    found: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "measured.json").write_text(json.dumps({"GPU | NVIDIA Test": found}))
+    assert measured.with_rates(GPU) == GPU

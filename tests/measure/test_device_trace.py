@@ -20,9 +20,9 @@ from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.experts import Handoff
 from ktcli.engine.device.placement import Placement
 from ktcli.measure.baselines import OnCpu, engine_under
-from ktcli.measure.bench import Ceilings, Job, Kind, run, traced
+from ktcli.measure.bench import Ceilings, Job, Phase, run, traced
 from ktcli.measure.device_ceilings import DeviceCeilings, measure_rates
-from ktcli.measure.device_trace import Record, _marked, clock_offset, recorded, track_of
+from ktcli.measure.device_trace import CallRecord, _marked, clock_offset, recorded, track_of
 from ktcli.measure.device_trace import trace as device_trace
 from ktcli.measure.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, Policy
 from ktcli.measure.synthetic import ApartSource
@@ -106,7 +106,7 @@ def test_sequential_policies_say_what_their_time_went_to(policy: Policy) -> None
 
 def test_both_engines_are_measured_alike() -> None:
     """The same job gives the same demand, and every choice of the measured runs is counted."""
-    made, job = engine(), Job(Kind.DECODE, 3, 10)
+    made, job = engine(), Job(Phase.DECODE, 3, 10)
     alone = on_cpu()
     yardstick = replace(Ceilings.of(POOL), seconds=0.001)
     device = DeviceCeilings(yardstick, measure_rates(HERE), made.placement)
@@ -147,7 +147,7 @@ def test_pages_of_a_session_that_is_gone_are_free_at_once() -> None:
 def test_the_offset_is_that_of_the_tightest_marker() -> None:
     true = 1_000_000
     readings = [(100, 900), (2000, 2010), (3000, 3400)]
-    markers = [Record("kt.clock", False, a + 5 - true, b - 5 - true) for a, b in readings]
+    markers = [CallRecord("kt.clock", False, a + 5 - true, b - 5 - true) for a, b in readings]
     late = replace(markers[0], start_ns=markers[0].start_ns + 300)
     assert clock_offset([markers[2], late, markers[1]], readings) == true
 
@@ -181,4 +181,4 @@ def test_markers_bring_torchs_clock_to_ours() -> None:
     ],
 )
 def test_tracks(name: str, on_device: bool, track: str | None) -> None:
-    assert track_of(Record(name, on_device, 0, 1)) == track
+    assert track_of(CallRecord(name, on_device, 0, 1)) == track

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ktcli.errors import KtError
 from ktcli.measure import evaluate
-from ktcli.measure.evaluate import Case, Scores, Window, difference, score, windows
+from ktcli.measure.evaluate import EvalCase, Scores, Window, difference, score, windows
 
 VOCAB = 97
 
@@ -51,7 +51,7 @@ class FakeEngine:
 IDS = np.random.default_rng(0).integers(0, VOCAB, 700).tolist()
 
 
-def plain(over: list[Window], case: Case) -> list[NDArray[np.float64]]:
+def plain(over: list[Window], case: EvalCase) -> list[NDArray[np.float64]]:
     """Log-probabilities [V] of every prediction that counts."""
     found = []
     for window in over:
@@ -66,7 +66,12 @@ def test_scores_are_those_of_the_formulas(monkeypatch: pytest.MonkeyPatch, piece
     monkeypatch.setattr(evaluate, "PIECE_BYTES", piece * 4 * VOCAB)
     monkeypatch.setattr(evaluate, "_AT_ONCE_BYTES", 3 * 4 * VOCAB)
     over = windows(IDS, 100, 60, 1)
-    cases = [Case(FakeEngine(0)), Case(FakeEngine(1)), Case(FakeEngine(1), 3), Case(FakeEngine(0))]
+    cases = [
+        EvalCase(FakeEngine(0)),
+        EvalCase(FakeEngine(1)),
+        EvalCase(FakeEngine(1), 3),
+        EvalCase(FakeEngine(0)),
+    ]
     read: list[int] = []
     found = score(cases, over, progress=read.append)
     first = plain(over, cases[0])
@@ -111,7 +116,7 @@ def test_every_id_is_predicted_once_with_what_can_be_before_it(
 def test_what_is_stopped_has_whole_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "PIECE_BYTES", 30 * 4 * VOCAB)
     over, asked = windows(IDS, 100, 100, 1), iter([*[False] * 11, True])
-    cases = [Case(FakeEngine(0)), Case(FakeEngine(1))]
+    cases = [EvalCase(FakeEngine(0)), EvalCase(FakeEngine(1))]
     found = score(cases, over, cancelled=lambda: next(asked))
     assert [len(scores.nll) for scores in found] == [100, 100]  # 4 pieces of 2 engines, then 3 more
     whole = score(cases, over[:1])
@@ -135,4 +140,4 @@ def test_what_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FakeSession, "logits", broken)
     with pytest.raises(KtError, match="no numbers"):
-        score([Case(FakeEngine(0))], windows(IDS, 100, 100, 1))
+        score([EvalCase(FakeEngine(0))], windows(IDS, 100, 100, 1))

@@ -6,26 +6,26 @@ import numpy as np
 import pytest
 
 from ktcli.measure.layer import ExpertStack
-from ktcli.measure.shapes import SHAPES, Shape, Work
+from ktcli.measure.shapes import SHAPES, LayerShape, Work
 from ktcli.native import Pool
 from ktcli.weights.formats import FORMATS
 
 # The experts and tokens of the shapes that are measured, and one that divides badly.
-DEALT = [Shape(name, 64, 32, s.experts, s.top_k) for name, s in SHAPES.items()]
-DEALT.append(Shape("odd", 64, 32, 7, 3))
+DEALT = [LayerShape(name, 64, 32, s.experts, s.top_k) for name, s in SHAPES.items()]
+DEALT.append(LayerShape("odd", 64, 32, 7, 3))
 
 
-def stack_of(shape: Shape, per_expert: int) -> ExpertStack:
+def stack_of(shape: LayerShape, per_expert: int) -> ExpertStack:
     return ExpertStack(Pool(1), shape, FORMATS["int8"], shape.tokens(per_expert), 1 << 30)
 
 
-def routed(stack: ExpertStack, shape: Shape, n_tokens: int) -> np.ndarray:
+def routed(stack: ExpertStack, shape: LayerShape, n_tokens: int) -> np.ndarray:
     stack.run(n_tokens, 1)
     return stack.program.routing(stack.routing, n_tokens, shape.top_k)[0].copy()
 
 
 @pytest.mark.parametrize("shape", DEALT, ids=lambda shape: shape.name)
-def test_every_expert_has_as_many_tokens(shape: Shape) -> None:
+def test_every_expert_has_as_many_tokens(shape: LayerShape) -> None:
     stack = stack_of(shape, 12)
     for per_expert in (5, 12):
         n = shape.tokens(per_expert)
@@ -45,7 +45,7 @@ def test_runs_are_dealt_anew() -> None:
 
 
 @pytest.mark.parametrize("shape", DEALT, ids=lambda shape: shape.name)
-def test_one_token_after_the_other_visits_all_experts_in_turn(shape: Shape) -> None:
+def test_one_token_after_the_other_visits_all_experts_in_turn(shape: LayerShape) -> None:
     stack = stack_of(shape, 1)
     last: dict[int, int] = {}
     slots = np.concatenate([routed(stack, shape, 1).ravel() for _ in range(40)]).tolist()
@@ -57,7 +57,7 @@ def test_one_token_after_the_other_visits_all_experts_in_turn(shape: Shape) -> N
 
 
 def test_bytes_and_operations() -> None:
-    shape = Shape("", 64, 32, 6, 2)
+    shape = LayerShape("", 64, 32, 6, 2)
     decode, prefill = stack_of(shape, 4).cases([*Work], [4])
     expert_bytes = 2 * (
         64 * 64 + 4 * 64

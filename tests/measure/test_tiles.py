@@ -19,8 +19,8 @@ from ktcli.measure.tiles import (
     COUNTS,
     Choice,
     Effort,
-    Source,
     TileMin,
+    TileMinSource,
     choose,
     look,
     measure,
@@ -87,13 +87,19 @@ def test_one_loss_does_not_outweigh_the_rest() -> None:
 @pytest.mark.parametrize(
     ("isa", "forced", "fixed", "kept", "choice"),
     [
-        ("amx", None, False, (FOUND, "2026-01-01"), Choice(Source.MEASURED, FOUND, "2026-01-01")),
-        ("amx", None, False, None, Choice(Source.UNKNOWN)),
-        ("amx", None, True, (FOUND, "2026-01-01"), Choice(Source.FIXED, TileMin(2, 2, 2))),
-        ("amx", 5, True, (FOUND, "2026-01-01"), Choice(Source.FORCED, TileMin(5, 5, 5))),
-        ("amx", 1, False, None, Choice(Source.FORCED, TileMin(1, 1, 1))),
-        ("avx512", 5, False, (FOUND, "2026-01-01"), Choice(Source.NO_TILES)),
-        ("", None, False, None, Choice(Source.NO_TILES)),
+        (
+            "amx",
+            None,
+            False,
+            (FOUND, "2026-01-01"),
+            Choice(TileMinSource.MEASURED, FOUND, "2026-01-01"),
+        ),
+        ("amx", None, False, None, Choice(TileMinSource.UNKNOWN)),
+        ("amx", None, True, (FOUND, "2026-01-01"), Choice(TileMinSource.FIXED, TileMin(2, 2, 2))),
+        ("amx", 5, True, (FOUND, "2026-01-01"), Choice(TileMinSource.FORCED, TileMin(5, 5, 5))),
+        ("amx", 1, False, None, Choice(TileMinSource.FORCED, TileMin(1, 1, 1))),
+        ("avx512", 5, False, (FOUND, "2026-01-01"), Choice(TileMinSource.NO_TILES)),
+        ("", None, False, None, Choice(TileMinSource.NO_TILES)),
     ],
 )
 def test_what_counts(
@@ -106,11 +112,11 @@ def test_what_counts(
 
 
 def test_the_first_load_measures_and_later_ones_read(xeon: list[int]) -> None:
-    assert look(CPU, 2) == Choice(Source.UNKNOWN)
+    assert look(CPU, 2) == Choice(TileMinSource.UNKNOWN)
     assert [tile_min(CPU, 2), tile_min(CPU, 2), tile_min(CPU, 1)] == [FOUND] * 3
     assert xeon == [2, 1]  # another number of threads is another measurement
-    assert look(CPU, 2).source is Source.MEASURED
-    assert look(replace(CPU, model="Other"), 2).source is Source.UNKNOWN
+    assert look(CPU, 2).source is TileMinSource.MEASURED
+    assert look(replace(CPU, model="Other"), 2).source is TileMinSource.UNKNOWN
 
 
 def test_rates_and_crossover_share_an_entry(home: Path) -> None:
@@ -195,7 +201,7 @@ def test_a_damaged_entry_is_no_measurement(change: dict[str, object], home: Path
     known = json.loads(path.read_text())
     next(iter(known.values()))["tile_min"].update(change)
     path.write_text(json.dumps(known))
-    assert look(CPU, 2, "amx") == Choice(Source.UNKNOWN)
+    assert look(CPU, 2, "amx") == Choice(TileMinSource.UNKNOWN)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"Some Xeon | 2 threads | amx": 3}', "[" * 100_000])

@@ -72,7 +72,9 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (QWEN3, {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     (QWEN3, {"rms_norm_eps": float("inf")}, "rms_norm_eps"),
     (QWEN3, {"rope_parameters": [1, 2]}, "not a JSON object"),
-    (QWEN3, {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+    (QWEN3, {"rope_parameters": {"rope_type": "longrope"}}, "short_factor is not a list of 12"),
+    (QWEN3, {"rope_parameters": {"rope_type": "proportional"}}, "proportional"),
+    (QWEN3, {"rope_parameters": {"rope_type": "dynamic"}}, "factor is missing"),
     (
         QWEN3,
         {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 0}},
@@ -123,7 +125,11 @@ HOSTILE: list[tuple[Case, dict[str, Any], str]] = [
     (HUNYUAN, {"num_experts": []}, "num_experts is not the same"),
     (HUNYUAN, {"num_shared_expert": 2}, "num_shared_expert 2"),
     (HUNYUAN, {"moe_intermediate_size": 41}, "moe_intermediate_size 41"),
-    (HUNYUAN, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "without alpha"),
+    (
+        HUNYUAN,
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "alpha": -1.0}},
+        "alpha is -1.0",
+    ),
     (GRANITE, {"attention_multiplier": 0}, "attention_multiplier is 0"),
     (GRANITE, {"logits_scaling": float("nan")}, "logits_scaling is nan"),
     (GRANITE, {"layer_rope_theta": [1e4]}, "layer_rope_theta is not a list"),

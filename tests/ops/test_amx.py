@@ -17,7 +17,7 @@ from convert import convert_checkpoint
 from ktcli.store import library
 
 HERE = Path(__file__).parent
-CHECKPOINT = library.find(library.BUILTIN, library.Kind.CHECKPOINT)
+CHECKPOINT = library.find(library.BUILTIN, library.EntryKind.CHECKPOINT)
 QUESTION = "What does kt convert do?"
 
 

@@ -26,7 +26,7 @@ from ktcli.ops.tensors import Role, Tensor
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT
-from ktcli.ops.torch.packed import Plain
+from ktcli.ops.torch.packed import PlainMatrix
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -113,7 +113,7 @@ def run_native(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 def run_torch(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     ids = torch.from_numpy(IDS).long()
     weights = Weights(
-        {t.name: Plain(torch.from_numpy(values[t.name])) for t in MATRICES},
+        {t.name: PlainMatrix(torch.from_numpy(values[t.name])) for t in MATRICES},
         {t.name: torch.from_numpy(values[t.name].reshape(-1)) for t in (*VECTORS, CHOICES)},
     )
     rows = Rows(torch.arange(len(IDS)), torch.zeros(1, 1, dtype=torch.int32), len(IDS), ids=ids)
@@ -232,7 +232,7 @@ def pool_native(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArra
 
 def pool_torch(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArray[np.float32]:
     weights = Weights(
-        {name: Plain(torch.from_numpy(v[name])) for name in ("kv", "gate")},
+        {name: PlainMatrix(torch.from_numpy(v[name])) for name in ("kv", "gate")},
         {name: torch.from_numpy(v[name].reshape(-1)) for name in ("bias", "gain")},
     )
     memory = torch.full((2, 16 + shape.state_elements), np.nan)

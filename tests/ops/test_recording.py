@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
-from typing import Any
 
 import pytest
 from reference import CASES, Case
 
 from ktcli.models import Model, build
 from ktcli.native import View
-from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.layout import layout_of
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import Number, Record, Recording, record
 from ktcli.ops.table.experts import Carry, Experts, SplitRouting
@@ -49,21 +48,18 @@ class History:
 
     def _run(self, each: Record) -> None:
         operation, layout = each.operation, layout_of(type(each.operation))
-        values = {field.name: getattr(operation, field.name) for field in layout.fields}
-        named = {name: values[name] and values[name].name for name in layout.weights}
-        read = [self.read(view) for view in each.operands if view is not None]
-        found = [self.numbers.get(value) for value in values.values() if _is_number(value)]
+        named = [getattr(operation, name) for name in layout.weights]
+        kept = [getattr(operation, n) for n in (layout.pages, layout.state, layout.first) if n]
         facts = [fact(operation) for fact in layout.facts.values()]
-        made = hash((operation.name, str(named), tuple(read), tuple(found), str(facts)))
-        overwritten = (values[name] for name in operation.overwrites)
+        read = [self.read(view) for view in each.operands if view is not None]
+        found = [self.numbers.get(getattr(operation, name)) for name in layout.numbers]
+        tensors = [tensor and tensor.name for tensor in named]
+        made = hash((operation.name, str([tensors, kept, facts]), tuple(read), tuple(found)))
+        overwritten = (getattr(operation, name) for name in operation.overwrites)
         for k, view in enumerate((*each.outs, *overwritten)):
             for i in range(view.width):
                 self.columns[view.buffer, view.column + i] = hash((made, k, i))
         self.numbers |= {number: hash((made, i)) for i, number in enumerate(each.numbers)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Number)
 
 
 def model_of(case: Case, layers: int) -> Model:
@@ -166,7 +162,7 @@ def test_an_operation_caches_what_the_layer_says(case: Case) -> None:
     model, recording = of_name(case.name, 6)
     parts: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for each in recording.records:
-        if layer := layout_of(type(each.operation)).named(FieldKind.PAGES):
+        if layer := layout_of(type(each.operation)).pages:
             before, own, behind = each.operation.cached
             number = getattr(each.operation, layer)
             parts[number].add((before, before + sum(own)))

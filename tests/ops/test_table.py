@@ -11,7 +11,8 @@ import pytest
 from ktcli.native import Glu
 from ktcli.native.library import library
 from ktcli.ops.backend import TABLE
-from ktcli.ops.operation import FieldKind, Operation, layout_of
+from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.part import ModelPart
 from ktcli.ops.recording import Recorder
 from ktcli.ops.table.attention import GqaShape
@@ -23,12 +24,12 @@ VIEW = re.compile(r"kt_view (\w+)")
 # Parts of a program that compute nothing.
 PLUMBING = {"given", "input", "part", "routing", "chosen", "choice"}
 
-# What C calls the fields of a kind that bears another name there, and of which type the others are.
+# What C calls the fields of a kind that bear another name there, and of which type the others are.
 NAMES = {
-    FieldKind.ROUTING: "routing",
-    FieldKind.CHOICE: "choice",
-    FieldKind.PAGES: "layer_offset",
-    FieldKind.STATE: "state_offset",
+    "routing": "routing",
+    "choice": "choice",
+    "pages": "layer_offset",
+    "state": "state_offset",
 }
 TYPES = {
     FieldKind.MATRIX: {"struct kt_weight *", "struct kt_weight"},
@@ -57,22 +58,23 @@ def test_c_has_the_views_of_the_row(row: type[Operation]) -> None:
 def test_c_is_told_what_the_row_says(row: type[Operation]) -> None:
     ffi, lib = library()
     layout = layout_of(row)
-    renamed = {NAMES[kind] for field in layout.fields for kind in field.kinds if kind in NAMES}
+    renamed = {called for field, called in NAMES.items() if getattr(layout, field)}
     wanted = {*layout.told, *layout.weights, *renamed}
     last = ffi.typeof(getattr(lib, f"kt_program_{row.name}")).args[-1]
     fields = dict(last.item.fields) if last.cname == f"struct kt_{row.name} *" else {}
-    assert set(fields) == wanted
+    tables = {name for name, kind in layout.weights.items() if kind is FieldKind.TABLE}
+    assert set(fields) == wanted | {f"{name}_f32" for name in tables}
     for name, kind in layout.weights.items():
         assert fields[name].type.cname in TYPES[kind], name
+    assert all(fields[f"{name}_f32"].type.cname == "float *" for name in tables)
 
 
 @by_name
 def test_a_row_names_its_own_fields(row: type[Operation]) -> None:
     layout = layout_of(row)
     assert set(row.overwrites) <= set(layout.operands) and row.__doc__
-    has_state = any(FieldKind.STATE in field.kinds for field in layout.fields)
-    assert has_state == bool(layout.named(FieldKind.FIRST))
-    assert bool(layout.named(FieldKind.PAGES)) == ("cached" in vars(row))
+    assert bool(layout.state) == bool(layout.first)
+    assert bool(layout.pages) == ("cached" in vars(row))
 
 
 # -- what does not fit is refused when it is recorded --------------------------------------------------

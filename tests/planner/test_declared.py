@@ -1,7 +1,7 @@
 """What is counted follows from what the layers declare, never from names, and stays what it was.
 
-The figures of every family's configurations lie in tests/data/planner_figures.json, written by `python
-tests/planner/test_declared.py`: a change that moves one shows there what it moves.
+The figures of every family's configurations lie in tests/data/planner_figures.json, written by
+`PYTHONPATH=tests python tests/planner/test_declared.py`: a change that moves one shows there what it moves.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from reference import CASES, Case
 import ktcli
 from ktcli.models import Model, build
 from ktcli.ops.part import Access, ModelPart
+from ktcli.ops.passes import reuse_buffers
+from ktcli.ops.recording import record
 from ktcli.ops.tensors import Role
 from ktcli.planner.device import DeviceSizes
 from ktcli.planner.memory import scratch_bytes
@@ -76,6 +78,13 @@ def test_declarations_agree_with_roles(case: Case):
         outside = tensor.layer is None and tensor.role in (Role.DENSE, Role.KEPT)
         assert outside == (tensor.access is Access.OUTPUTS), tensor.name
         assert tensor.neutral == 1.0 or tensor.role is Role.VECTOR, tensor.name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_layers_use_the_buffers_of_one_of_each_kind(case: Case):
+    model = build(case.own_spelling())
+    whole = reuse_buffers(record(model.forward)).buffers
+    assert sorted(model.buffers) == sorted(whole)
 
 
 # --- no name decides ------------------------------------------------------------------------------

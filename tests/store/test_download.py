@@ -20,7 +20,7 @@ from ktcli.errors import BadCheckpoint, Busy, HubError, NotEnoughDisk, NotFound,
 from ktcli.store import download, integrity, library
 from ktcli.store.download import pull, wanted
 from ktcli.store.hubs import RemoteFile, Snapshot
-from ktcli.store.library import Kind
+from ktcli.store.library import EntryKind
 from ktcli.store.reference import parse
 
 WEIGHTS = bytes(range(256)) * 4096 * 2  # 2 MiB
@@ -94,7 +94,7 @@ def test_a_pull_takes_the_data_and_records_it(hub: Hub, prefix: str) -> None:
     assert record.repository == "org/tiny"
     assert record.revision == (COMMIT if prefix != "ms:" else "master")
     assert entry.complete
-    assert entry.kind is Kind.CHECKPOINT
+    assert entry.kind is EntryKind.CHECKPOINT
 
 
 def test_a_second_pull_asks_nobody(hub: Hub) -> None:

@@ -17,7 +17,7 @@ from packs import pretend_pack
 from ktcli import manifest
 from ktcli.store import heat, library, removal
 from ktcli.store.heat import FADE_TOKENS, Heat
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
 SHAPE = LAYERS, EXPERTS
@@ -30,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def map_of(pack: Path) -> Path:
-    return library.heat_path(library.model_name(pack))
+    return heat.path_of(library.model_name(pack))
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_linked_pack_is_a_model_of_its_own(pack: Path) -> None:
     link.symlink_to(pack)
     heat.add(link, chosen(5))
     assert same(heat.read(link, SHAPE), chosen(5)) and heat.read(pack, SHAPE) is None
-    removal.remove(Entry("linked", Kind.PACK, link))
+    removal.remove(Entry("linked", EntryKind.PACK, link))
     assert pack.is_dir() and not link.exists()
 
 
@@ -176,8 +176,8 @@ def test_a_library_that_cannot_be_written_is_no_error(
     pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heat.add(pack, chosen(5))
-    monkeypatch.setattr(library, "HEAT_WAIT_S", 0.0)
-    with library.heat_lock():
+    monkeypatch.setattr(heat, "WAIT_S", 0.0)
+    with heat.lock():
         assert not heat.add(pack, chosen(5))
 
     def full(fd: int) -> None:

@@ -14,7 +14,7 @@ from ktcli import manifest, smallfiles
 from ktcli.errors import BadCheckpoint, Busy, NotFound, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library, removal
-from ktcli.store.library import Entry, Kind
+from ktcli.store.library import Entry, EntryKind
 from ktcli.store.reference import parse
 
 
@@ -71,12 +71,12 @@ def test_entries_and_their_labels_find_themselves() -> None:
 
 def test_packs_come_first_and_a_kind_can_be_asked_for() -> None:
     add_checkpoint("qwen3-30b-a3b")
-    assert library.resolve("qwen3-30b-a3b").kind is Kind.CHECKPOINT
+    assert library.resolve("qwen3-30b-a3b").kind is EntryKind.CHECKPOINT
     with pytest.raises(NotFound) as caught:
-        library.resolve("qwen3-30b-a3b", Kind.PACK)
+        library.resolve("qwen3-30b-a3b", EntryKind.PACK)
     assert caught.value.hint == "convert it with: kt convert qwen3-30b-a3b"
     add_pack("qwen3-30b-a3b")
-    assert library.resolve("qwen3-30b-a3b").kind is Kind.PACK
+    assert library.resolve("qwen3-30b-a3b").kind is EntryKind.PACK
 
 
 def test_of_several_conversions_the_recommended_one_is_meant() -> None:
@@ -140,7 +140,7 @@ def test_local_folders(tmp_path: Path) -> None:
         library.resolve(str(folder))
     (folder / "config.json").write_text("{}")
     entry = library.resolve(str(folder))
-    assert (entry.kind, entry.path, entry.managed) == (Kind.CHECKPOINT, folder, False)
+    assert (entry.kind, entry.path, entry.managed) == (EntryKind.CHECKPOINT, folder, False)
     with pytest.raises(NotFound, match=r"cannot read .*nowhere"):
         library.resolve(str(tmp_path / "nowhere"))
     with pytest.raises(NotFound, match="is not a folder"):
@@ -233,7 +233,7 @@ def test_remove_does_not_follow_links(tmp_path: Path) -> None:
     # A whole entry that is a link: the link goes, what it points to stays.
     precious.joinpath("config.json").write_text("{}")
     folder.symlink_to(precious)
-    assert removal.remove(Entry("org--repo", Kind.CHECKPOINT, folder)) == 0
+    assert removal.remove(Entry("org--repo", EntryKind.CHECKPOINT, folder)) == 0
     assert not folder.exists()
     assert (precious / "file").exists()
 
@@ -243,9 +243,9 @@ def test_remove_stays_in_the_library(tmp_path: Path) -> None:
     outside.mkdir()
     for path in (outside, library.checkpoint_path("x") / "..", library.checkpoint_path("x").parent):
         with pytest.raises(UsageError):
-            removal.remove(Entry("x", Kind.CHECKPOINT, path))
+            removal.remove(Entry("x", EntryKind.CHECKPOINT, path))
     with pytest.raises(UsageError):
-        removal.remove(Entry("x", Kind.CHECKPOINT, outside, managed=False))
+        removal.remove(Entry("x", EntryKind.CHECKPOINT, outside, managed=False))
     assert outside.is_dir()
 
 

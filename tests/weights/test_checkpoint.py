@@ -24,14 +24,14 @@ from ktcli.errors import BadCheckpoint
 from ktcli.native import Pool
 from ktcli.weights.checkpoint import Checkpoint, read_config
 from ktcli.weights.scheme import read_scheme
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 NAME = "model.layers.1.self_attn.o_proj.weight"
 
 
 def values(checkpoint: Checkpoint, name: str, start: int = 0, end: int | None = None) -> np.ndarray:
-    span = Span(checkpoint.find(name), start, end)
+    span = ByteSpan(checkpoint.find(name), start, end)
     raws = [checkpoint.read(read) for read in span.source.storage.reads(span)]
     return checkpoint.decode(POOL, span, raws)
 

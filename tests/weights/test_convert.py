@@ -25,6 +25,7 @@ from weights.fake_checkpoint import (
 from ktcli.errors import BadCheckpoint, KtError, NotEnoughDisk
 from ktcli.models import build
 from ktcli.native import Pool
+from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.weights import destination, oracle, strips, writer
 from ktcli.weights.checkpoint import Checkpoint
@@ -33,8 +34,8 @@ from ktcli.weights.conversion import Calibration, Provenance
 from ktcli.weights.convert import convert
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.pack import Pack
-from ktcli.weights.recipe import Recipe, format_of
-from ktcli.weights.storage import Span
+from ktcli.weights.recipe import Recipe, format_of, is_in_f32
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 FP8_BLOCKS = fp8((128, 128))
@@ -57,7 +58,7 @@ def joined(tensor: Tensor, arrays: list[np.ndarray]) -> np.ndarray:
 
 def values(reader: Checkpoint, name: str) -> np.ndarray:
     """All numbers of a tensor, in its shape."""
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(read) for read in span.source.storage.reads(span)]
     return reader.decode(POOL, span, raws).reshape(span.source.shape)
 
@@ -107,13 +108,18 @@ def expected(
         assert matrix.size == tensor.n * tensor.k
         if fmt is not None:
             parts.append(oracle.pack(fmt, np.ascontiguousarray(matrix), scales).tobytes())
-        elif tensor.role is Role.TABLE:
+        elif tensor.role is Role.TABLE and not is_in_f32(tensor, recipe):
             parts.append(oracle.round_to_bf16(matrix).tobytes())
         else:
             parts.append(matrix.astype(np.float32).tobytes())
     return b"".join(parts)
 
 
+# What is stored as f32 where the checkpoint's numbers are.
+KEPT = {
+    "qwen3_moe": (ModelPart.EMBEDDING, ModelPart.ROUTER),
+    "deepseek_v3": (ModelPart.EMBEDDING, ModelPart.LATENT, ModelPart.ROUTER),
+}
 CASES = [
     *((QWEN3, "BF16", name, "int8") for name in FORMATS),
     (QWEN3, "F16", "int4", "f32"),
@@ -140,6 +146,8 @@ def test_bytes_are_the_oracles(
     convert(folder, tmp_path / "pieces", recipe, POOL)
     pack, pieces = Pack.open(tmp_path / "pack"), Pack.open(tmp_path / "pieces")
     assert damaged(pack.path) == []
+    recipe = pack.recipe
+    assert recipe.in_f32 == (KEPT[config["model_type"]] if dtype in ("F32", "F16") else ())
     assert report.size_bytes == pack.size_bytes and report.kept_files == 0
     with Checkpoint(folder) as checkpoint:
         assert report.source_bytes <= sum(p.entry.size_bytes for p in checkpoint.parts.values())
@@ -149,6 +157,19 @@ def test_bytes_are_the_oracles(
             wanted = expected(tensor, checkpoint, recipe, moved.get(tensor.name, 1.0))
             assert stored(pack, tensor) == wanted, tensor.name
             assert stored(pieces, tensor) == wanted, tensor.name
+
+
+def test_a_pack_that_rounded_what_it_keeps_is_complete(tmp_path: Path):
+    """As an earlier kt wrote it: it is read, and not converted again."""
+    folder = random_checkpoint(tmp_path / "source", QWEN3, dtype="F32")
+    out = tmp_path / "pack"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ktcli.weights.convert.kept_in_f32", lambda model, checkpoint: ())
+        convert(folder, out, FAST, POOL)
+    assert "f32" not in json.loads((out / "kt.json").read_text())["recipe"]
+    pack = Pack.open(out)
+    assert all(pack.locate(tensor) for tensor in build(QWEN3).tensors)
+    assert convert(folder, out, FAST, POOL).already_complete
 
 
 def test_fp8_is_kept_as_it_is(tmp_path: Path):
@@ -395,10 +416,10 @@ def test_a_tied_head_is_the_embedding_whichever_is_there(tmp_path: Path, missing
 
 def test_too_large_for_bf16(tmp_path: Path):
     stored = sources(QWEN3, "F32")
-    name = "model.layers.0.mlp.gate.weight"
-    stored[name] = ("F32", stored[name][1], np.full(6 * 80, 3.4e38, np.float32).tobytes())
+    name = "model.layers.0.self_attn.o_proj.weight"
+    stored[name] = ("F32", stored[name][1], np.full(96 * 80, 3.4e38, np.float32).tobytes())
     folder = write_checkpoint(tmp_path / "s", QWEN3, stored)
-    with pytest.raises(BadCheckpoint, match=r"layers.0.mlp.router holds values that are too large"):
+    with pytest.raises(BadCheckpoint, match=r"layers.0.attn.o holds values that are too large"):
         convert(folder, tmp_path / "p", FAST, POOL)
 
 

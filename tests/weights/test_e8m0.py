@@ -23,7 +23,7 @@ from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 EXPERT = "layers.0.ffn.experts.0.w1"
 WEIGHT, SCALE = f"{EXPERT}.weight", f"{EXPERT}.scale"
@@ -77,11 +77,11 @@ def test_fp4_means_all_that_its_bytes_can_say(tmp_path: Path):
         source = reader.find(WEIGHT, (255, 32))
         fits = int((np.abs(wanted).max(axis=1) <= LARGEST).sum())
         assert fits == 253
-        found = decoded(reader, Span(source, 0, fits))
+        found = decoded(reader, ByteSpan(source, 0, fits))
         assert np.array_equal(found.astype(np.float64), wanted[:fits])
         for row in range(fits, 255):
             with pytest.raises(BadCheckpoint, match=f"{WEIGHT} in .* holds NaN or Inf"):
-                decoded(reader, Span(source, row, row + 1))
+                decoded(reader, ByteSpan(source, row, row + 1))
 
 
 def test_fp8_means_all_that_its_bytes_can_say(tmp_path: Path):
@@ -98,7 +98,7 @@ def test_fp8_means_all_that_its_bytes_can_say(tmp_path: Path):
     with opened(tmp_path, parts) as reader:
         source = reader.find("m.weight", tall.shape)
         for block, (left, right) in enumerate(exponents.astype(float)):
-            span = Span(source, 128 * block, 128 * block + 128)
+            span = ByteSpan(source, 128 * block, 128 * block + 128)
             factors = np.repeat(np.exp2([left - 127, right - 127]), 128)
             wanted = values[codes] * factors
             if np.abs(wanted).max() > LARGEST:
@@ -124,7 +124,7 @@ def test_transformers_reads_the_same(tmp_path: Path):
                 for dtype, shape, data in (parts[f"{name}.weight"], parts[f"{name}.scale"])
             )
             wanted = judge._dequantize_one(weight, scale, torch.float32).numpy()
-            found = decoded(reader, Span(reader.find(f"{name}.weight")))
+            found = decoded(reader, ByteSpan(reader.find(f"{name}.weight")))
             assert np.array_equal(found, wanted), name
 
 

@@ -203,6 +203,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "error is huge": (edit(lambda d: d["files"][0].update(error={"down": 1e300})), "no conversion"),
     "cosine is true": (edit(lambda d: d["files"][0].update(cosine={"down": True})), "no conversion"),
     "no recipe": (edit(lambda d: d.pop("recipe")), "no object 'recipe'"),
+    "f32 is a text": (edit(lambda d: d["recipe"].update(f32="router")), "'f32' that is no list"),
+    "f32 names no part": (edit(lambda d: d["recipe"].update(f32=["gate"])), "part of a model 'gate'"),
     "unknown format": (edit(lambda d: d["recipe"].update(experts="int3")), "format 'int3'"),
     "format is a list": (edit(lambda d: d["recipe"].update(experts=[])), "no text 'experts'"),
     "format means another": (edit(lambda d: d["formats"]["int4"].update(group=32)), "format 'int4'"),

@@ -23,7 +23,7 @@ from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.recipe import Recipe
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 POOL = Pool(2, spin_us=0)
 
@@ -118,7 +118,7 @@ def written(folder: Path, parts: quantised.Parts, config: dict[str, object]) -> 
     )
 
 
-def decoded(reader: Checkpoint, span: Span) -> np.ndarray:
+def decoded(reader: Checkpoint, span: ByteSpan) -> np.ndarray:
     raws = [reader.read(read) for read in span.source.storage.reads(span)]
     return reader.decode(POOL, span, raws)
 
@@ -132,7 +132,7 @@ def test_values_are_those_of_the_format(tmp_path: Path, what: str):
     with written(tmp_path, parts, case.config) as reader:
         source = reader.find("m.weight", (n, k))
         for start, stop in ((0, n), (0, 1), (8, 24), (3, 30), (n - 1, n)):
-            found = decoded(reader, Span(source, start, stop))
+            found = decoded(reader, ByteSpan(source, start, stop))
             assert np.array_equal(found, wanted[start:stop]), (start, stop)
         assert "m.weight" in reader.names
         with pytest.raises(BadCheckpoint, match=r"m.weight in .* has the shape"):
@@ -207,8 +207,8 @@ def test_fp8_of_fused_experts(tmp_path: Path):
     with written(tmp_path, stored, FP8) as reader:
         source = reader.find(name, (3, n, k))
         for e, (_, wanted) in enumerate(made):
-            assert np.array_equal(decoded(reader, Span(source, e * n, (e + 1) * n)), wanted)
-            rows = Span(source, e * n + 130, e * n + 190)
+            assert np.array_equal(decoded(reader, ByteSpan(source, e * n, (e + 1) * n)), wanted)
+            rows = ByteSpan(source, e * n + 130, e * n + 190)
             assert np.array_equal(decoded(reader, rows), wanted[130:190])
 
 
@@ -278,7 +278,7 @@ def test_an_order_that_names_no_group(tmp_path: Path):
         written(tmp_path, parts, gptq_config(desc_act=True)) as reader,
         pytest.raises(BadCheckpoint, match=r"m.g_idx names a group that is not one of 3"),
     ):
-        decoded(reader, Span(reader.find("m.weight")))
+        decoded(reader, ByteSpan(reader.find("m.weight")))
 
 
 def test_encoded_twice_the_same(tmp_path: Path):

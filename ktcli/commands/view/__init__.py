@@ -1,1 +1,1 @@
-"""What several commands show: figures, tables and documents made from results."""
+"""Makes what several commands show from results: figures, tables and documents."""

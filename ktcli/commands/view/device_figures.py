@@ -1,4 +1,4 @@
-"""What a benchmark says of a GPU beside the speed: who had which experts, who was busy, what launches cost."""
+"""Shows what a benchmark says of a GPU beside the speed: experts on it, how busy it was, what launches cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ktcli.measure.bench import Result
+from ktcli.measure.bench import BenchResult
 from ktcli.measure.policy import COPIES, GPU_EXPERTS, SEQUENTIAL, Policy
 from ktcli.measure.trace import CPU, DEVICE, Trace
 from ktcli.planner.plan import DevicePlan
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is known of an engine with a device after a measurement.
+    """The facts about an engine with a device after a measurement.
 
     Attributes:
-        trace: of one decode step; None: none was taken.
+        trace: the trace of one decode step; None: none was taken.
     """
 
     engine: DeviceEngine
@@ -33,8 +33,8 @@ class Seen:
     trace: Trace | None
 
 
-def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
-    """As JSON."""
+def device_figures(seen: Seen, result: BenchResult) -> dict[str, Any]:
+    """The figures for --json."""
     placement, trace = seen.engine.placement, seen.trace
     parts = dict(result.profile.operations)
     cpu_s = result.profile.seconds - sum(parts.get(name, 0.0) for name in (GPU_EXPERTS, COPIES))
@@ -60,7 +60,7 @@ def device_figures(seen: Seen, result: Result) -> dict[str, Any]:
 
 
 def trace_figures(trace: Trace) -> dict[str, Any]:
-    """Of the traced step. The profiler slows it down a little, so shares count, not its time."""
+    """The figures of the traced step; the profiler slows it down a little, so shares count, not its time."""
     of_device = [event for event in trace.events if event.track == DEVICE]
     found: dict[str, Any] = {
         "traced_step_ms": 1e3 * trace.seconds,
@@ -75,12 +75,12 @@ def trace_figures(trace: Trace) -> dict[str, Any]:
 
 
 def hit_rate(chosen: NDArray[np.int64], mask: NDArray[np.bool_]) -> float:
-    """Share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
+    """The share of the choices [MoE layers, E] that fell on experts of the device; 0 without choices."""
     return float(chosen[mask].sum() / max(1, chosen.sum()))
 
 
 def device_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """For people."""
+    """The rows for people."""
     counts = found["gpu_experts"]
     each = f"{counts[0]}" if len(set(counts)) == 1 else f"{min(counts)} to {max(counts)}"
     rows = [

@@ -1,11 +1,11 @@
-"""How a plan with a GPU is shown: as a document, and in words."""
+"""Shows a plan with a GPU: as a document, and in words."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from ktcli.errors import gib
+from ktcli.errors import gib, predicted
 from ktcli.hardware.text import cpu_text
 from ktcli.output import safe
 from ktcli.planner.device_cost import DeviceRates
@@ -13,7 +13,7 @@ from ktcli.planner.plan import Cost, DevicePlan
 
 
 def device_document(made: DevicePlan) -> dict[str, Any]:
-    """What the GPU does, for --json."""
+    """The GPU's part of a plan, for --json."""
     return {
         "gpu": {"index": made.gpu.index, "name": made.gpu.name, "free_bytes": made.gpu.free_bytes},
         "need_bytes": made.need.total,
@@ -49,7 +49,7 @@ def device_document(made: DevicePlan) -> dict[str, Any]:
 
 
 def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
-    """What the GPU does, for people."""
+    """The GPU's part of a plan, for people."""
     taken = f"{gib(made.need.total)} of {gib(made.gpu.free_bytes)} free"
     busy = f"CPU {made.cpu_busy:.0%} and GPU {made.gpu_busy:.0%} busy while decoding"
     rows = [(f"GPU {made.gpu.index}", f"{safe(made.gpu.name)}, {taken}; {busy}")]
@@ -57,7 +57,7 @@ def device_rows(made: DevicePlan) -> list[tuple[str, str]]:
 
 
 def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
-    """What it can do, and who says so."""
+    """The GPU's rates and where they come from, for people."""
     words = (
         f"GPU read {rates.read_bps / 1e9:.0f} GB/s, bf16 {rates.bf16_ops / 1e12:.0f} TFLOP/s,"
         f" copies to it {rates.copy_bps / 1e9:.0f} GB/s"
@@ -66,8 +66,6 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 
 def cost_words(cost: Cost) -> str:
-    """ "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
-    own, forced = (
-        f"{speed:.1f}" if speed < 100 else f"{speed:.0f}" for speed in (cost.own, cost.forced)
-    )
+    """The sentence "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
+    own, forced = predicted(cost.own), predicted(cost.forced)
     return f"{cost.option}: {forced} instead of {own} tokens/s of {cost.what}"

@@ -39,7 +39,7 @@ F64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """How a cell looks that has at least `least` even shares."""
+    """The look of a cell that has at least `least` even shares."""
 
     least: float
     glyph: str
@@ -59,12 +59,13 @@ SHADES = (
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A heat map and what it is of.
+    """A heat map and its model.
 
     Attributes:
-        name: of the model, for people; `again`: for the command line.
-        layers: numbers of the MoE layers, in the order of the map's rows.
-        heat: of no tokens if nothing was recorded yet.
+        name: the name of the model for people.
+        again: its name for the command line.
+        layers: the numbers of the MoE layers, in the order of the map's rows.
+        heat: the map; it has no tokens if nothing was recorded yet.
     """
 
     name: str
@@ -114,12 +115,12 @@ def document(recorded: Recorded) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """What is drawn on.
+    """The terminal or file that is drawn on.
 
     Attributes:
-        stream: decides on colours.
-        width: columns.
-        plain: only ASCII can be written.
+        stream: the stream, which decides on colours.
+        width: the number of columns.
+        plain: whether only ASCII can be written.
     """
 
     stream: TextIO
@@ -136,13 +137,13 @@ class Canvas:
         return cls(stream, shutil.get_terminal_size((WIDTH, 24)).columns, plain)
 
     def paint(self, shade: Shade, cells: int = 1) -> str:
-        """So many cells of one shade."""
+        """The text of `cells` cells in one shade."""
         text = (shade.ascii if self.plain else shade.glyph) * cells
         return out.style(text, shade.style, self.stream) if shade.style else text
 
 
 def render(recorded: Recorded, canvas: Canvas) -> str:
-    """The picture and what it says."""
+    """The picture, its legend and a summary."""
     title = safe(recorded.name)
     if not recorded.heat.tokens:
         return (
@@ -165,7 +166,7 @@ def render(recorded: Recorded, canvas: Canvas) -> str:
 
 
 def _legend(canvas: Canvas) -> list[str]:
-    """What each shade means, in lines that fit."""
+    """The lines that say what each shade means, as wide as the canvas at most."""
     lines = ["Shades, in even shares:"]
     used = len(lines[0])
     for shade in SHADES:
@@ -187,7 +188,7 @@ def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
     digits = len(str(recorded.experts))
     tail = [f"{hits:>{max(4, digits)}.0%}" for hits in HITS]
     beside = len("layer") + 2 + sum(2 + len(cell) for cell in tail) + 2 + HOTTEST * (digits + 1)
-    layout = Layout.of(recorded.experts, canvas.width - beside)
+    layout = HeatMapLayout.of(recorded.experts, canvas.width - beside)
     last = str(recorded.experts - 1)
     scale = "0" + last.rjust(layout.columns - 1) if layout.columns > len(last) + 1 else ""
     lines = ["  ".join(["layer", scale.ljust(layout.columns), *tail, "hottest"])]
@@ -201,13 +202,13 @@ def _rows(recorded: Recorded, canvas: Canvas) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How the experts of a layer share its row.
+class HeatMapLayout:
+    """The way in which the experts of a layer share its row.
 
     Attributes:
-        per_cell: experts of a cell; of the last perhaps fewer.
-        cell: columns of a cell.
-        columns: of the row.
+        per_cell: the experts of a cell; the last may have fewer.
+        cell: the columns of a cell.
+        columns: the columns of the row.
     """
 
     per_cell: int
@@ -215,8 +216,8 @@ class Layout:
     columns: int
 
     @classmethod
-    def of(cls, experts: int, room: int) -> Layout:
-        """As wide as `room` allows, all cells alike."""
+    def of(cls, experts: int, room: int) -> HeatMapLayout:
+        """The layout that is as wide as `room` columns allow, all cells alike."""
         per_cell = -(-experts // max(8, room))
         cells = -(-experts // per_cell)
         cell = max(1, min(WIDEST_CELL, room // cells)) if per_cell == 1 else 1
@@ -224,14 +225,14 @@ class Layout:
 
 
 def even_shares(counts: NDArray[np.int64], per_cell: int) -> F64Array:
-    """What the experts of each cell were chosen on average, in multiples of an even share."""
+    """The mean choices of the experts of each cell, in multiples of an even share."""
     starts = np.arange(0, counts.size, per_cell)
     sizes = np.diff(np.append(starts, counts.size))
     shares: F64Array = np.add.reduceat(counts, starts) / sizes
     return shares * counts.size / max(1, int(counts.sum()))
 
 
-def _strip(counts: NDArray[np.int64], layout: Layout, canvas: Canvas) -> str:
+def _strip(counts: NDArray[np.int64], layout: HeatMapLayout, canvas: Canvas) -> str:
     """The cells of one layer; equal neighbours are painted at once."""
     least = [shade.least for shade in SHADES]
     levels = np.searchsorted(least, even_shares(counts, layout.per_cell), side="right") - 1
@@ -242,7 +243,7 @@ def _strip(counts: NDArray[np.int64], layout: Layout, canvas: Canvas) -> str:
 
 
 def _summary(recorded: Recorded) -> list[str]:
-    """What the columns mean, and what a device that holds some of the experts would catch."""
+    """The lines that say what the columns mean, and what a device that holds some of the experts would catch."""
     known = recorded.heat
     rates = ", ".join(f"{share:.0%} take {known.hit_rate(share):.0%}" for share in SHARES)
     shares = [f"{share:.0%}" for share in SHARES]

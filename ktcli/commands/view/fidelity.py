@@ -1,4 +1,4 @@
-"""What a conversion lost, as its manifest says: by kind of tensor, and layer by layer."""
+"""Shows what a conversion lost, as its manifest says: by kind of tensor, and layer by layer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WORDS = {
 
 
 def error_report(path: Path) -> dict[str, Any] | None:
-    """Number formats, errors of the whole model, and by file the errors and cosines of each kind; None: the pack
-    cannot be read."""
+    """The number formats, the errors of the whole model, and by file the errors and cosines of each kind; None if
+    the pack cannot be read."""
     from ktcli.models import build
     from ktcli.weights.losses import overall
     from ktcli.weights.pack import weight_files
@@ -39,10 +39,10 @@ def error_report(path: Path) -> dict[str, Any] | None:
 
 
 def render_report(name: str, report: dict[str, Any], *, layers: bool = False) -> str:
-    """A line per kind: over all layers, and its worst one. Packs of before have no cosines.
+    """The report in words, a line per kind: over all layers, and its worst one. Older packs have no cosines.
 
     Args:
-        layers: then a line per layer.
+        layers: whether a line per layer follows.
     """
     rows = [("", "format", "error (rms)", "worst layer", "least cosine")]
     for kind, words in WORDS.items():
@@ -63,7 +63,7 @@ def render_report(name: str, report: dict[str, Any], *, layers: bool = False) ->
 
 
 def _layers(report: dict[str, Any]) -> str:
-    """The error of each layer, and the cosine between what its matrices give and what the checkpoint's do."""
+    """The table of errors by layer, and of cosines between the outputs of its matrices and of the checkpoint's."""
     there = [kind for kind in WORDS if any(kind.value in row["error"] for row in report["files"])]
     head = ("  layer", *(part for kind in there for part in (WORDS[kind], "cosine")))
     rows = []
@@ -78,5 +78,5 @@ def _layers(report: dict[str, Any]) -> str:
 
 
 def _layer(file: str) -> str:
-    """The number of a file's layer; "outer" of what belongs to none."""
+    """The number of a file's layer; "outer" if it belongs to none."""
     return file.removesuffix(".safetensors").removeprefix("layer-").lstrip("0") or "0"

@@ -1,4 +1,4 @@
-"""What every benchmark says beside its rows: the machine, its ceilings, and whether others disturbed."""
+"""Shows what every benchmark says beside its rows: the machine, its ceilings, and whether others disturbed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktcli.output import out
 
 
 def machine_figures(machine: Machine, pool: Pool) -> dict[str, Any]:
-    """The machine without its name: results are meant to be shared."""
+    """The facts of the machine without its name: results are meant to be shared."""
     return {
         "cpu": machine.cpu.model,
         "sockets": machine.cpu.sockets,
@@ -31,7 +31,7 @@ def threads_words(pool: Pool) -> str:
 
 
 def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
-    """All ceilings; one that the work did not need is measured now."""
+    """The figures of all ceilings; one that the work did not need is measured now."""
     return {
         "read_gb_s": ceilings.rate(Ceiling.READ) / 1e9,
         "int8_gop_s": ceilings.rate(Ceiling.INT8) / 1e9,
@@ -40,7 +40,7 @@ def ceiling_figures(ceilings: Ceilings) -> dict[str, float]:
 
 
 def ceiling_words(ceilings: Ceilings) -> str:
-    """The same for people."""
+    """The ceilings in words."""
     rates = ceiling_figures(ceilings)
     int8, bf16 = 1e9 * rates["int8_gop_s"], 1e9 * rates["bf16_gflop_s"]
     return (
@@ -50,14 +50,14 @@ def ceiling_words(ceilings: Ceilings) -> str:
 
 
 def ops_words(rate: float, what: str = "OP") -> str:
-    """Operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
+    """A rate of operations per second with three digits: "1.79 TOP/s", "512 GFLOP/s"."""
     prefix, value = ("T", rate / 1e12) if rate >= 0.9995e12 else ("G", rate / 1e9)
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {prefix}{what}/s"
 
 
 def warn_noisy(others_share: float) -> None:
-    """Say that other processes used so much of the cores."""
+    """Warns that other processes used this share of the cores."""
     out.warn(
         f"other processes used {others_share:.0%} of the cores"
         f" (more than {NOISY_SHARE:.0%}): these figures are too low",

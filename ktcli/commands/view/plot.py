@@ -1,4 +1,4 @@
-"""What `kt eval` found, drawn: a row for each way of running a model, with its 95 % interval."""
+"""Draws what `kt eval` found: a row for each way of running a model, with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLOUR = "#2f6f9f"
 
 
 def draw(found: Found, path: Path) -> None:
-    """Write a PNG or SVG file, as its ending says; the same figures give the same file.
+    """Writes a PNG or SVG file, as its ending says; the same figures give the same file.
 
     Raises:
         OSError: it cannot be written.
@@ -45,7 +45,7 @@ Panel = tuple[str, list[tuple[str, Interval]]]
 
 
 def _panels(found: Found) -> Sequence[Panel]:
-    """What is drawn: likelihoods where there is one way only, else what the others lose."""
+    """The panels to draw: likelihoods where there is one way only, else the losses of the others."""
     pairs = [(result.way.label, result.against) for result in found.results if result.against]
     if not pairs:
         return [("nats per token", [(result.way.label, result.nll) for result in found.results])]
@@ -68,5 +68,5 @@ def _rows(axis: Any, title: str, rows: list[tuple[str, Interval]]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Names come from elsewhere: no formulas, and nothing that is not printable."""
+    """Makes a foreign name harmless: no formulas, and nothing that is not printable."""
     return "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")[:120]

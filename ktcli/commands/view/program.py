@@ -1,4 +1,4 @@
-"""`kt show NAME --program`: the operations of a model's forward, as they are recorded for a CPU.
+"""`kt show NAME --program`: print the operations of a model's forward, as they are recorded for a CPU.
 
 One line each, and each kind of layer once."""
 
@@ -10,8 +10,7 @@ from typing import Any
 
 from ktcli.models import build
 from ktcli.native import View
-from ktcli.ops.listing import Section, described, sections, telling_facts, weights
-from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.listing import Section, described, read_numbers, sections, telling_facts, weights
 from ktcli.ops.passes import reuse_buffers
 from ktcli.ops.recording import Number, Record, Recording, record
 from ktcli.ops.tensors import Tensor
@@ -19,11 +18,10 @@ from ktcli.output import out, safe
 from ktcli.weights.recipe import Recipe, format_of
 
 _F32_BYTES = 4
-_NUMBERED = (FieldKind.ROUTING, FieldKind.CHOICE)
 
 
 def show_program(name: str, recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Print the program of a config in number formats: no weight is read."""
+    """Prints the program of a config in number formats: no weight is read."""
     recording = record(build(config).forward)
     out.result(_document(name, recording), lambda: _render(name, recording, recipe))
 
@@ -47,18 +45,18 @@ def _render(name: str, recording: Recording, recipe: Recipe) -> str:
         f"{safe(name)}: {len(recording.records)} operations in a step. %n [columns] are f32 for each token;"
         f" {len(kept)} buffers hold them in turn, {token:,} bytes for each token."
     )
-    lines = _Lines(recording, recipe)
+    lines = _ProgramLines(recording, recipe)
     return "\n\n".join([head, *map(lines.section, sections(recording))])
 
 
-class _Lines:
-    """Lines of a recording, whose weights have formats."""
+class _ProgramLines:
+    """Makes the lines of a recording, whose weights have formats."""
 
     def __init__(self, recording: Recording, recipe: Recipe) -> None:
         self._buffers, self._recipe = recording.buffers, recipe
 
     def section(self, section: Section) -> str:
-        """A line for each record, below the layers that they stand for."""
+        """The lines of a section, one for each record, below the layers that they stand for."""
         layers, lines = section.layers, []
         if layers:
             alike = f", and alike {_ranges(layers[1:])}" if layers[1:] else ""
@@ -71,12 +69,10 @@ class _Lines:
         return "\n".join(lines)
 
     def _cells(self, each: Record, prefix: str) -> tuple[str, str, str]:
-        """(results, operation with its operands, weights and facts)"""
+        """The three cells of a record: results, operation with its operands, weights and facts."""
         results = [f"{self._value(view)} [{view.width}]" for view in each.outs]
         made = ", ".join([*results, *map(self._value, each.numbers)])
-        layout = layout_of(type(each.operation))
-        numbers = (getattr(each.operation, layout.named(kind), None) for kind in _NUMBERED)
-        read = [*each.operands, *(each for each in numbers if isinstance(each, Number))]
+        read = [*each.operands, *read_numbers(each).values()]
         named = [
             f"{field} {tensor.name.removeprefix(prefix)} {self._shape(tensor)}"
             for field, tensor in weights(each).items()
@@ -118,7 +114,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def _ranges(numbers: tuple[int, ...]) -> str:
-    """1, 3-5 for 1, 3, 4, 5."""
+    """The text of ascending numbers, runs as ranges: "1, 3-5" for 1, 3, 4, 5."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What `kt eval` found: as intervals, as a document, and in words."""
+"""Shows what `kt eval` found: as intervals, as a document, and in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hashlib import sha256
 from textwrap import wrap
 from typing import Any
 
-from ktcli.assembly.ways import Asked, Way
+from ktcli.assembly.ways import EvalRequest, Way
 from ktcli.chat.passage import Passage, Reading
 from ktcli.measure.evaluate import Difference, Scores, difference
 from ktcli.measure.intervals import LEAST_VALUES, MOST_BLOCKS, Interval, interval
@@ -21,13 +21,13 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One way of running a model.
+class WayResult:
+    """The result of one way of running a model.
 
     Attributes:
-        tokens: that it predicted.
-        nll: negative log-likelihood, nats per token.
-        against: the first way, in pairs; None: this is the first.
+        tokens: the number of tokens that it predicted.
+        nll: the negative log-likelihood, nats per token.
+        against: the difference from the first way, in pairs of tokens; None: this is the first.
     """
 
     way: Way
@@ -38,16 +38,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All of them, and the text.
+    """The results of all ways, and the text.
 
     Attributes:
-        complete: all of the text was read by all.
+        complete: whether all ways read all of the text.
     """
 
-    results: tuple[Result, ...]
+    results: tuple[WayResult, ...]
     passage: Passage
     reading: Reading
-    asked: Asked
+    asked: EvalRequest
     complete: bool
 
     @classmethod
@@ -57,12 +57,12 @@ class Found:
         scores: Sequence[Scores],
         passage: Passage,
         reading: Reading,
-        asked: Asked,
+        asked: EvalRequest,
         complete: bool,
     ) -> Found:
-        """Results of the ways that predicted enough for an interval."""
+        """Makes the results of the ways that predicted enough for an interval."""
         results = tuple(
-            Result(
+            WayResult(
                 way, len(each.nll), interval(each.nll), difference(each, scores[0]) if i else None
             )
             for i, (way, each) in enumerate(zip(ways, scores, strict=True))
@@ -72,7 +72,7 @@ class Found:
 
     @property
     def tokens(self) -> int:
-        """That every result has."""
+        """The number of tokens that every result has."""
         return min((result.tokens for result in self.results), default=0)
 
 
@@ -80,7 +80,7 @@ class Found:
 
 
 def document(found: Found) -> dict[str, Any]:
-    """All figures, nats per token unless their name says otherwise."""
+    """The figures for --json, nats per token unless their name says otherwise."""
     text = found.passage.text.encode()
     return {
         "text": {
@@ -99,7 +99,7 @@ def document(found: Found) -> dict[str, Any]:
     }
 
 
-def _row(result: Result, reading: Reading) -> dict[str, Any]:
+def _row(result: WayResult, reading: Reading) -> dict[str, Any]:
     way, against = result.way, result.against
     row: dict[str, Any] = {
         "name": way.label,
@@ -129,7 +129,7 @@ def _figures(value: Interval) -> dict[str, float]:
 
 
 def words(found: Found) -> str:
-    """A table, and what its columns mean."""
+    """The table for people, and what its columns mean."""
     asked, reading = found.asked, found.reading
     width = min(80, out.width or 80)
     lines = wrap(

@@ -1,4 +1,4 @@
-"""A measured speed: as a row of JSON, and in words."""
+"""Shows a measured speed: as a row of JSON, and in words."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ktcli.assembly.subject import Subject
 from ktcli.commands.view.device_figures import device_rows
 from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
 from ktcli.engine import Engine
-from ktcli.errors import gib
-from ktcli.measure.bench import Ceilings, Kind, Result
+from ktcli.errors import gib, predicted
+from ktcli.measure.bench import BenchResult, Ceilings, Phase
 from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.output import out, table
 
 
-def speed_row(subject: Subject, engine: Engine, result: Result) -> dict[str, Any]:
-    """One result, with the keys every benchmark of kt has first."""
+def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str, Any]:
+    """The row of one result, led by the keys that every benchmark of kt has."""
     measured, spread = result.measured, result.spread
     attention_s = result.attention_s  # 0 where the CPU has none of it
     row: dict[str, Any] = {
@@ -55,10 +55,10 @@ def speed_row(subject: Subject, engine: Engine, result: Result) -> dict[str, Any
 
 
 def speed_words(
-    row: dict[str, Any], result: Result, pool: Pool, ceilings: Ceilings, profile: bool
+    row: dict[str, Any], result: BenchResult, pool: Pool, ceilings: Ceilings, profile: bool
 ) -> str:
-    """The same for people."""
-    of = "read bandwidth" if result.job.kind is Kind.DECODE else "arithmetic peak"
+    """The speed in words."""
+    of = "read bandwidth" if result.job.kind is Phase.DECODE else "arithmetic peak"
     layers = f"{row['layers']} of {row['layers_of_model']} layers"
     experts = f"{row['format']} experts, " if row["format"] else ""
     weights = f"{experts}{row['dense']} dense, {gib(row['weights_bytes'])}"
@@ -75,7 +75,7 @@ def speed_words(
         ("Ceiling", ceiling_words(ceilings)),
         *([("Attention", _attention_words(row))] if "attention_gb_s" in row else []),
         ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
-        ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
+        ("Plan", f"{predicted(row['predicted_tok_s'])} tokens/s predicted from these ceilings"),
     ]
     if result.spread is not None:
         rows.append(("Experts", _spread_words(result)))
@@ -90,7 +90,7 @@ def _attention_words(row: dict[str, Any]) -> str:
     return f"{row['attention_gb_s']:.1f} GB/s, {row['attention_gop_s']:.0f} GFLOP/s{after}"
 
 
-def _spread_words(result: Result) -> str:
+def _spread_words(result: BenchResult) -> str:
     spread = result.spread
     assert spread is not None
     return (
@@ -99,7 +99,7 @@ def _spread_words(result: Result) -> str:
     )
 
 
-def _profile_table(result: Result) -> str:
+def _profile_table(result: BenchResult) -> str:
     seconds = result.measured.seconds
     operations = [*result.profile.operations]
     operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
@@ -110,8 +110,8 @@ def _profile_table(result: Result) -> str:
     return table(rows, ("operation", "per token", "share"), right=(1, 2))
 
 
-def warn_about(result: Result) -> None:
-    """Say what makes the figures worth less."""
+def warn_about(result: BenchResult) -> None:
+    """Warns of what makes the figures worth less."""
     if result.measured.noisy:
         warn_noisy(result.measured.others_share)
     if result.spread is not None and not result.spread.even:

@@ -48,7 +48,7 @@ class DecodeStep:
     """The captured step.
 
     Args:
-        table: embedding [vocab, hidden] bf16 in host memory.
+        table: embedding [vocab, hidden], bf16 or f32, in host memory.
         host: experts in main memory; None: there are none.
         captured: False: run the forward anew in every step.
     """
@@ -66,7 +66,7 @@ class DecodeStep:
         self._forward, self._table, self._stream, self._host = forward, table, stream, host
         b, blocks = sizes.batch, -(-sizes.vocab // BLOCK_COLUMNS)
         self._given = _Pairs(stream)
-        self._embedded = self._given.pair((b, table.shape[1]), torch.bfloat16)
+        self._embedded = self._given.pair((b, table.shape[1]), table.dtype)
         self._ids = self._given.pair((b,), torch.int64)
         self._positions = self._given.pair((b,), torch.int64)
         self._pages = self._given.pair((b, sizes.pages), torch.int32)

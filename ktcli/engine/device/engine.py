@@ -20,7 +20,7 @@ from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.decode import DecodeStep, Sizes
-from ktcli.engine.device.experts import HostExperts, LayerWeights, Shape
+from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
 from ktcli.engine.device.placement import Placement
 from ktcli.engine.device.runners import Coupled, Resident, Runner, Streamed, TimedRunner
 from ktcli.engine.device.slabs import SlabStream, slabs_of
@@ -68,7 +68,8 @@ class DeviceEngine:
         progress: Progress | None = None,
     ) -> None:
         self.exact = exact
-        self.model, self.recipe, self.pool, self.placement = model, recipe, pool, placement
+        self.model = model = model.at(placement.context)
+        self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
         self._max_outputs = max_outputs
@@ -206,7 +207,7 @@ class DeviceEngine:
 
     def _host_experts(self) -> HostExperts:
         spec, placement = self.spec, self.placement
-        shape = Shape(spec.hidden, spec.experts, spec.top_k, min(PREFILL_CHUNK, self.context))
+        shape = ExpertShape(spec.hidden, spec.experts, spec.top_k, min(PREFILL_CHUNK, self.context))
         elsewhere = placement.mask.astype(np.uint8)
         return HostExperts(
             self.pool,

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ktcli.engine.device.stream import Stream
-from ktcli.native import Offload, Pool, Program, Span, View, Weight
+from ktcli.native import Offload, PartSpan, Pool, Program, View, Weight
 from ktcli.ops.torch.packed import NO_EXTRAS, Extras
 
 WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a hang for ever
@@ -68,7 +68,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ExpertShape:
     """Of all layers with experts."""
 
     hidden: int
@@ -92,7 +92,7 @@ class HostExperts:
         self,
         pool: Pool,
         layers: Sequence[LayerWeights | None],
-        shape: Shape,
+        shape: ExpertShape,
         elsewhere: NDArray[np.uint8],
         stream: Stream,
         *,
@@ -162,7 +162,7 @@ class HostExperts:
         """
         self._offload.result()
 
-    def spans(self) -> Sequence[Span]:
+    def spans(self) -> Sequence[PartSpan]:
         """When the parts of the last step ran; layers counted as `layers` has them, without None."""
         return self._offload.spans()
 

@@ -19,7 +19,7 @@ from ktcli.engine.device.experts import HostExperts
 from ktcli.engine.device.slabs import SlabStream
 from ktcli.ops.torch.backend import ExpertRunner
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.packed import Stack
+from ktcli.ops.torch.packed import PackedStack
 
 
 class Runner(ExpertRunner, Protocol):
@@ -52,7 +52,7 @@ class Resident:
     """
 
     kernels: Kernels
-    stacks: Sequence[Stack]
+    stacks: Sequence[PackedStack]
 
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
         """Sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
@@ -60,7 +60,7 @@ class Resident:
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
 
-def apply(kernels: Kernels, s: Stack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
+def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
     """Weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
     return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 

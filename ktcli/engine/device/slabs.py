@@ -23,7 +23,7 @@ from ktcli.engine.device.stream import Mark, Stream
 from ktcli.engine.loader import runs_of
 from ktcli.native import Pool, Weight, packed_bytes
 from ktcli.ops.tensors import ceil_to
-from ktcli.ops.torch.packed import Packed, Stack
+from ktcli.ops.torch.packed import Packed, PackedStack
 
 _LINE_BYTES = 256  # each stack in a slab begins where loads of any width are aligned
 
@@ -56,7 +56,7 @@ class Slab:
                 first += len(run) * size
         pool.copy(pieces)
 
-    def stacks(self, memory: Tensor, slots: Tensor) -> list[Stack]:
+    def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
         """What `gather` wrote, seen as stacks: one pair for each slice."""
         packed = []
         for weight, first, _ in self._places():
@@ -65,7 +65,7 @@ class Slab:
             packed.append(Packed(weight.format, weight.n, weight.k, rows.view(-1, size)))
         pairs = zip(packed[::2], packed[1::2], strict=True)
         return [
-            Stack(slots, gate_up, down, extras)
+            PackedStack(slots, gate_up, down, extras)
             for (gate_up, down), extras in zip(pairs, self.weights.slice_extras, strict=True)
         ]
 
@@ -128,7 +128,7 @@ class SlabStream:
         self._load()
         self._load()
 
-    def of_layer(self, layer: int) -> Iterator[list[Stack]]:
+    def of_layer(self, layer: int) -> Iterator[list[PackedStack]]:
         """The slabs of a layer: of each its slices. What is done with one must be in the stream before
         the next is asked for."""
         while self._taken < len(self._slabs) and self._slabs[self._taken].layer == layer:

@@ -81,7 +81,7 @@ class Stream(Protocol):
         """
 
 
-class Call(NamedTuple):
+class StreamCall(NamedTuple):
     """A call of a host stream, and when it was made: nanoseconds of CLOCK_MONOTONIC."""
 
     name: str
@@ -98,7 +98,7 @@ class HostStream:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.log: deque[Call] = deque(maxlen=_LOG_CALLS)
+        self.log: deque[StreamCall] = deque(maxlen=_LOG_CALLS)
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         _require_whole(target, source)
@@ -150,7 +150,7 @@ class HostStream:
     def _logged(self, name: str) -> Iterator[None]:
         start = time.monotonic_ns()
         yield
-        self.log.append(Call(name, start, time.monotonic_ns()))
+        self.log.append(StreamCall(name, start, time.monotonic_ns()))
 
 
 class _Past:

@@ -25,9 +25,9 @@ from ktcli.models import Model
 from ktcli.native import PANEL_ROWS, Format, Weight, packed_bytes
 from ktcli.ops.tensors import Role, Tensor, ceil_to
 from ktcli.ops.torch.backend import Weights
-from ktcli.ops.torch.packed import Extras, Matrix, Packed, Plain, Stack, unpack
+from ktcli.ops.torch.packed import Extras, Matrix, Packed, PackedStack, PlainMatrix, unpack
 from ktcli.planner.stack import plain_bytes
-from ktcli.weights.recipe import Recipe, format_of
+from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
 _ALIGNMENT = 256  # bytes: what an allocation of its own would begin on
 _DTYPES = {0: torch.uint8, 2: torch.bfloat16, 4: torch.float32}  # by bytes of a plain value
@@ -39,14 +39,14 @@ class DeviceModel:
     """What a model has on a device.
 
     Attributes:
-        embedding: bf16 [vocab, H] in host memory: a step needs a few of its rows.
+        embedding: bf16 or f32 [vocab, H] in host memory: a step needs a few of its rows.
         stacks: of each layer with experts those that are here.
         size_bytes: on the device.
     """
 
     weights: Weights
     embedding: torch.Tensor
-    stacks: tuple[Stack, ...]
+    stacks: tuple[PackedStack, ...]
     size_bytes: int
 
 
@@ -109,10 +109,11 @@ def load_device(
     parts = _parts(model, recipe, mask)
     memory = _Memory(device_bytes(model, recipe, mask), device)
     table = next(tensor for tensor in model.tensors if tensor.role is Role.TABLE)
-    table_bytes = 2 * table.elements
+    table_bytes = stored_bytes(table, recipe)
     total = table_bytes + sum(part.matrix_bytes * len(part.indices) for part in parts)
     filler = _Filler(source, device, total, progress)
-    embedding = torch.empty(table.n, table.k, dtype=torch.bfloat16)
+    dtype = torch.float32 if is_in_f32(table, recipe) else torch.bfloat16
+    embedding = torch.empty(table.n, table.k, dtype=dtype)
     filler.fill_host(table, embedding)
     data: dict[str, torch.Tensor] = {}
     for part in parts:
@@ -158,12 +159,12 @@ def _dtype(tensor: Tensor, fmt: Format | None) -> torch.dtype:
 def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
     if part.dtype is torch.uint8:
         return Packed(fmt, part.tensor.n, part.tensor.k, data)
-    return Plain(data)
+    return PlainMatrix(data)
 
 
 def _stacks(
     model: Model, matrices: dict[str, Matrix], vectors: dict[str, torch.Tensor], mask: Mask
-) -> tuple[Stack, ...]:
+) -> tuple[PackedStack, ...]:
     """Takes the experts out of matrices and vectors; one stack for each layer with experts."""
     stacks = []
     for layer, row in expert_rows(model).items():
@@ -181,7 +182,7 @@ def _stacks(
         )
         extras = Extras(model.spec.glus[row], *(vectors.pop(tensor.name) for tensor in biases))
         slots_there = torch.from_numpy(slots).to(gate_up.data.device)
-        stacks.append(Stack(slots_there, gate_up, down, extras))
+        stacks.append(PackedStack(slots_there, gate_up, down, extras))
     return tuple(stacks)
 
 
@@ -239,7 +240,7 @@ class _Filler:
 
         self._write(target.view(-1).view(torch.uint8), read)
 
-    def _piece(self, part: _Part, piece: _Piece, offset: int, target: torch.Tensor) -> None:
+    def _piece(self, part: _Part, piece: _DevicePiece, offset: int, target: torch.Tensor) -> None:
         """Some panels of a matrix, from byte `offset` of the tensor."""
         fmt, k = part.format, part.tensor.k
         assert fmt is not None
@@ -265,7 +266,7 @@ class _Filler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _DevicePiece:
     """Consecutive panels of a matrix: rows [first, first + rows), bytes [offset, offset + size_bytes)."""
 
     first: int
@@ -274,13 +275,13 @@ class _Piece:
     size_bytes: int
 
 
-def _pieces(part: _Part, fmt: Format) -> Iterator[_Piece]:
+def _pieces(part: _Part, fmt: Format) -> Iterator[_DevicePiece]:
     panel_bytes = packed_bytes(fmt, PANEL_ROWS, part.tensor.k)
     step = PANEL_ROWS * max(1, _STAGING_BYTES // panel_bytes)
     for first in range(0, part.tensor.n, step):
         rows = min(step, part.tensor.n - first)
         panels = -(-rows // PANEL_ROWS)
-        yield _Piece(first, rows, first // PANEL_ROWS * panel_bytes, panels * panel_bytes)
+        yield _DevicePiece(first, rows, first // PANEL_ROWS * panel_bytes, panels * panel_bytes)
 
 
 class _Staging:

@@ -23,10 +23,10 @@ from ktcli.ops.tensors import ceil_to
 
 
 def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
-    """Elements per position of a page's rows [dim], one for each window of `every` that ends in it.
+    """Returns the elements per position of rows [dim] of a page, one for each window of `every` that ends in it.
 
     Args:
-        multiple: to which their number is rounded up.
+        multiple: the rows of a page are rounded up to a multiple of this.
     """
     rows = ceil_to(max(1, PAGE_TOKENS // every), multiple)
     return -(-rows * dim // PAGE_TOKENS)
@@ -34,10 +34,10 @@ def paged_elements(dim: int, every: int, multiple: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GqaShape:
-    """Grouped-query attention of one layer.
+    """The facts of one layer's grouped-query attention.
 
     Attributes:
-        window: a token sees the last so many positions, its own included; 0: all.
+        window: positions that a token sees, its own included; 0: all before it.
         beside: elements that the layer caches for each position behind k and v: an indexer's key.
         v: columns of a head's values; 0: as many as of its keys. Read `value_dim`.
     """
@@ -52,21 +52,21 @@ class GqaShape:
 
     @property
     def value_dim(self) -> int:
-        """Columns of a head's values, and of what it gives."""
+        """The columns of a head's values, and of its result."""
         return self.v or self.head_dim
 
     @property
     def kept(self) -> int:
-        """Elements of k and v of one position."""
+        """The elements of k and v of one position."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Gqa(Operation):
-    """Appends k and v to the cache, attends causally -> [T, heads * value_dim].
+    """Appends k and v to the cache and attends causally -> [T, heads * value_dim].
 
-    With `chosen`, to the blocks that the last `choose` chose for each of kv_heads.
-    sinks [heads]: one more score in the softmax of each head, that of no key."""
+    With `chosen` it attends to the blocks that the last `choose` selected for each of kv_heads.
+    sinks [heads] add one score to the softmax of each head, which belongs to no key."""
 
     name = "gqa"
     reads_step = True
@@ -101,8 +101,8 @@ class ChooseShape:
         scale: of the scores, positive.
         behind: elements that the layer caches for each position before the index key.
         block: positions of a place.
-        local: so many blocks, the token's own and those before it, are always chosen.
-        every: positions of a window that is a place, whose key is that of its last one.
+        local: the number of blocks that are always chosen: the token's own and those before it.
+        every: positions of a window that is a place; its key is that of its last position.
     """
 
     heads: int
@@ -116,20 +116,20 @@ class ChooseShape:
 
     @property
     def positions(self) -> int:
-        """The most that a token attends to."""
+        """The positions that a token attends to, at most."""
         return self.top_k * self.block * self.every
 
     @property
     def elements(self) -> int:
-        """Cached for each position."""
+        """The elements that are cached for each position."""
         return paged_elements(self.dim, self.every, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Choose(Operation):
-    """Appends the index key [T, dim], chooses the positions that each token attends to by the index queries
-    [T, heads * dim] and their weights [T, heads]; without weights each head chooses blocks for itself. Lasts until
-    the next `choose`."""
+    """Appends the index key [T, dim] and chooses the positions that each token attends to by the index queries
+    [T, heads * dim] and their weights [T, heads]; without weights each head chooses blocks for itself. The choice
+    holds until the next `choose`."""
 
     name = "choose"
     outs = ()
@@ -154,7 +154,7 @@ class Choose(Operation):
 
 @dataclass(frozen=True, slots=True)
 class MlaShape:
-    """Multi-head latent attention of one layer: widths per head, and of the latent.
+    """The facts of one layer's multi-head latent attention: widths per head, and of the latent.
 
     Attributes:
         beside: elements that the layer caches for each position behind the latent: an indexer's key.
@@ -171,10 +171,10 @@ class MlaShape:
 
 @dataclass(frozen=True, slots=True)
 class Mla(Operation):
-    """Appends the latent [T, lora + rope], attends -> [T, heads * v].
+    """Appends the latent [T, lora + rope] to the cache and attends causally -> [T, heads * v].
 
-    Weights, one matrix per head: uk_in (query to latent), uk_out (latent to key), uv (latent to value).
-    With `chosen`, to what the last `choose` chose."""
+    The weights have one matrix per head: uk_in (query to latent), uk_out (latent to key), uv (latent to value).
+    With `chosen` it attends to what the last `choose` selected."""
 
     name = "mla"
     reads_step = True
@@ -207,7 +207,7 @@ class Mla(Operation):
 
 @dataclass(frozen=True, slots=True)
 class MqaShape:
-    """Attention over one key, of a window and of pooled rows; see kt_program_mqa for the exact rule.
+    """The facts of attention over one key: a window, and pooled rows; see kt_program_mqa for the exact rule.
 
     Attributes:
         window: positions that a token sees, its own included.
@@ -226,21 +226,21 @@ class MqaShape:
 
     @property
     def paged(self) -> int:
-        """Elements of pooled rows, per position."""
+        """The elements of pooled rows per position."""
         return paged_elements(self.dim, self.every) if self.every else 0
 
     @property
     def state_elements(self) -> int:
-        """f32 of the window."""
+        """The f32 elements of the window."""
         return ceil_to(self.window * self.dim, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Mqa(Operation):
-    """Attends to the last positions and to pooled rows, which are appended -> [T, heads * dim].
+    """Appends the pooled rows to the cache and attends to the last positions and to them -> [T, heads * dim].
 
-    With `chosen`, to those of the pooled rows that the last `choose` chose.
-    first: where its state begins in the layer's, f32 elements; whole lines of 16."""
+    With `chosen` it attends to those pooled rows that the last `choose` selected.
+    Its state begins with f32 element `first` of the layer's, a multiple of 16."""
 
     name = "mqa"
     reads_step = True

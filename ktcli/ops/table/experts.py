@@ -53,7 +53,7 @@ class Routing:
 class Route(Operation):
     """Chooses experts per token -> a routing, for `experts`.
 
-    table: [vocab * top_k] of experts, those of each token id, which then are not chosen."""
+    table [vocab * top_k] holds the experts of each token id, and then nothing is chosen."""
 
     name = "route"
     outs = ()
@@ -69,7 +69,7 @@ class Route(Operation):
 
     @property
     def vocab(self) -> int:
-        """Token ids that the table knows."""
+        """The number of token ids that the table holds."""
         return self.table.elements // self.routing.top_k if self.table else 0
 
     def widths(self) -> Widths:
@@ -79,9 +79,9 @@ class Route(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Experts(Operation):
-    """Starts the chosen experts -> what `collect` takes. Once per layer with experts, in their order.
+    """Starts the chosen experts -> what `collect` takes. It is called once per layer with experts, in their order.
 
-    gate_up_bias, down_bias: one value for each row of each expert's matrix."""
+    gate_up_bias and down_bias have one value for each row of each expert's matrix."""
 
     name = "experts"
 
@@ -108,9 +108,9 @@ class Experts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SplitRouting(Operation):
-    """Two routings from one: the experts of now, and, with `late`, those that are deferred; see kt_program_split.
+    """Makes two routings from one: the experts of now and, with `late`, those that are deferred; see kt_program_split.
 
-    elsewhere: not 0 for an expert that something else computes."""
+    elsewhere is not 0 for an expert that another device computes."""
 
     name = "split"
     outs = ()
@@ -123,13 +123,13 @@ class SplitRouting(Operation):
 
     @property
     def experts(self) -> int:
-        """That `elsewhere` knows."""
+        """The number of experts that `elsewhere` is about."""
         return self.elsewhere.elements if self.elsewhere else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Carry(Operation):
-    """x += late, in steps that defer: what experts over a late routing gave joins the others here."""
+    """Adds the sum of deferred experts to x, in steps that defer; overwrites x."""
 
     name = "carry"
     outs = ()

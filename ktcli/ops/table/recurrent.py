@@ -21,10 +21,10 @@ from ktcli.ops.tensors import ceil_to
 
 @dataclass(frozen=True, slots=True)
 class Conv(Operation):
-    """Causal convolution of each column over the last rows of its sequence, then silu. weight [1, W * N]: rows of N
-    columns for the last W rows of x, the oldest first. State: W - 1 rows.
+    """Convolves each column causally over the last rows of its sequence, and applies silu.
 
-    first: where it begins in the layer's, f32 elements; whole lines of 16."""
+    weight [1, W * N] holds rows of N columns for the last W rows of x, the oldest first. The state is W - 1 rows and
+    begins with f32 element `first` of the layer's, a multiple of 16."""
 
     name = "conv"
     reads_step = True
@@ -38,7 +38,7 @@ class Conv(Operation):
 
     @property
     def width(self) -> int:
-        """Rows of x that a row sees, itself included."""
+        """The rows of x that a row sees, itself included."""
         columns: int = self.x.width
         return self.weight.k // columns
 
@@ -48,7 +48,7 @@ class Conv(Operation):
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Windows of positions that become one row of `dim` columns each; see kt_program_pooling for the exact rule.
+    """The facts of windows of positions that become one row of `dim` columns each; see kt_program_pooling.
 
     Attributes:
         every: positions of a window.
@@ -61,20 +61,20 @@ class PoolShape:
 
     @property
     def columns(self) -> int:
-        """Of each position's row."""
+        """The columns of each position's row."""
         return 2 * self.dim if self.overlap else self.dim
 
     @property
     def state_elements(self) -> int:
-        """f32: greatest score, sum of powers and weighted sum, of the open window and of the next."""
+        """The f32 elements of greatest score, sum of powers and weighted sum, of the open window and of the next."""
         return ceil_to(3 * self.columns, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling(Operation):
-    """Rows of windows of positions, see kt_program_pooling -> [T, dim]. bias: [1, every * columns of x].
+    """Makes one row of each window of positions, see kt_program_pooling -> [T, dim].
 
-    first: where its state begins in the layer's, f32 elements; whole lines of 16."""
+    bias is [1, every * columns of x]. Its state begins with f32 element `first` of the layer's, a multiple of 16."""
 
     name = "pooling"
     reads_step = True
@@ -94,12 +94,12 @@ class Pooling(Operation):
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The gated delta rule of one layer: a state [dk, dv] for each of `heads`, of which so many in a row share
-    one of `key_heads`.
+    """The facts of one layer's gated delta rule: a state [dk, dv] for each of `heads`, of which heads / key_heads
+    consecutive ones share a key head.
 
     Attributes:
-        by_channel: each of a head's dk rows decays by itself, else all of a head alike.
-        lowest: the logarithm of what a token leaves of a state is above this, negative; 0: nothing bounds it.
+        by_channel: each of a head's dk rows has a decay of its own; else they share one.
+        lowest: lower bound of the logarithm of the decay, negative; 0: there is none.
     """
 
     heads: int
@@ -111,23 +111,23 @@ class DeltaShape:
 
     @property
     def decays(self) -> int:
-        """Columns of the decay."""
+        """The columns of the decay."""
         return self.heads * (self.dk if self.by_channel else 1)
 
     @property
     def state_elements(self) -> int:
-        """f32 of a sequence's states: columns in whole lines."""
+        """The f32 elements of a sequence's states, with columns padded to whole lines."""
         return self.heads * self.dk * ceil_to(self.dv, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Delta(Operation):
-    """Gated delta rule, see kt_program_delta -> [T, heads * dv]. Overwrites q, k and the gates.
+    """Applies the gated delta rule, see kt_program_delta -> [T, heads * dv]. Overwrites q, k and the gates.
 
     Args:
         decay, beta: the gates, [T, decays] and [T, heads].
         log_rate, bias: learned: the log of each head's rate, and what is added to the decay.
-        first: where its state begins in the layer's, f32 elements; whole lines of 16.
+        first: f32 element of the layer's state with which its own begins, a multiple of 16.
     """
 
     name = "delta"

@@ -11,7 +11,7 @@ from ktcli.ops.tensors import ceil_to
 
 
 class Reads(IntEnum):
-    """What a product reads its activations as; values of `kt_reads`."""
+    """The type in which a product reads its activations; values of `kt_reads`."""
 
     FORMAT = 0
     F32 = 1
@@ -19,7 +19,7 @@ class Reads(IntEnum):
 
 
 class GateKind(IntEnum):
-    """What of a gate multiplies; values of `kt_gate_kind`."""
+    """The function of a gate that multiplies; values of `kt_gate_kind`."""
 
     SIGMOID = 0
     SILU = 1
@@ -47,7 +47,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Embed(Operation):
-    """The step's ids -> [T, hidden]."""
+    """Looks up the rows of the step's ids -> [T, hidden]."""
 
     name = "embed"
     reads_step = True
@@ -57,7 +57,7 @@ class Embed(Operation):
 
     @property
     def vocab(self) -> int:
-        """Rows of the table."""
+        """The rows of the table."""
         return self.table.n
 
     def widths(self) -> Widths:
@@ -66,8 +66,9 @@ class Embed(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Operation):
-    """RMSNorm of each row; of each run of `head_width` columns; or of the first `columns` only, the rest passing
-    through. The last two overwrite x. Without a gain it only divides."""
+    """Applies RMSNorm to each row, to each run of `head_width` columns, or to the first `columns` alone.
+
+    The last two overwrite x. Without a gain it only divides."""
 
     name = "norm"
 
@@ -88,7 +89,7 @@ class Norm(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Operation):
-    """LayerNorm of each row: less its mean, over its standard deviation, times gain, plus bias."""
+    """Applies LayerNorm to each row: less its mean, over its standard deviation, times gain, plus bias."""
 
     name = "layer_norm"
 
@@ -103,7 +104,7 @@ class LayerNorm(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Linear(Operation):
-    """x W^T + bias; activations as the weight's format says, or better."""
+    """Computes x W^T + bias, with activations in the type that the weight's format says, or a better one."""
 
     name = "linear"
 
@@ -136,7 +137,7 @@ class Rotate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Swiglu(Operation):
-    """silu(gate) * up, or another such activation, of alternating runs of 16 -> [T, width]."""
+    """Computes silu(gate) * up, or another such activation, of alternating runs of 16 columns -> [T, width]."""
 
     name = "swiglu"
 
@@ -150,7 +151,7 @@ class Swiglu(Operation):
 
 @dataclass(frozen=True, slots=True)
 class GateRows(Operation):
-    """x times sigmoid, silu or softplus of by; `by` has a column for each of as many runs of x's columns."""
+    """Multiplies x by sigmoid, silu or softplus of `by`, whose columns each belong to an equal run of columns of x."""
 
     name = "gate"
 
@@ -164,7 +165,7 @@ class GateRows(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Add(Operation):
-    """a + b."""
+    """Adds a and b."""
 
     name = "add"
 
@@ -177,7 +178,7 @@ class Add(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ScaleRows(Operation):
-    """x times a number; overwrites x."""
+    """Multiplies x by a number; overwrites x."""
 
     name = "scale"
 
@@ -194,7 +195,7 @@ class ScaleRows(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Select(Operation):
-    """The rows that are wanted as outputs -> [outputs, hidden]."""
+    """Copies the rows that are wanted as outputs -> [outputs, hidden]."""
 
     name = "select"
     reads_step = True
@@ -208,7 +209,7 @@ class Select(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Operation):
-    """What choosing a token needs to know of each row of logits: see kt_program_summary for the exact rule."""
+    """Summarises each row of logits for the sampler; see kt_program_summary for the exact rule."""
 
     name = "summary"
     outs = ("best", "peaks", "sums")

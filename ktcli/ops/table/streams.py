@@ -9,7 +9,7 @@ from ktcli.ops.operation import Implied, Operation, Rows, Vector, Widths
 
 @dataclass(frozen=True, slots=True)
 class MixShape:
-    """Hyper-connections: a residual of several streams; see kt_program_mix for the exact rule.
+    """The facts of hyper-connections, a residual of several streams; see kt_program_mix for the exact rule.
 
     Attributes:
         streams: side by side in a row of the residual.
@@ -23,13 +23,13 @@ class MixShape:
 
     @property
     def weights(self) -> int:
-        """Weights of a token: those of entry, of leaving, and of streams among each other."""
+        """The weights of a token: those of entry, of leaving, and of streams among each other."""
         return (2 + self.streams) * self.streams
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadStreams(Operation):
-    """[T, width] -> [T, streams * width], each stream the same."""
+    """Copies x into each stream: [T, width] -> [T, streams * width]."""
 
     name = "spread"
 
@@ -42,9 +42,9 @@ class SpreadStreams(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Mix(Operation):
-    """Weights of the streams [T, weights], or of entry alone [T, streams], from as many columns; overwrites x.
+    """Turns logits into the weights of the streams [T, weights], or of entry alone [T, streams]; overwrites x.
 
-    scale: [3], or [1]; base: as many as columns."""
+    scale is [3], or [1]; base has a value for each column."""
 
     name = "mix"
     outs = ()
@@ -63,7 +63,7 @@ class Mix(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Collapse(Operation):
-    """The sum of the streams of x, weighted by the columns of `by` -> [T, width]."""
+    """Adds up the streams of x, weighted by the columns of `by` -> [T, width]."""
 
     name = "collapse"
 
@@ -77,7 +77,7 @@ class Collapse(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Expand(Operation):
-    """The streams of x, mixed among each other, each with its share of y. by: [T, streams + streams^2]."""
+    """Mixes the streams of x and adds to each its share of y; by is [T, streams + streams^2]."""
 
     name = "expand"
 

@@ -15,14 +15,15 @@ from typing import Any, Protocol
 import torch
 
 from ktcli.ops.backend import Backend
-from ktcli.ops.operation import WEIGHTS, FieldKind, Operation, layout_of
+from ktcli.ops.layout import layout_of
+from ktcli.ops.operation import FieldKind, Operation
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Select
 from ktcli.ops.tensors import Tensor
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import Kernels
-from ktcli.ops.torch.packed import Matrix, Stack
+from ktcli.ops.torch.packed import Matrix, PackedStack
 from ktcli.ops.torch.pages import own_parts
 from ktcli.ops.torch.recurrent import States
 
@@ -47,7 +48,7 @@ class ResidentRunner:
         stacks: of each layer with experts. What a layer's slots leave out counts as zero.
     """
 
-    def __init__(self, kernels: Kernels, stacks: Sequence[Stack]) -> None:
+    def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
         self._kernels, self._stacks = kernels, stacks
 
     def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Value:
@@ -137,29 +138,26 @@ class TorchBackend(Backend):
 
     def _given(self, operation: Operation) -> Iterator[tuple[str, Any]]:
         """What the kernel of an operation takes, by name."""
+        layout, step = layout_of(type(operation)), self._step
+        for name, kind in layout.given:
+            yield name, self._resolved(kind, getattr(operation, name))
         if operation.reads_step:
-            yield "rows", self._step.rows
-        for field in layout_of(type(operation)).fields:
-            value = getattr(operation, field.name)
-            if FieldKind.PAGES in field.kinds:
-                yield "cache", own_parts(self._step.caches[value], operation.cached)
-            if FieldKind.STATE in field.kinds:
-                yield "state", self._state(value, operation)
-            for kind in field.kinds - {FieldKind.PAGES, FieldKind.STATE, FieldKind.FIRST}:
-                yield field.name, self._resolved(kind, value)
-            if not field.kinds:
-                yield field.name, value
+            yield "rows", step.rows
+        if layout.pages:
+            yield (
+                "cache",
+                own_parts(step.caches[getattr(operation, layout.pages)], operation.cached),
+            )
+        if layout.state:
+            assert step.rows.slots is not None, "the step says nothing of states"
+            memory = step.states[getattr(operation, layout.state)]
+            yield "state", States(memory, step.rows.slots, getattr(operation, layout.first))
 
-    def _resolved(self, kind: FieldKind, value: Any) -> Any:
+    def _resolved(self, kind: FieldKind | None, value: Any) -> Any:
         if kind is FieldKind.CHOICE:
             return self._chosen if value else None
-        if kind not in WEIGHTS or value is None:
-            return value
-        found = self._weights.matrices if kind is FieldKind.MATRIX else self._weights.vectors
-        return found[value.name]
-
-    def _state(self, layer: int, operation: Operation) -> States:
-        slots = self._step.rows.slots
-        assert slots is not None, "the step says nothing of states"
-        first = getattr(operation, layout_of(type(operation)).named(FieldKind.FIRST))
-        return States(self._step.states[layer], slots, first)
+        if kind is FieldKind.MATRIX and value is not None:
+            return self._weights.matrices[value.name]
+        if kind in (FieldKind.VECTOR, FieldKind.IDS) and value is not None:
+            return self._weights.vectors[value.name]
+        return value

@@ -24,7 +24,7 @@ from ktcli.ops.torch.packed import (
     Extras,
     Matrix,
     Packed,
-    Plain,
+    PlainMatrix,
     rows_of,
     unpack,
     unpack_many,
@@ -155,7 +155,7 @@ def linear(
     """x [T, K] W^T + bias -> [T, N] f32. WIDE is nothing special: bf16 has no columns that are too large."""
     exact = exact or reads is Reads.F32
     dtype = read_type(exact)
-    if isinstance(weight, Plain):
+    if isinstance(weight, PlainMatrix):
         out = product(x, weight.data.to(dtype), exact=exact)
     else:
         rows = blocks(weight, _UNPACKED_ELEMENTS)

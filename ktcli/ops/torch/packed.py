@@ -23,7 +23,7 @@ _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PackedLayout:
     """Sizes of one panel of 16 rows of a matrix with k columns.
 
     Attributes:
@@ -44,7 +44,7 @@ class Layout:
 
 
 @cache
-def layout(fmt: Format, k: int) -> Layout:
+def layout(fmt: Format, k: int) -> PackedLayout:
     """The layout of a panel with `k` columns."""
     line = _LINES[fmt.bits]
     step = 16 * line
@@ -53,7 +53,7 @@ def layout(fmt: Format, k: int) -> Layout:
     codes = PANEL_ROWS * columns * fmt.bits // 8
     scales = columns // group * PANEL_ROWS * fmt.scale.bits // 8
     panel = -(-(codes + scales) // _ALIGNMENT) * _ALIGNMENT
-    return Layout(line, step, columns, group, columns // group, codes, scales, panel)
+    return PackedLayout(line, step, columns, group, columns // group, codes, scales, panel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainMatrix:
     """One matrix as rows: data [n, k] bf16 or f32, contiguous."""
 
     data: Tensor
@@ -90,7 +90,7 @@ class Plain:
         return int(self.data.shape[1])
 
 
-Matrix = Packed | Plain
+Matrix = Packed | PlainMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class PackedStack:
     """The experts of one layer that are on the device.
 
     Attributes:
@@ -187,7 +187,7 @@ def _rotate(rows: Tensor, block: int) -> Tensor:
     return (out * (1 / math.sqrt(block))).view(rows.shape)
 
 
-def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
+def _values(fmt: Format, lay: PackedLayout, codes: Tensor) -> Tensor:
     """Code bytes [m, panels, code bytes] -> what the codes mean, f32 [m, panels, 16, columns]."""
     m, panels = codes.shape[:2]
     steps, lines = lay.columns // lay.step, lay.step // lay.line
@@ -202,7 +202,7 @@ def _values(fmt: Format, lay: Layout, codes: Tensor) -> Tensor:
     return tiled.permute(0, 1, 4, 2, 3, 5).reshape(m, panels, PANEL_ROWS, lay.columns)
 
 
-def _scales(fmt: Format, lay: Layout, tail: Tensor) -> Tensor:
+def _scales(fmt: Format, lay: PackedLayout, tail: Tensor) -> Tensor:
     """Scale bytes [m, panels, scale bytes] -> f32 [m, panels, 16, groups]."""
     rows = torch.unflatten(tail.view(SCALE_TYPES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
     stored = rows.transpose(-1, -2)

@@ -19,7 +19,7 @@ from ktcli.ops.torch import chosen as torch_chosen
 from ktcli.ops.torch import functions
 from ktcli.ops.torch.chosen import Chosen
 from ktcli.ops.torch.functions import Rows
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, Plain
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Matrix, Packed, PlainMatrix
 from ktcli.ops.torch.pages import KvPages
 from ktcli.ops.triton.attention import append, gqa_one, mla_one
 from ktcli.ops.triton.panels import unpack_all
@@ -40,7 +40,7 @@ def linear(
 ) -> Tensor:
     """x [T, K] W^T + bias -> [T, N] f32."""
     w = weight
-    if isinstance(w, Plain) or w.format.rotation or reads is Reads.F32:
+    if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
         return functions.linear(x, w, bias, reads)
     if x.shape[0] == 1:
         return vector_product(x, w, bias)

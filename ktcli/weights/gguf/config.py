@@ -13,7 +13,7 @@ from typing import Any
 
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_LAYERS, Fields
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
 
 # Of `config.json` -> (key without the architecture, kind).
 _Rows = Mapping[str, tuple[str, type]]
@@ -44,7 +44,7 @@ _DEEPSEEK: _Rows = {
 _OPTIONAL = ("q_lora_rank", "n_shared_experts", "sliding_window")  # parts of a model
 _SOFTMAX, _SIGMOID = 1, 2  # expert_gating_func
 
-Entries = Mapping[str, Entry]
+Entries = Mapping[str, TensorEntry]
 Changes = Callable[["Metadata", Entries], dict[str, Any]]
 
 

@@ -28,7 +28,7 @@ from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.tokenizer import small_file_names, small_files
 from ktcli.weights.gguf.types import STORAGES
 from ktcli.weights.header import MAX_TENSORS
-from ktcli.weights.storage import Matrix, Part, Raw, Read, Source, Span
+from ktcli.weights.storage import ByteSpan, Matrix, Part, Raw, Read, StorageSource
 
 HINT = "get the file again from where it came; kt never changes it"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -125,7 +125,7 @@ class Gguf:
         with hinted(HINT):
             return small_files(self._values, self._where)
 
-    def find(self, name: str, shape: tuple[int, ...] | None = None) -> Source:
+    def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """The tensor called `name` on the hub.
 
         Raises:
@@ -148,7 +148,7 @@ class Gguf:
                 f"the metadata asks for {list(shape)}",
                 hint=HINT,
             )
-        return Source(name, entry.shape, STORAGES[entry.dtype], (part,))
+        return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
         """The bytes, in the given memory or new one. Several threads may call it at once.
@@ -158,7 +158,7 @@ class Gguf:
         """
         return self._files.read(wanted, into)
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         """The rows of a span as they are stored, from the bytes that its storage wanted.
 
         Raises:
@@ -166,7 +166,7 @@ class Gguf:
         """
         return self._files.numbers(pool, span, raws)
 
-    def decode(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Matrix:
+    def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
         """The rows of a span as f32.
 
         Raises:
@@ -174,7 +174,7 @@ class Gguf:
         """
         return self._files.decode(pool, span, raws)
 
-    def refusal(self, source: Source, error: BadCheckpoint) -> BadCheckpoint:
+    def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
         """An error about the numbers of a source, with its name and file."""
         return self._files.refusal(source, error)
 

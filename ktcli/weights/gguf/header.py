@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.header import MAX_TENSORS, Entry, is_regular
+from ktcli.weights.header import MAX_TENSORS, TensorEntry, is_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -49,7 +49,7 @@ class GgufHeader:
     """
 
     values: dict[str, Any]
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     digest: str
 
 
@@ -70,13 +70,13 @@ def read_gguf_header(path: Path) -> GgufHeader:
         size = os.fstat(file.fileno()).st_size
         try:
             return _scan(_Reader(file, size))
-        except _Fault as fault:
+        except _GgufFault as fault:
             raise BadCheckpoint(f"the header of {path.name} is damaged: {fault}") from None
         except OSError as error:
             raise BadCheckpoint(f"{path.name} cannot be read: {error.strerror}") from None
 
 
-class _Fault(Exception):
+class _GgufFault(Exception):
     """What is wrong with a header, without the file's name."""
 
 
@@ -105,14 +105,14 @@ class _Reader:
         end = self.at + count
         if end > min(self.size, MAX_HEADER_BYTES):
             limit = "the file" if end > self.size else "what is believable"
-            raise _Fault(
+            raise _GgufFault(
                 f"{count} bytes at {self.at} go beyond {limit} ({min(self.size, MAX_HEADER_BYTES)})"
             )
         if end > self._first + len(self._bytes):
             kept = self._keep()
             self._bytes = kept + (self._file.read(max(count - len(kept), _BLOCK)) or b"")
             if len(self._bytes) < count:
-                raise _Fault(f"it became shorter while it was read, at {self.at}")
+                raise _GgufFault(f"it became shorter while it was read, at {self.at}")
         start, self.at = self.at - self._first, end
         return self._bytes[start : start + count]
 
@@ -125,33 +125,33 @@ class _Reader:
         """A text of at most `limit` bytes."""
         length = self.number("Q")
         if length > limit:
-            raise _Fault(f"{what} has {length} bytes, at most {limit} are believable")
+            raise _GgufFault(f"{what} has {length} bytes, at most {limit} are believable")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError:
-            raise _Fault(f"{what} at {self.at - length} is not UTF-8 text") from None
+            raise _GgufFault(f"{what} at {self.at - length} is not UTF-8 text") from None
 
 
 def _scan(r: _Reader) -> GgufHeader:
     if r.size < 24:
-        raise _Fault(f"it has only {r.size} bytes")
+        raise _GgufFault(f"it has only {r.size} bytes")
     if (magic := r.take(4)) != MAGIC:
-        raise _Fault(f"it begins with {magic!r} and not with {MAGIC!r}, so it is no GGUF file")
+        raise _GgufFault(f"it begins with {magic!r} and not with {MAGIC!r}, so it is no GGUF file")
     version = r.number("I")
     if version not in VERSIONS:
         big = version.to_bytes(4, "little") in [v.to_bytes(4, "big") for v in VERSIONS]
         why = "is big-endian" if big else f"has version {version}"
-        raise _Fault(f"it {why}; kt reads little-endian files of version 2 and 3")
+        raise _GgufFault(f"it {why}; kt reads little-endian files of version 2 and 3")
     tensors, keys = r.number("Q"), r.number("Q")
     if tensors > MAX_TENSORS or keys > MAX_KEYS:
-        raise _Fault(
+        raise _GgufFault(
             f"it lists {tensors} tensors and {keys} keys, at most {MAX_TENSORS} and {MAX_KEYS} are believable"
         )
     values: dict[str, Any] = {}
     for _ in range(keys):
         key = r.text("a key", MAX_KEY_BYTES)
         if key in values:
-            raise _Fault(f"key {key!r} occurs twice")
+            raise _GgufFault(f"key {key!r} occurs twice")
         values[key] = _value(r, key)
     infos = [_info(r) for _ in range(tensors)]
     size = r.at
@@ -161,7 +161,7 @@ def _scan(r: _Reader) -> GgufHeader:
         or not 1 <= alignment <= MAX_ALIGNMENT
         or alignment & (alignment - 1)
     ):
-        raise _Fault(f"general.alignment is {str(alignment)[:40]}, not a power of two")
+        raise _GgufFault(f"general.alignment is {str(alignment)[:40]}, not a power of two")
     start = -(-size // alignment) * alignment
     return GgufHeader(values, _entries(infos, start, alignment, r), r.digest())
 
@@ -173,17 +173,21 @@ def _value(r: _Reader, key: str) -> Any:
     if kind in _SCALARS:
         return _flag(r, key) if kind == _BOOL else r.number(_SCALARS[kind])
     if kind != _ARRAY:
-        raise _Fault(f"{key!r} has the unknown type {kind}")
+        raise _GgufFault(f"{key!r} has the unknown type {kind}")
     kind, count = r.number("I"), r.number("Q")
     r.elements += count
     if r.elements > MAX_ELEMENTS:
-        raise _Fault(f"{key!r} has {count} elements; all arrays together {MAX_ELEMENTS} at most")
+        raise _GgufFault(
+            f"{key!r} has {count} elements; all arrays together {MAX_ELEMENTS} at most"
+        )
     if kind == _TEXT:
         return [r.text(key) for _ in range(count)]
     if kind == _BOOL:
         return [_flag(r, key) for _ in range(count)]
     if kind not in _SCALARS:
-        raise _Fault(f"{key!r} is an array of type {kind}; kt reads arrays of numbers and texts")
+        raise _GgufFault(
+            f"{key!r} is an array of type {kind}; kt reads arrays of numbers and texts"
+        )
     layout = struct.Struct(f"<{count}{_SCALARS[kind]}")
     return list(layout.unpack(r.take(layout.size)))
 
@@ -191,7 +195,7 @@ def _value(r: _Reader, key: str) -> Any:
 def _flag(r: _Reader, key: str) -> bool:
     byte = r.take(1)[0]
     if byte > 1:
-        raise _Fault(f"{key!r} is a flag of value {byte}")
+        raise _GgufFault(f"{key!r} is a flag of value {byte}")
     return byte == 1
 
 
@@ -202,31 +206,31 @@ def _info(r: _Reader) -> _Info:
     name = r.text("the name of a tensor", MAX_KEY_BYTES)
     count = r.number("I")
     if not 1 <= count <= MAX_DIMENSIONS:
-        raise _Fault(f"tensor {name!r} has {count} dimensions, 1 to {MAX_DIMENSIONS} are known")
+        raise _GgufFault(f"tensor {name!r} has {count} dimensions, 1 to {MAX_DIMENSIONS} are known")
     shape = tuple(r.number("Q") for _ in range(count))[::-1]
     if 0 in shape or prod(shape) >= 1 << 60:
-        raise _Fault(f"tensor {name!r} has the shape {list(shape)}")
+        raise _GgufFault(f"tensor {name!r} has the shape {list(shape)}")
     return name, shape, r.number("I"), r.number("Q")
 
 
-def _entries(infos: list[_Info], start: int, alignment: int, r: _Reader) -> dict[str, Entry]:
+def _entries(infos: list[_Info], start: int, alignment: int, r: _Reader) -> dict[str, TensorEntry]:
     """Tensors by name; the data begins at `start`."""
     size_of = _sizes()
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for name, shape, kind, offset in infos:
         if name in entries:
-            raise _Fault(f"tensor {name!r} occurs twice")
+            raise _GgufFault(f"tensor {name!r} occurs twice")
         dtype, size = size_of(name, shape, kind)
         if offset % alignment or start + offset + size > r.size:
-            raise _Fault(
+            raise _GgufFault(
                 f"tensor {name!r} of {size} bytes at {offset} of the data is not inside the file "
                 f"({r.size - start} bytes of data, alignment {alignment})"
             )
-        entries[name] = Entry(dtype, shape, start + offset, size)
+        entries[name] = TensorEntry(dtype, shape, start + offset, size)
     end, before = 0, ""
     for name, entry in sorted(entries.items(), key=lambda item: item[1].offset):
         if entry.offset < end:
-            raise _Fault(f"tensor {name!r} overlaps {before!r}")
+            raise _GgufFault(f"tensor {name!r} overlaps {before!r}")
         end, before = entry.offset + entry.size_bytes, name
     return entries
 
@@ -239,10 +243,10 @@ def _sizes() -> Callable[[str, tuple[int, ...], int], tuple[str, int]]:
 
     def size_of(name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:
         if kind not in known:
-            raise _Fault(f"tensor {name!r} has the unknown type {kind}")
+            raise _GgufFault(f"tensor {name!r} has the unknown type {kind}")
         dtype, elements, size_bytes = known[kind]
         if shape[-1] % elements:
-            raise _Fault(
+            raise _GgufFault(
                 f"tensor {name!r} is {dtype} with rows of {shape[-1]}, not of blocks of {elements}"
             )
         return dtype, prod(shape) // elements * size_bytes

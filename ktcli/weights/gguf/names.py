@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -54,8 +54,8 @@ _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of 
 
 
 def hub_tensors(
-    entries: Mapping[str, Entry], differing: Mapping[str, str]
-) -> Iterator[tuple[str, str, Entry]]:
+    entries: Mapping[str, TensorEntry], differing: Mapping[str, str]
+) -> Iterator[tuple[str, str, TensorEntry]]:
     """Each tensor as the hub names it: (name there, name in the file, where it lies).
 
     What has no name there keeps its own.
@@ -89,16 +89,16 @@ def hub_tensors(
             yield from _experts(f"model.layers.{layer}.{whole}", name, entry)
 
 
-def _shaped(stem: str, entry: Entry) -> Entry:
+def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
     """The gate of a shared expert is a matrix of one row on the hub."""
     if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
-        return Entry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
+        return TensorEntry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
     return entry
 
 
 def _experts(
-    hub_name: str, name: str, entry: Entry, half: int = 0, halves: int = 1
-) -> Iterator[tuple[str, str, Entry]]:
+    hub_name: str, name: str, entry: TensorEntry, half: int = 0, halves: int = 1
+) -> Iterator[tuple[str, str, TensorEntry]]:
     """The matrices of a tensor [E, ...], or one part of `halves` equal ones of each."""
     count, *shape = entry.shape
     if not shape or shape[0] % halves:  # no tensor of experts: under its own name nobody takes it
@@ -108,4 +108,8 @@ def _experts(
     size = entry.size_bytes // (count * halves)
     for e in range(count):
         offset = entry.offset + (e * halves + half) * size
-        yield hub_name.replace("{e}", str(e)), name, Entry(entry.dtype, tuple(shape), offset, size)
+        yield (
+            hub_name.replace("{e}", str(e)),
+            name,
+            TensorEntry(entry.dtype, tuple(shape), offset, size),
+        )

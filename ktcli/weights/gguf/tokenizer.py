@@ -14,7 +14,7 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB, Fields
 from ktcli.weights.gguf.words import WORDS
-from ktcli.weights.pieces import Kind, Piece, Pieces, added_tokens, bpe, steps, whole
+from ktcli.weights.pieces import PieceKind, Pieces, VocabularyPiece, added_tokens, bpe, steps, whole
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -57,14 +57,14 @@ def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
     return (*names, *(("tokenizer.json", "tokenizer_config.json") if known else ()))
 
 
-_Tokens = list[tuple[str, Kind]]
+_Tokens = list[tuple[str, PieceKind]]
 
 
 def _tokens(fields: Fields) -> _Tokens:
     """Text and kind of each token, by id."""
     texts = _array(fields, "tokens", str)
     kinds = _array(fields, "token_type", int) if fields.has(f"{_KEY}token_type") else []
-    kinds = kinds or [Kind.NORMAL] * len(texts)
+    kinds = kinds or [PieceKind.NORMAL] * len(texts)
     if not 0 < len(texts) <= MAX_VOCAB or len(kinds) != len(texts):
         raise BadCheckpoint(
             f"{fields.where} lists {len(texts)} tokens and {len(kinds)} kinds of them"
@@ -73,8 +73,10 @@ def _tokens(fields: Fields) -> _Tokens:
         seen: set[str] = set()
         twice = next(text for text in texts if text in seen or seen.add(text))  # type: ignore[func-returns-value]
         raise BadCheckpoint(f"{fields.where} lists the token {twice[:40]!r} twice")
-    known = {int(kind): kind for kind in Kind}
-    return [(text, known.get(kind, Kind.NORMAL)) for text, kind in zip(texts, kinds, strict=True)]
+    known = {int(kind): kind for kind in PieceKind}
+    return [
+        (text, known.get(kind, PieceKind.NORMAL)) for text, kind in zip(texts, kinds, strict=True)
+    ]
 
 
 def _array(fields: Fields, key: str, kind: type) -> list[Any]:
@@ -124,7 +126,7 @@ def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
     if len(scores) != len(tokens):
         raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
     pairs = zip(tokens, scores, strict=True)
-    pieces = tuple(Piece(text, score, kind) for (text, kind), score in pairs)
+    pieces = tuple(VocabularyPiece(text, score, kind) for (text, kind), score in pairs)
     return steps(Pieces(pieces, prefix=fields.flag(f"{_KEY}add_space_prefix", True)))
 
 

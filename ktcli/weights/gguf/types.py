@@ -10,15 +10,15 @@ import numpy as np
 
 from ktcli.native import BadNumber, DType, Format, Numbers, Pool, Scale
 from ktcli.weights.formats import LINEAR
-from ktcli.weights.storage import PLAIN, Matrix, Plain, Raw, Read, Span, Storage, rows_of
+from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, PlainStorage, Raw, Read, Storage, rows_of
 
 
 @dataclass(frozen=True, slots=True)
-class HalfScales(Plain):
+class HalfScales(PlainStorage):
     """Blocks that begin with an f16 scale and hold codes -8..7: with it, 4 bits and f32 scales hold them
     exactly."""
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         elements, size = self.dtype.block
         if (fmt.bits, fmt.group, fmt.scale, fmt.codebook) != (4, elements, Scale.F32, LINEAR):
             return None
@@ -37,12 +37,12 @@ class Packaged:
     def label(self) -> str:
         return self.dtype
 
-    def reads(self, span: Span) -> Sequence[Read]:
+    def reads(self, span: ByteSpan) -> Sequence[Read]:
         part = span.source.parts[0]
         row_bytes = part.entry.size_bytes // max(span.source.rows, 1)
         return (rows_of(part, row_bytes, span.start, span.stop),)
 
-    def numbers(self, pool: Pool, span: Span, raws: Sequence[Raw]) -> Numbers:
+    def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -53,7 +53,7 @@ class Packaged:
             raise BadNumber("a value is NaN or Inf")
         return Numbers.of(np.ascontiguousarray(out))
 
-    def kept(self, pool: Pool, span: Span, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
+    def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         return None
 
 
@@ -65,8 +65,8 @@ _OTHERS = (
 STORAGES: dict[str, Storage] = {
     **PLAIN,
     "Q4_0": HalfScales(DType.Q4_0, "int4-g32-f32"),
-    **{name: Plain(DType[name], None) for name in ("Q4_1", "Q5_0", "Q5_1", "Q8_0")},
-    **{name: Plain(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
-    "MXFP4": Plain(DType.GGUF_MXFP4, "mxfp4"),
+    **{name: PlainStorage(DType[name], None) for name in ("Q4_1", "Q5_0", "Q5_1", "Q8_0")},
+    **{name: PlainStorage(DType[name], None) for name in ("Q4_K", "Q5_K", "Q6_K")},
+    "MXFP4": PlainStorage(DType.GGUF_MXFP4, "mxfp4"),
     **{name: Packaged(name) for name in _OTHERS},
 }

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ktcli.engine.device.experts import Handoff, HostExperts, LayerWeights, Shape
+from ktcli.engine.device.experts import ExpertShape, Handoff, HostExperts, LayerWeights
 from ktcli.engine.device.stream import HostStream
 from ktcli.errors import KtError
 from ktcli.native import Arena, Format, Pool, Weight, packed_bytes
@@ -111,7 +111,7 @@ def host_experts(stream: HostStream, hidden: int, handoff: Handoff) -> HostExper
     layers = [None if i == 3 else pair for i, pair in enumerate(pairs)]
     elsewhere = np.zeros((LAYERS, EXPERTS), np.uint8)
     elsewhere[:, 1] = 1
-    shape = Shape(hidden, EXPERTS, TOP_K, 3)
+    shape = ExpertShape(hidden, EXPERTS, TOP_K, 3)
     return HostExperts(
         pool, layers, shape, elsewhere, stream, deferral=True, handoff=handoff, exact=True
     )

@@ -33,7 +33,7 @@ from ktcli.ops.torch import functions, packed
 from ktcli.ops.torch.backend import Weights
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
-from ktcli.ops.torch.packed import Packed, Plain, Stack
+from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
 from ktcli.planner.host import host_of
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.placement import place
@@ -76,10 +76,10 @@ def on_gpu(t: Tensor) -> Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=GPU)
 
 
-def moved(w: Packed | Plain) -> Packed | Plain:
+def moved(w: Packed | PlainMatrix) -> Packed | PlainMatrix:
     return (
-        Plain(on_gpu(w.data))
-        if isinstance(w, Plain)
+        PlainMatrix(on_gpu(w.data))
+        if isinstance(w, PlainMatrix)
         else Packed(w.format, w.n, w.k, on_gpu(w.data))
     )
 
@@ -105,7 +105,9 @@ def test_a_captured_step_neither_waits_nor_touches_the_host(made: Made, batch: i
             {name: moved(w) for name, w in loaded.weights.matrices.items()},
             {name: on_gpu(v) for name, v in loaded.weights.vectors.items()},
         )
-        stacks = [Stack(on_gpu(s.slots), moved(s.gate_up), moved(s.down)) for s in loaded.stacks]
+        stacks = [
+            PackedStack(on_gpu(s.slots), moved(s.gate_up), moved(s.down)) for s in loaded.stacks
+        ]
         runner = Coupled(FakeHost(), Resident(TORCH, stacks))  # type: ignore[arg-type]
         caches = [
             torch.empty(64 * 5 * spec.states[0].position_elements, dtype=torch.bfloat16, device=GPU)

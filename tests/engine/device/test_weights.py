@@ -24,7 +24,7 @@ from ktcli.hardware.team import NodeTeam
 from ktcli.models import Model, build
 from ktcli.native import Pool, packed_bytes
 from ktcli.ops.tensors import Role, Tensor
-from ktcli.ops.torch.packed import Packed, Plain, unpack
+from ktcli.ops.torch.packed import Packed, PlainMatrix, unpack
 from ktcli.planner.device import cache_bytes
 from ktcli.planner.stack import near_bytes, stack_of
 from ktcli.weights.pack import Pack
@@ -124,7 +124,7 @@ def test_the_device_has_the_packs_bytes(
         if isinstance(found, Packed):
             assert (found.n, found.k) == (tensor.n, tensor.k)
             np.testing.assert_array_equal(found.data.numpy(), matrices)
-        elif isinstance(found, Plain):
+        elif isinstance(found, PlainMatrix):
             whole = torch.from_numpy(matrices.copy())
             rows = Packed(format_of(tensor, pack.recipe), tensor.n, tensor.k, whole)
             assert torch.equal(found.data.float(), unpack(rows, 0, torch.float32))

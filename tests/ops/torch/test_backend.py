@@ -26,7 +26,7 @@ from ktcli.ops.torch.backend import (
 )
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import TORCH
-from ktcli.ops.torch.packed import Packed, Plain, Stack
+from ktcli.ops.torch.packed import Packed, PackedStack, PlainMatrix
 
 IDS = np.random.default_rng(1).integers(0, 99, 140).tolist()  # three KV pages
 BF16 = ("bf16", "bf16")
@@ -158,9 +158,9 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
     lies elsewhere raises. So a step can be captured."""
     nowhere, run = torch.device("meta"), pair.fast
 
-    def there(w: Packed | Plain) -> Packed | Plain:
+    def there(w: Packed | PlainMatrix) -> Packed | PlainMatrix:
         data = w.data.to(nowhere)
-        return Plain(data) if isinstance(w, Plain) else Packed(w.format, w.n, w.k, data)
+        return PlainMatrix(data) if isinstance(w, PlainMatrix) else Packed(w.format, w.n, w.k, data)
 
     of = run.loaded.weights
     weights = Weights(
@@ -168,7 +168,7 @@ def test_a_step_of_single_rows_never_waits_for_the_device(pair: Pair) -> None:
         {name: x.to(nowhere) for name, x in of.vectors.items()},
     )
     stacks = [
-        Stack(s.slots.to(nowhere), there(s.gate_up), there(s.down)) for s in run.loaded.stacks
+        PackedStack(s.slots.to(nowhere), there(s.gate_up), there(s.down)) for s in run.loaded.stacks
     ]
     positions = torch.empty(4, dtype=torch.int64, device=nowhere)
     table = torch.empty(4, 3, dtype=torch.int32, device=nowhere)

@@ -19,7 +19,7 @@ from ktcli.ops.torch import attention
 from ktcli.ops.torch import functions as f
 from ktcli.ops.torch.functions import Rows
 from ktcli.ops.torch.kernels import EXACT, TORCH, kernels_for
-from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, Plain, unpack
+from ktcli.ops.torch.packed import NO_EXTRAS, Extras, Packed, PlainMatrix, unpack
 from ktcli.weights import oracle
 from ktcli.weights.formats import FORMATS
 
@@ -120,7 +120,7 @@ def test_linear(name: str, exact: bool, elements: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(f, "_UNPACKED_ELEMENTS", elements)
     x, bias = draw(5, 65), draw(33, seed=1)
     if name in PLAIN:
-        w = Plain(draw(33, 65, seed=2).to(PLAIN[name]))
+        w = PlainMatrix(draw(33, 65, seed=2).to(PLAIN[name]))
         matrix = w.data.double().numpy()
     else:
         w = packed(FORMATS[name], 1, 33, 65)

@@ -7,7 +7,7 @@ from inspect import signature
 import pytest
 
 from ktcli.ops.backend import FORWARD
-from ktcli.ops.operation import FieldKind, layout_of
+from ktcli.ops.layout import layout_of
 from ktcli.ops.table.experts import Experts
 from ktcli.ops.table.rowwise import Embed, Select
 from ktcli.ops.torch.kernels import EXACT, TORCH, Kernels, triton_kernels
@@ -23,14 +23,8 @@ def test_kernels_take_what_the_row_has(kernels: Kernels | None) -> None:
     rows = [row for row in FORWARD if row not in BY_BACKEND]
     assert set(kernels.operations) == {row.name for row in rows}
     for row in rows:
-        fields = {field.name: field.kinds for field in layout_of(row).fields}
-        wanted = {name for name, kinds in fields.items() if not _of_layer(kinds)}
-        for kind, name in ((FieldKind.PAGES, "cache"), (FieldKind.STATE, "state")):
-            wanted |= {name} if any(kind in kinds for kinds in fields.values()) else set()
-        wanted |= {"rows"} if row.reads_step else set()
+        layout = layout_of(row)
+        of_step = {"cache": layout.pages, "state": layout.state, "rows": row.reads_step}
+        wanted = {name for name, _ in layout.given} | {n for n, read in of_step.items() if read}
         found = set(signature(kernels[row.name]).parameters) - {"exact"}
         assert found == wanted, row.name
-
-
-def _of_layer(kinds: frozenset[FieldKind]) -> bool:
-    return bool(kinds & {FieldKind.PAGES, FieldKind.STATE, FieldKind.FIRST})

@@ -10,9 +10,9 @@ from ktcli.errors import BadCheckpoint, NativeError
 from ktcli.native import DType, Numbers, Pool, packed_bytes
 from ktcli.weights.formats import FORMATS
 from ktcli.weights.gguf.types import STORAGES
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
 from ktcli.weights.oracle import unpack
-from ktcli.weights.storage import Part, Plain, Source, Span
+from ktcli.weights.storage import ByteSpan, Part, PlainStorage, StorageSource
 
 # Offsets of the f16 numbers in a block; elsewhere any byte will do.
 HALVES = {
@@ -47,21 +47,21 @@ def test_decoded_as_the_package_does(name: str) -> None:
         np.testing.assert_array_equal(got.view(np.uint32), wanted.reshape(5, 768).view(np.uint32))
 
 
-def decoded(pool: Pool, span: Span, raw: np.ndarray) -> np.ndarray:
+def decoded(pool: Pool, span: ByteSpan, raw: np.ndarray) -> np.ndarray:
     return pool.decode(span.source.storage.numbers(pool, span, [raw.reshape(-1)]).whole)
 
 
-def span_of(name: str, n: int, k: int, size_bytes: int) -> Span:
-    part = Part("m", "f", Entry(name, (n, k), 0, size_bytes))
-    return Span(Source("m", (n, k), STORAGES[name], (part,)))
+def span_of(name: str, n: int, k: int, size_bytes: int) -> ByteSpan:
+    part = Part("m", "f", TensorEntry(name, (n, k), 0, size_bytes))
+    return ByteSpan(StorageSource("m", (n, k), STORAGES[name], (part,)))
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, each in STORAGES.items() if isinstance(each, Plain)]
+    "name", [name for name, each in STORAGES.items() if isinstance(each, PlainStorage)]
 )
 def test_sizes_are_those_of_the_package(name: str) -> None:
     storage = STORAGES[name]
-    assert isinstance(storage, Plain)
+    assert isinstance(storage, PlainStorage)
     assert storage.dtype.block == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
 
 

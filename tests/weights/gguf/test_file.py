@@ -26,9 +26,11 @@ from ktcli.weights.gguf.config import config_of as config_from
 from ktcli.weights.gguf.file import Gguf
 from ktcli.weights.gguf.names import hub_tensors
 from ktcli.weights.gguf.types import STORAGES
-from ktcli.weights.header import Entry
+from ktcli.weights.header import TensorEntry
+from ktcli.weights.oracle import round_to_bf16
+from ktcli.weights.pack import Pack
 from ktcli.weights.reader import config_of, examine
-from ktcli.weights.storage import Span
+from ktcli.weights.storage import ByteSpan
 
 MINI = next(case for case in CASES if case.name == "kt-mini-q8_0")
 QWEN3 = next(case for case in CASES if case.name == "qwen3moe-q8_0")
@@ -61,7 +63,7 @@ def test_the_tensors_are_those_of_the_hub(mini: Path) -> None:
 
 
 def rows(pool: Pool, reader: Checkpoint | Gguf, name: str) -> np.ndarray:
-    span = Span(reader.find(name))
+    span = ByteSpan(reader.find(name))
     raws = [reader.read(each) for each in span.source.storage.reads(span)]
     return reader.decode(pool, span, raws)
 
@@ -75,7 +77,7 @@ def test_names_are_those_of_the_package() -> None:
             stem = gguf.TENSOR_NAMES[kind].format(bid=0)
             name = f"{stem}.bias" if stem.endswith("exp_probs_b") else f"{stem}.weight"
             shape = (2, 4, 32) if stem.endswith("_exps") else (4, 32)
-            for hub, *_ in hub_tensors({name: Entry("F32", shape, 0, 1024)}, row.names):
+            for hub, *_ in hub_tensors({name: TensorEntry("F32", shape, 0, 1024)}, row.names):
                 if hub == name:
                     continue  # not a tensor that kt reads
                 usual = hub.replace("experts.0.", "experts.").replace("experts.1.", "experts.")
@@ -90,13 +92,13 @@ def test_a_file_that_says_nothing_of_a_query_latent_has_none() -> None:
     values = {f"deepseek2.{key}": value for key, value in case.metadata.items()}
     del values["deepseek2.attention.q_lora_rank"]
     metadata = Metadata({**values, "general.architecture": "deepseek2"}, "x.gguf")
-    entries = {"token_embd.weight": Entry("F32", (300, 256), 0, 0)}
+    entries = {"token_embd.weight": TensorEntry("F32", (300, 256), 0, 0)}
     model = build(config_from(metadata, ARCHITECTURES["deepseek2"], entries, []))
     assert "layers.0.attn.q_b" not in {tensor.name for tensor in model.tensors}
 
 
 def test_fused_gate_and_up_are_two() -> None:
-    whole = Entry("F32", (3, 8, 32), 100, 3 * 8 * 32 * 4)
+    whole = TensorEntry("F32", (3, 8, 32), 100, 3 * 8 * 32 * 4)
     found = list(hub_tensors({"blk.7.ffn_gate_up_exps.weight": whole}, {}))
     assert [hub for hub, *_ in found[:2]] == [
         "model.layers.7.mlp.experts.0.gate_proj.weight",
@@ -108,7 +110,7 @@ def test_fused_gate_and_up_are_two() -> None:
 
 
 def test_one_tensor_per_expert_as_in_old_files() -> None:
-    entry = Entry("F32", (4, 32), 0, 512)
+    entry = TensorEntry("F32", (4, 32), 0, 512)
     names = ARCHITECTURES["llama"].names
     found = [hub for hub, *_ in hub_tensors({"blk.0.ffn_down.5.weight": entry}, names)]
     assert found == ["model.layers.0.block_sparse_moe.experts.5.w2.weight"]
@@ -196,7 +198,8 @@ def test_what_is_wrong_is_said(name: str, tmp_path: Path) -> None:
 def test_types_that_the_package_decodes_are_converted_like_its_numbers(
     kind: str, tmp_path: Path
 ) -> None:
-    """A file of such blocks and one of what they mean, in F32, give the same bytes."""
+    """A file of such blocks and one of what they mean, in F32, give the same bytes; the embedding of the latter stays
+    F32, whose rounded numbers are those of the former."""
     coded = replace(next(case for case in CASES if case.name == "qwen3moe-q4_k"), kind=kind)
     path = write_gguf(coded, tmp_path / "coded.gguf")
     with Gguf(path) as reader:
@@ -210,10 +213,19 @@ def test_types_that_the_package_decodes_are_converted_like_its_numbers(
         convert_checkpoint(file, tmp_path / file.stem / "pack", experts="int4", dense="int8")
         for file in (path, write_gguf(plain, tmp_path / "plain.gguf"))
     ]
-    stored = [
-        {file.name: file.read_bytes() for file in pack.glob("*.safetensors")} for pack in packs
-    ]
-    assert stored[0] and stored[0] == stored[1]
+    blocks, wide = (_stored(Pack.open(pack)) for pack in packs)
+    rounded = round_to_bf16(wide.pop("embed").view(np.float32))
+    np.testing.assert_array_equal(blocks.pop("embed").view(np.uint16), rounded)
+    assert blocks.keys() == wide.keys()
+    assert all(np.array_equal(blocks[name], wide[name]) for name in blocks)
+
+
+def _stored(pack: Pack) -> dict[str, np.ndarray]:
+    """The bytes of every tensor."""
+    found = ((tensor.name, pack.locate(tensor)) for tensor in build(pack.config).tensors)
+    return {
+        name: np.fromfile(at.path, np.uint8, at.size_bytes, offset=at.offset) for name, at in found
+    }
 
 
 def test_types_that_kt_does_not_read_are_named(tmp_path: Path) -> None:

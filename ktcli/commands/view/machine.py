@@ -1,0 +1,223 @@
+"""Shows what `kt doctor` says of a machine: as documents, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ktcli.errors import gib
+from ktcli.hardware import amx
+from ktcli.hardware.datasheet import data_sheet
+from ktcli.hardware.diagnosis import HostSetting, Kernel, Level, Problem
+from ktcli.hardware.machine import Gpu, Machine
+from ktcli.hardware.numa import AUTO, Numa
+from ktcli.hardware.team import NodeTeam
+from ktcli.hardware.text import cpu_text, numbered
+from ktcli.measure import tiles
+from ktcli.output import out, safe, table
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsHere:
+    """The teams that a command would start now, and the settings that ask for them."""
+
+    teams: tuple[NodeTeam, ...]
+    numa: Numa
+    forced: bool  # by KT_THREADS
+
+    @property
+    def count(self) -> int:
+        return sum(team.threads for team in self.teams)
+
+    def document(self) -> dict[str, Any]:
+        """The teams for --json."""
+        teams = [asdict(team) for team in self.teams]
+        return {"threads": self.count, "numa": str(self.numa), "teams": teams}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The rows for people: one, or one for each team below it."""
+        said = ", because KT_THREADS says so" if self.forced else ""
+        if len(self.teams) == 1:
+            return [("Threads", f"{_team_words(self.teams[0])}{said}")]
+        why = "--numa auto" if self.numa == AUTO else f"KT_NUMA={self.numa}"
+        rows = [("Threads", f"{self.count} in {len(self.teams)} teams ({why}){said}")]
+        return rows + [("", _team_words(team)) for team in self.teams]
+
+
+def _team_words(team: NodeTeam) -> str:
+    pins = f"pinned to {numbered('CPU', team.cpus)}" if team.cpus else "not pinned"
+    beside = f", memory of {numbered('node', team.memory)}" if team.memory else ""
+    return f"{team.threads}, {pins}{beside}"
+
+
+@dataclass(frozen=True, slots=True)
+class TilesHere:
+    """The report on AMX: its conditions, and where its use begins (None: KT_TILE_MIN is wrong)."""
+
+    verdict: amx.Verdict
+    choice: tiles.Choice | None
+
+    def document(self) -> dict[str, Any]:
+        """The report for --json."""
+        found, choice = self.verdict, self.choice
+        least = choice.tile_min if choice else None
+        return {
+            "cpuid": asdict(found.cpuid),
+            "os": asdict(found.os),
+            "permission": asdict(found.permission),
+            "used": found.used,
+            "reason": found.reason,
+            "tile_min": least._asdict() if least else None,
+            "tile_min_from": choice.source.value if choice else None,
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The rows for people: the verdict, and below it the checks that it rests on."""
+        found = self.verdict
+        checks = {"CPU": found.cpuid, "system": found.os, "permission": found.permission}
+        words = {True: "yes", False: "no", None: "–"}
+        rows = [
+            ("AMX", f"{'used' if found.used else 'not used'}: {found.reason}"),
+            *(("", f"{n:<12}{words[check.ok]:<6}{check.detail}") for n, check in checks.items()),
+        ]
+        if found.used and self.choice:
+            rows.append(("", f"{'tiles':<12}{_begin_words(self.choice)}"))
+        return rows
+
+
+def _begin_words(choice: tiles.Choice) -> str:
+    least, source = choice.tile_min, choice.source
+    if least is None:
+        return "from how many tokens on is not measured yet; the first model that is loaded does it"
+    if source is tiles.TileMinSource.MEASURED:
+        each = ", ".join(f"{n} ({kind})" for kind, n in least._asdict().items())
+        return f"from {each} tokens per expert, measured {choice.date}"
+    reason = (
+        "as KT_TILE_MIN says"
+        if source is tiles.TileMinSource.FORCED
+        else "not measured under KT_ISA or an emulator"
+    )
+    return f"from {least.int4} tokens per expert, {reason}"
+
+
+def render(
+    machine: Machine,
+    kernels: tuple[Kernel, ...],
+    setting: HostSetting,
+    threads: TeamsHere,
+    begin: TilesHere | None,
+    problems: list[Problem],
+) -> str:
+    rows = [
+        *_processor_rows(machine, kernels, threads),
+        *(begin.rows() if begin else []),
+        *_memory_rows(machine),
+        *_device_rows(machine, setting),
+    ]
+    words = [table(rows, width=out.width), "", *map(_problem, problems)]
+    worst = max((problem.level for problem in problems), default=Level.NOTE)
+    verdict, colour = {
+        Level.NOTE: ("Good: this machine can run kt.", "green"),
+        Level.WARNING: ("Usable, with warnings.", "yellow"),
+        Level.ERROR: ("kt cannot run here until the errors above are fixed.", "red"),
+    }[worst]
+    gap = [""] if problems else []
+    return "\n".join([*words, *gap, out.style(verdict, colour)])
+
+
+def _processor_rows(
+    machine: Machine, kernels: tuple[Kernel, ...], threads: TeamsHere
+) -> list[tuple[str, str]]:
+    cpu = machine.cpu
+    sockets = f", {cpu.sockets} sockets" if cpu.sockets > 1 else ""
+    rows = [
+        ("CPU", cpu.model or "unknown"),
+        (
+            "",
+            f"{_n(cpu.physical_cores, 'physical core')}, {cpu.logical_cpus} with hyperthreads{sockets}",
+        ),
+    ]
+    if cpu.logical_cpus == cpu.physical_cores:
+        rows[1] = ("", f"{_n(cpu.physical_cores, 'physical core')}{sockets}")
+    rows += threads.rows()
+    if cpu.caches:
+        caches = (
+            f"L{c.level} {gib(c.size_bytes)}{f' × {c.count}' if c.count > 1 else ''}"
+            for c in cpu.caches
+        )
+        rows.append(("Caches", ", ".join(caches)))
+    for i, kernel in enumerate(kernels):
+        state = "USED" if kernel.used else "yes" if kernel.usable else "no"
+        rows.append(("Kernels" if i == 0 else "", f"{kernel.name:<12}{state:<6}{kernel.reason}"))
+    return rows
+
+
+def _memory_rows(machine: Machine) -> list[tuple[str, str]]:
+    memory = machine.memory
+    rows = [("Memory", f"{gib(memory.total_bytes)}, {gib(memory.free_bytes)} free")]
+    if memory.huge_pages:
+        rows.append(("", f"huge pages: {memory.huge_pages}"))
+    if len(machine.nodes) > 1:
+        for node in machine.nodes:
+            cores = f"cores {cpu_text(node.cores)}" if node.cores else "no usable cores"
+            size = f"{gib(node.size_bytes)}, {gib(node.free_bytes)} free"
+            ours = "" if node.allowed else " (not for this process)"
+            rows.append(
+                (f"Node {node.id}", f"{size if node.size_bytes else 'no memory'}{ours}, {cores}")
+            )
+    found = machine.measured
+    if found is None:
+        rows.append(("Speed", "not measured; kt doctor --measure takes some seconds"))
+    else:
+        rows.append(
+            (
+                "Speed",
+                f"read {found.read_bps / 1e9:.1f} GB/s, int8 {found.int8_ops / 1e12:.2f} TOP/s, "
+                f"bf16 {found.bf16_ops / 1e12:.2f} TFLOP/s",
+            )
+        )
+        nodes = f" on {found.nodes} nodes" if found.nodes > 1 else ""
+        rows.append(
+            ("", f"measured {found.date} with {_n(found.threads, 'thread')} of {found.isa}{nodes}")
+        )
+    return rows
+
+
+def _device_rows(machine: Machine, setting: HostSetting) -> list[tuple[str, str]]:
+    rows = []
+    for found in machine.gpus:
+        link = f", link {found.link_bps / 1e9:.0f} GB/s" if found.link_bps else ""
+        words = f"{safe(found.name)}, {gib(found.vram_bytes)}, {gib(found.free_bytes)} free{link}"
+        rows += [(f"GPU {found.index}", words), ("", _gpu_rates(found))]
+    if not machine.gpus:
+        rows.append(("GPU", "none; kt runs on the CPU"))
+    disk = machine.disk
+    if disk is not None:
+        rows.append(("Disk", f"{gib(disk.free_bytes)} free of {gib(disk.size_bytes)}"))
+    rows.append(("Library", safe(setting.home)))
+    return rows
+
+
+def _gpu_rates(found: Gpu) -> str:
+    """The GPU's reading and computing rates: measured, or from its data sheet and marked as assumed."""
+    sheet = data_sheet(found)
+    read, ops = found.read_bps or sheet.read_bps, found.bf16_ops or sheet.bf16_ops
+    words = f"read {read / 1e9:.0f} GB/s, bf16 {ops / 1e12:.0f} TFLOP/s"
+    if found.read_bps and found.bf16_ops:
+        return f"{words}, measured"
+    source = f"the data sheet of {sheet.name}" if sheet.known else f"the slowest of {sheet.name}"
+    return f"{words}, assumed from {source}"
+
+
+def _problem(problem: Problem) -> str:
+    label, colour = {
+        Level.NOTE: ("note:", "cyan"),
+        Level.WARNING: ("warning:", "yellow"),
+        Level.ERROR: ("error:", "red"),
+    }[problem.level]
+    line = f"{out.style(label, colour)} {safe(problem.message)}"
+    return f"{line}\n  {safe(problem.fix)}" if problem.fix else line
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,196 @@
+"""Shows a plan: as a document, and in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
+from ktcli.errors import gib, predicted
+from ktcli.hardware.team import NodeTeam
+from ktcli.hardware.text import numbered
+from ktcli.output import out, safe, table
+from ktcli.planner.hybrid_account import ON_GPU
+from ktcli.planner.memory import PREFILL_CHUNK
+from ktcli.planner.plan import EARLY_TOKENS, Line, Plan
+
+
+def document(name: str, made: Plan) -> dict[str, Any]:
+    """The plan for --json."""
+    host, speed = made.host, made.speed
+    return {
+        "model": name,
+        "fits": made.fits,
+        "need_bytes": made.need_bytes,
+        "available_bytes": host.available_bytes,
+        "context": made.context,
+        "experts": made.recipe.experts_name,
+        "dense": made.recipe.dense.name,
+        "machine": {
+            "name": host.name,
+            "threads": host.threads,
+            "isa": host.isa,
+            "teams": [asdict(team) for team in host.teams],
+        },
+        "nodes": [{**asdict(need), "fits": need.fits} for need in made.nodes],
+        "traffic_bytes": made.traffic_bytes,
+        "rates": {
+            "read_gb_s": host.rates.read_bps / 1e9,
+            "int8_gop_s": host.rates.int8_ops / 1e9,
+            "bf16_gflop_s": host.rates.bf16_ops / 1e9,
+            "measured": host.rates.measured,
+            "basis": host.rates.basis,
+        },
+        "predicted": {
+            "decode_tok_s": speed.decode,
+            "decode_tok_s_full_context": speed.decode_full,
+            "prefill_tok_s": speed.prefill,
+        },
+        "lines": [_line_document(line) for line in made.lines],
+        "advice": list(made.advice),
+        "notes": list(made.notes),
+        **({"device": device_document(made.device)} if made.device else {}),
+        **({"costs": [asdict(cost) for cost in made.costs]} if made.costs else {}),
+    }
+
+
+def _line_document(line: Line) -> dict[str, Any]:
+    return {
+        "part": line.part,
+        "format": line.format,
+        "where": line.where,
+        "size_bytes": line.size_bytes,
+        "decode_bytes": line.decode_bytes,
+        "decode_s": line.decode_s,
+        "prefill_s": line.prefill_s,
+        "reason": line.reason,
+    }
+
+
+def render(name: str, made: Plan) -> str:
+    """The plan for people."""
+    fits = out.style("fits", "green") if made.fits else out.style("does not fit", "red")
+    words = [f"{safe(name)} {fits}{_sizes(made)}"]
+    words += ["", _parts(made), ""]
+    if made.nodes:
+        words += [_nodes(made), ""]
+    words.append(_facts(made))
+    if made.advice:
+        words += ["", "What would make it fit:", *(f"  {advice}" for advice in made.advice)]
+    if made.costs:
+        words += ["", "What is forced:", *(f"  {cost_words(cost)}" for cost in made.costs)]
+    if made.notes:
+        words += ["", *(f"Note: {safe(note)}" for note in made.notes)]
+    return "\n".join(words)
+
+
+def _sizes(made: Plan) -> str:
+    """The needed and the free bytes, of memory and of the GPU; or of the node that is too small although the
+    whole memory is not."""
+    have = made.host.available_bytes
+    full = next((need for need in made.nodes if not need.fits), None)
+    if full is not None and made.need_bytes <= have:
+        return f" on node {full.node}: {gib(full.need_bytes)} of {gib(full.free_bytes)} free there"
+    if made.device is None:
+        return f": needs {gib(made.need_bytes)}, {gib(have)} are free"
+    gpu, need = made.device.gpu, made.device.need.total
+    return (
+        f": needs {gib(made.need_bytes)} of memory, {gib(have)} are free;"
+        f" needs {gib(need)} on GPU {gpu.index}, {gib(gpu.free_bytes)} are free"
+    )
+
+
+def _parts(made: Plan) -> str:
+    """The table of parts, a line each; with a GPU, the place stands before the size."""
+    head = ("part", "format", "memory", "read/token", "decode", "prefill", "why")
+    rows = [
+        (
+            line.part,
+            line.format,
+            gib(line.size_bytes),
+            gib(line.decode_bytes) if line.decode_bytes else "",
+            _ms(line.decode_s),
+            _ms(line.prefill_s),
+            line.reason,
+        )
+        for line in made.lines
+    ]
+    if made.device is None:
+        return table(rows, head, right=(2, 3, 4, 5), width=out.width)
+    placed = [
+        (*row[:2], _place_word(line), *row[2:]) for row, line in zip(rows, made.lines, strict=True)
+    ]
+    names = (*head[:2], "where", "size", *head[3:])
+    return table(placed, names, right=(3, 4, 5, 6), width=out.width)
+
+
+def _place_word(line: Line) -> str:
+    return ON_GPU if line.where == ON_GPU else "memory"
+
+
+def _nodes(made: Plan) -> str:
+    """The table of nodes: what each holds and the team whose memory it is; one that is too small is red."""
+    head = ("node", "needs", "free", "team", "")
+    rows = []
+    for need in made.nodes:
+        teams = [_team_words(team) for team in made.host.teams if need.node in team.memory]
+        words = "; ".join(teams) if len(teams) < 3 else f"{len(teams)} teams"
+        short = "" if need.fits else "too little"
+        rows.append((str(need.node), gib(need.need_bytes), gib(need.free_bytes), words, short))
+    first, *lines = table(rows, head, right=(0, 1, 2)).splitlines()
+    shown = zip(lines, made.nodes, strict=True)
+    return "\n".join(
+        [first, *(line if need.fits else out.style(line, "red") for line, need in shown)]
+    )
+
+
+def _team_words(team: NodeTeam) -> str:
+    pins = f" on {numbered('CPU', team.cpus)}" if team.cpus else ""
+    over = f", {numbered('node', team.memory)} together" if len(team.memory) > 1 else ""
+    return f"{team.threads} thread{'s' if team.threads > 1 else ''}{pins}{over}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 5e-6 else ""
+
+
+def _facts(made: Plan) -> str:
+    host, speed, rates = made.host, made.speed, made.host.rates
+    early = min(EARLY_TOKENS, made.context - 1)
+    somewhere = "" if made.fits else ", with enough memory"
+    rows = [
+        ("Machine", f"{host.name}, {host.isa}"),
+        ("Context", f"{made.context} positions"),
+        (
+            "Decode",
+            f"{predicted(speed.decode)} tokens/s after {early} tokens,"
+            f" {predicted(speed.decode_full)} at the end of the context{somewhere}",
+        ),
+        ("Prefill", f"{predicted(speed.prefill)} tokens/s in steps of {_prefill_step(made)}"),
+    ]
+    if made.device:
+        rows += device_rows(made.device)
+    if made.traffic_bytes:
+        what = "nodes" if len(made.nodes) == len(host.teams) else "teams"
+        rows.append((f"Between {what}", _traffic_words(made)))
+    words = (
+        f"read {rates.read_bps / 1e9:.0f} GB/s, int8 {rates.int8_ops / 1e12:.2f} TOP/s,"
+        f" bf16 {rates.bf16_ops / 1e12:.2f} TFLOP/s"
+    )
+    rows += [("Rates", words), *(("", why) for why in rates.basis.split("; "))]
+    if made.device:
+        rows += rate_rows(made.device.rates)
+    return table(rows, width=out.width)
+
+
+def _prefill_step(made: Plan) -> int:
+    """The number of tokens of the step whose speed is predicted."""
+    return min(made.device.chunk if made.device else PREFILL_CHUNK, made.context)
+
+
+def _traffic_words(made: Plan) -> str:
+    words = f"{gib(made.traffic_bytes)} of activations per token"
+    n = len(made.nodes)
+    far = "half" if n == 2 else f"{n - 1}/{n}"
+    cached = n > 1 and made.device is None  # else the cache is on the GPU
+    return f"{words}, and {far} of what is read of the KV cache" if cached else words

@@ -1,0 +1,153 @@
+"""Linear attention with one decay for each head: its state has a fixed size instead of every position (Qwen3-Next).
+
+Qwen3.5 has it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktcli.ops.backend import Backend, Value
+from ktcli.ops.part import ModelPart
+from ktcli.ops.scratch import Scratch
+from ktcli.ops.state import LayerState
+from ktcli.ops.table.recurrent import DeltaShape
+from ktcli.ops.table.rowwise import GateKind, Reads
+from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
+
+STATE_LINE = 16  # f32 elements: where a part of the state begins
+
+
+def projection(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) -> Tensor:
+    """A projection of a layer with linear attention; what is kept exact are its gates."""
+    part = ModelPart.LINEAR if role is Role.DENSE else ModelPart.LINEAR_GATES
+    return matrix(name, *pieces, role=role, layer=layer, part=part)
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """q, k and v through a short causal convolution; the gated delta rule; a norm gated by z.
+
+    Source: Gated Delta Networks, arXiv 2412.06464.
+
+    Attributes:
+        conv_width: rows that the convolution sees.
+        by_head: the checkpoint has q, k, v, z in one tensor, key head by key head, and b, a in another
+            (Qwen3-Next); else [q | k | v], z, b and a are tensors of their own (Qwen3.5).
+        layer: number of the decoder layer.
+        source: checkpoint prefix, e.g. "model.layers.2.linear_attn".
+    """
+
+    hidden: int
+    shape: DeltaShape
+    conv_width: int
+    eps: float
+    by_head: bool
+    layer: int = 0
+    source: str = ""
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        """Columns of q, k and v."""
+        s = self.shape
+        return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
+
+    @cached_property
+    def qkvz(self) -> Tensor:
+        s, (keys, _, values) = self.shape, self._widths
+        each = s.heads // s.key_heads * s.dv
+        sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values}
+        pieces = self._by_head("in_proj_qkvz", (s.dk, s.dk, each, each))
+        return self._matrix("qkvz", pieces if self.by_head else self._whole(sizes))
+
+    @cached_property
+    def gates(self) -> Tensor:
+        """How much is learned of a token, and how much is forgotten before: kept in bf16, as what they
+        lose adds up over the tokens."""
+        s = self.shape
+        each = s.heads // s.key_heads
+        sizes = {"in_proj_b": s.heads, "in_proj_a": s.heads}
+        pieces = self._by_head("in_proj_ba", (each, each))
+        pieces = pieces if self.by_head else self._whole(sizes)
+        return self._matrix("gates", pieces, Role.KEPT)
+
+    @cached_property
+    def conv(self) -> Tensor:
+        shape = (sum(self._widths), 1, self.conv_width)
+        return self._vector("conv", Stored(f"{self.source}.conv1d.weight", shape, transposed=True))
+
+    @cached_property
+    def learned(self) -> tuple[Tensor, Tensor]:
+        """Log of each head's rate of forgetting, and what is added before."""
+        shape = (self.shape.heads,)
+        return (
+            self._vector("log_rate", Stored(f"{self.source}.A_log", shape)),
+            self._vector("rate_bias", Stored(f"{self.source}.dt_bias", shape), neutral=0.0),
+        )
+
+    @cached_property
+    def norm(self) -> Tensor:
+        return self._vector("norm", Stored(f"{self.source}.norm.weight", (self.shape.dv,)))
+
+    @cached_property
+    def o(self) -> Tensor:
+        stored = Stored(f"{self.source}.out_proj.weight", (self.hidden, self._widths[2]))
+        return self._matrix("o", (stored,))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.qkvz, self.gates, self.o, self.conv, *self.learned, self.norm)
+
+    @property
+    def _conv_elements(self) -> int:
+        return ceil_to((self.conv_width - 1) * sum(self._widths), STATE_LINE)
+
+    @property
+    def scratch(self) -> Scratch:
+        return Scratch.of(self.tensors)
+
+    @property
+    def state(self) -> LayerState:
+        """The convolution's last rows, then S of every head, of which an element takes 7 operations."""
+        s = self.shape
+        ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
+        elements = self._conv_elements + s.state_elements
+        return LayerState(sequence_elements=elements, ops_per_token=ops)
+
+    def forward(self, b: Backend, x: Value) -> Value:
+        """x [T, hidden] -> [T, hidden]."""
+        s, (keys, _, values) = self.shape, self._widths
+        qkv, z = b.split(b.linear(x, self.qkvz), 2 * keys + values, values)
+        beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)
+        q, k, v = b.split(b.conv(qkv, self.conv, layer=self.layer), *self._widths)
+        first, learned = self._conv_elements, self.learned
+        mixed = b.delta(q, k, v, decay, beta, *learned, s, layer=self.layer, first=first)
+        mixed = b.norm(mixed, self.norm, self.eps, head_width=s.dv)
+        return b.linear(b.gate(mixed, z, GateKind.SILU), self.o)
+
+    def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
+        """All heads' first part, all heads' second part … of a tensor that holds head by head."""
+        heads, each = self.shape.key_heads, sum(parts)
+        shape = (heads * each, self.hidden)
+
+        def rows() -> Iterator[Stored]:
+            for i, count in enumerate(parts):
+                for head in range(heads):
+                    first = head * each + sum(parts[:i])
+                    yield Stored(f"{self.source}.{name}.weight", shape, first=first, count=count)
+
+        return tuple(rows())
+
+    def _whole(self, sizes: dict[str, int]) -> tuple[Stored, ...]:
+        return tuple(
+            Stored(f"{self.source}.{name}.weight", (n, self.hidden)) for name, n in sizes.items()
+        )
+
+    def _matrix(self, name: str, pieces: tuple[Stored, ...], role: Role = Role.DENSE) -> Tensor:
+        return projection(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
+
+    def _vector(self, name: str, piece: Stored, neutral: float = 1.0) -> Tensor:
+        name = f"layers.{self.layer}.delta.{name}"
+        return vector(name, piece, layer=self.layer, neutral=neutral)

@@ -1,0 +1,136 @@
+"""Rotations as configs describe them, in transformers' spelling and in the hub's.
+
+What a rotation is called is `rope_type` or `type`. Two kinds depend on how long a text is, of which a cache can hold
+only one choice: "longrope" has two sets of wavelengths, of which the planned context chooses (`LongRope`); "dynamic"
+stretches only beyond `max_position_embeddings`, which no context exceeds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ktcli.errors import BadCheckpoint
+from ktcli.layers.rope import Llama3, LongRope, Yarn, long_rotary, rotary
+from ktcli.models.config import MAX_CONTEXT, Fields
+from ktcli.ops.table.rowwise import Rope
+
+STRETCHED = ("yarn", "llama3", "longrope")  # know how long the texts of the training were
+_KINDS = ("default", "linear", "dynamic", "factors", *STRETCHED)
+
+
+def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
+    """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
+
+    Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
+    called `rope_type` or `type`.
+    """
+    rope = rope_fields(fields)
+    theta, kind = read_theta(fields), rope_type(rope)
+    rope.require("type", kind, *_KINDS)
+    if kind == "dynamic":
+        rope.number("factor", low=1.0, high=1e4)
+    if kind == "longrope":
+        return _read_longrope(rope, fields, dim, theta, interleaved=interleaved), 1.0
+    if kind == "yarn":
+        yarn = _read_yarn(rope, fields)
+        return rotary(dim, theta, yarn=yarn, interleaved=interleaved), yarn.score_scale
+    if kind == "llama3":
+        return rotary(dim, theta, llama3=_read_llama3(rope, fields), interleaved=interleaved), 1.0
+    if kind == "factors":
+        factors = _read_factors(rope, "factors", dim // 2)
+        return rotary(dim, theta, factors=factors, interleaved=interleaved), 1.0
+    linear = rope.number("factor", low=1.0, high=1e4) if kind == "linear" else 1.0
+    return rotary(dim, theta, linear=linear, interleaved=interleaved), 1.0
+
+
+def read_theta(fields: Fields) -> float:
+    """The base of the wavelengths."""
+    rope = rope_fields(fields)
+    source = rope if rope.has("rope_theta") else fields
+    return source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
+
+
+def rope_type(rope: Fields) -> str:
+    """What a rotation is called, "default" where it has no name."""
+    return rope.text("rope_type", rope.text("type", "default"))
+
+
+def rotated_columns(fields: Fields, head_dim: int) -> int:
+    """How many columns of a head are rotated: a part of them, or a number given outright."""
+    rope = rope_fields(fields)
+    source = rope if rope.has("partial_rotary_factor") else fields
+    part = source.number("partial_rotary_factor", high=1.0, default=1.0)
+    dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
+    fields.require_multiple("rotary_dim", dim, 2)
+    return dim
+
+
+def rope_fields(fields: Fields) -> Fields:
+    """What a config says of its rotation, but for what stands beside it."""
+    nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    return Fields(nested, f"{fields.where}: rope")
+
+
+def _read_factors(rope: Fields, name: str, count: int) -> list[float]:
+    """One factor per pair of columns: LongRoPE's, or what GGUF files give instead of how it was computed."""
+    given = rope.values.get(name)
+    if not isinstance(given, list) or len(given) != count:
+        raise BadCheckpoint(f"{rope.where}: {name} is not a list of {count} numbers")
+    return [Fields({name: each}, rope.where).number(name, low=1e-6) for each in given]
+
+
+def _read_longrope(
+    rope: Fields, fields: Fields, dim: int, theta: float, *, interleaved: bool
+) -> LongRope:
+    original = _original_context(rope, fields)
+    longest = fields.whole("max_position_embeddings", high=MAX_CONTEXT)
+    factor = rope.number("factor", low=1e-3, high=1e4, default=longest / original)
+    implied = 1.0
+    if factor > 1.0 and original > 1:
+        implied = math.sqrt(1.0 + math.log(factor) / math.log(original))
+    return long_rotary(
+        dim,
+        theta,
+        _read_factors(rope, "short_factor", dim // 2),
+        _read_factors(rope, "long_factor", dim // 2),
+        scale=rope.number("attention_factor", high=1e3, default=implied),
+        original=original,
+        interleaved=interleaved,
+    )
+
+
+def _read_llama3(rope: Fields, fields: Fields) -> Llama3:
+    low = rope.number("low_freq_factor", low=1e-3, high=1e4)
+    high = rope.number("high_freq_factor", low=1e-3, high=1e4)
+    if high <= low:
+        raise BadCheckpoint(
+            f"{rope.where}: high_freq_factor is {high:g}, low_freq_factor {low:g}; it must be larger"
+        )
+    return Llama3(
+        factor=rope.number("factor", low=1e-3, high=1e4),
+        original_context=_original_context(rope, fields),
+        low=low,
+        high=high,
+    )
+
+
+def _original_context(rope: Fields, fields: Fields) -> int:
+    """Positions of pre-training; where the config does not say, those the model was made for."""
+    name, context = "original_max_position_embeddings", "max_position_embeddings"
+    source = rope if rope.has(name) else fields
+    return source.whole(name, context, high=MAX_CONTEXT)
+
+
+def _read_yarn(rope: Fields, fields: Fields) -> Yarn:
+    original = _original_context(rope, fields)
+    explicit = rope.number("attention_factor", high=1e3) if rope.has("attention_factor") else None
+    return Yarn(
+        factor=rope.number("factor", low=1e-3, high=1e4),
+        original_context=original,
+        beta_fast=rope.number("beta_fast", low=1e-3, high=1e4, default=32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", low=1e-3, high=1e4, default=1.0) or 1.0,
+        mscale=rope.number("mscale", high=100.0, default=0.0),
+        mscale_all_dim=rope.number("mscale_all_dim", high=100.0, default=0.0),
+        attention_factor=explicit,
+        truncate=rope.flag("truncate", True),
+    )

@@ -1,0 +1,43 @@
+"""What a GPU taught about this machine: kept, and a file that says something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ktcli.store import experience
+from ktcli.store.experience import Experience
+
+
+def test_memory_is_remembered_while_it_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    limit = lambda free: experience.recall("m", "g", free).limit_bytes  # noqa: E731
+    assert experience.recall("m", "g", 100) == Experience()
+    experience.note_memory("m", "g", 1000, 700)
+    experience.note_memory("other", "g", 1000, 600)
+    experience.note_times("m", "g", (1e-4, 2e-4, 0.0))
+    assert experience.recall("m", "g", 1000) == Experience(700, (1e-4, 2e-4, 0.0))
+    assert limit(900) == 700
+    assert limit(1100) is None  # somebody has gone
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[1]", "{", '{"m on g": 3}', '{"m on g": {"memory": {"free_bytes": "x"}}}',
+        '{"m on g": {"layer_s": [1.0, 2.0]}}', '{"m on g": {"layer_s": [NaN, 1.0, 1.0]}}',
+        '{"m on g": {"layer_s": [0.0, 1.0, 1.0]}}',
+        '{"m on g": {"memory": {"free_bytes": @, "limit_bytes": @}}}'.replace("@", "9" * 400),
+    ],
+)  # fmt: skip
+def test_a_damaged_note_is_no_note(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_HOME", str(tmp_path))
+    (tmp_path / "gpu.json").write_text(text)
+    assert experience.recall("m", "g", 1000) == Experience()
+    experience.note_memory("m", "g", 1000, 500)
+    assert experience.recall("m", "g", 1000).limit_bytes == 500
