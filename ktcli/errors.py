@@ -36,6 +36,13 @@ def gib(size_bytes: int | float) -> str:
     return f"{value:.1f} GiB"
 
 
+def predicted(tok_s: float) -> str:
+    """A predicted speed for people, with no more digits than a prediction has: '1.6', '15.9', '155', '5,300'."""
+    if tok_s < 100:
+        return f"{tok_s:.1f}"
+    return f"{tok_s:,.0f}" if tok_s < 1000 else f"{float(f'{tok_s:.2g}'):,.0f}"
+
+
 class KtError(Exception):
     """The base of every error that kt reports in one sentence.
 

@@ -21,9 +21,7 @@ from pathlib import Path
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
 
-ALIGNMENT = (
-    64  # bytes, of the data in files we write: one cache line, and what the kernels load from
-)
+ALIGNMENT = 64  # bytes, of the data in files we write: a cache line, and what kernels load from
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 MAX_TENSORS = 300_000  # tensors of one model; the largest ones have 200 000
 

@@ -18,9 +18,7 @@ from ktcli.native import PANEL_ROWS, Codes, Format, Scale
 F32 = NDArray[np.float32]
 ROTATION_UNIT = 64  # columns of the smallest rotated block
 TINY = np.float32(2.0**-60)  # a group below this encodes as zero
-FACTORS = tuple(
-    np.float32(j) / np.float32(32) for j in range(26, 49)
-)  # candidates of the scale search
+FACTORS = tuple(np.float32(j) / np.float32(32) for j in range(26, 49))  # of the scale search
 LINE = 64  # bytes; a panel is padded to a multiple
 E4M3_MOST = 448
 # Element type of a stored scale, and the bits of an f32 that are left out below it.

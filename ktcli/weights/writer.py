@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import KtError, NotEnoughDisk
@@ -22,8 +23,9 @@ FLUSH_BYTES = 256 << 20
 class FileWriter:
     """One file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
 
-    Hashing and writing happen in a thread of their own, in order; a part must not be changed after it
-    was handed over. Errors of the system surface as OSError in `write` or `finish`.
+    A part is hashed and written at the same time, by two threads of their own, and a third flushes; parts keep their
+    order. A part must not be changed after it was handed over until the next call returns. Errors of the system
+    surface as OSError in `write` or `finish`.
 
     Attributes:
         size_bytes: bytes handed over so far.
@@ -37,49 +39,62 @@ class FileWriter:
         self._file = os.open(self._beside, flags, 0o644)
         self._hash = sha256()
         self._unflushed = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kt-write")
-        self._writing: Future[None] | None = None
+        self._threads = ThreadPoolExecutor(3, thread_name_prefix="kt-write")
+        self._part: list[Future[None]] = []
+        self._flush: Future[None] | None = None
         self.size_bytes = 0
 
     def __enter__(self) -> FileWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
         os.close(self._file)
         if kind is not None:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Appends `part`; returns when the one before is written."""
+        """Appends `part`; returns when the one before is hashed and written."""
         self.size_bytes += len(part)
         self._settle()
-        self._writing = self._thread.submit(self._put, part)
+        self._part = [self._start(self._hash.update, part), self._start(self._put, part)]
+        self._unflushed += len(part)
 
     def finish(self) -> str:
         """Completes the file: flushes it and gives it its name. Returns its SHA-256."""
         self._settle()
+        self._end_flush()
         with self._clock.running():
             os.fsync(self._file)
             os.rename(self._beside, self._path)
             smallfiles.sync_folder(self._path.parent)
         return self._hash.hexdigest()
 
+    def _start(self, work: Callable[[Any], None], what: Any) -> Future[None]:
+        def run() -> None:
+            with self._clock.running():
+                work(what)
+
+        return self._threads.submit(run)
+
     def _settle(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+        """The last part is hashed and written, and what was written is flushed now and then."""
+        for each in self._part:
+            each.result()
+        self._part = []
+        if self._unflushed >= FLUSH_BYTES:
+            self._end_flush()
+            self._flush, self._unflushed = self._start(os.fdatasync, self._file), 0
+
+    def _end_flush(self) -> None:
+        if self._flush is not None:
+            self._flush.result()
+            self._flush = None
 
     def _put(self, part: memoryview | bytes) -> None:
-        with self._clock.running():
-            self._hash.update(part)
-            view = memoryview(part)
-            while view:
-                view = view[os.write(self._file, view) :]
-            self._unflushed += len(part)
-            if self._unflushed >= FLUSH_BYTES:
-                os.fdatasync(self._file)
-                self._unflushed = 0
+        view = memoryview(part)
+        while view:
+            view = view[os.write(self._file, view) :]
 
 
 def free_bytes(folder: Path) -> int:

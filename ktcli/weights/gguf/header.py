@@ -27,9 +27,7 @@ VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64_000_000  # a vocabulary of 200 000 tokens with its merges takes 12 MB
 MAX_KEYS = 10_000  # published ones have about 50
 MAX_KEY_BYTES = 1_000
-MAX_ELEMENTS = (
-    2_000_000  # in all arrays together; the largest vocabularies with merges have 1.3 million
-)
+MAX_ELEMENTS = 2_000_000  # in all arrays; the largest vocabularies with merges have 1.3 million
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
