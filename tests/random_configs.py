@@ -48,7 +48,11 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "num_attention_heads": (2, 4, 6, 8),
     "num_key_value_heads": (1, 2, 4, None),
     "head_dim": (8, 16, 24, 32, None),
-    "intermediate_size": (24, 40, 72),
+    "intermediate_size": (
+        24,
+        44,
+        72,
+    ),  # not half of a hidden size, where transformers could not tell how experts lie
     "q_lora_rank": (20, 40, None),
     "kv_lora_rank": (32, 48),
     "nope_head_dim": (16, 24),
