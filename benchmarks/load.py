@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,16 +25,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli import smallfiles
 from ktcli.assembly.host import team_here
 from ktcli.engine.loader import PackSource, load
+from ktcli.manifest import PACK, FileRecord, Manifest
 from ktcli.measure.clock import PAIRS, alternate
 from ktcli.models import Model, build, cut
 from ktcli.native import Arena, Pool
 from ktcli.store import catalog
-from ktcli.weights.manifest import FileRecord, Manifest
-from ktcli.weights.pack import MANIFEST, Pack, weight_files
+from ktcli.weights.manifest import format_names
+from ktcli.weights.pack import Pack, weight_files
 from ktcli.weights.recipe import Recipe, stored_bytes
-from ktcli.weights.writer import FileWriter, write_file
+from ktcli.weights.writer import FileWriter
 
 MODEL, LAYERS = "qwen3-30b-a3b", 5
 LIMIT_PERCENT = 60
@@ -46,7 +49,8 @@ def write_pack(folder: Path, config: dict[str, Any], recipe: Recipe) -> Pack:
     """A pack of random bytes: every file as a conversion would write it."""
     model = build(config)
     block = np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8).tobytes()
-    extra = write_file(folder / "config.json", (text := json.dumps(config).encode()))
+    text = json.dumps(config).encode()
+    smallfiles.write(folder / "config.json", text)
     records = []
     for file in weight_files(model.tensors, recipe):
         with FileWriter(folder / file.name) as target:
@@ -58,16 +62,13 @@ def write_pack(folder: Path, config: dict[str, Any], recipe: Recipe) -> Pack:
                     left -= min(left, len(block))
             records.append(FileRecord(file.name, target.size_bytes, target.finish()))
     manifest = Manifest(
+        tuple(records),
+        extras=(FileRecord("config.json", len(text), sha256(text).hexdigest()),),
+        formats=format_names(recipe),
         family=model.spec.family,
-        hub=None,
-        repository=None,
-        revision=None,
         digest="0" * 64,
-        recipe=recipe,
-        extras=(FileRecord("config.json", len(text), extra),),
-        files=tuple(records),
     )
-    write_file(folder / MANIFEST, manifest.encode())
+    smallfiles.write(folder / PACK, manifest.encode())
     return Pack.open(folder)
 
 

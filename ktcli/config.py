@@ -56,7 +56,7 @@ def home() -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, created with its parents.
+    """Creates `path` with its parents and returns it.
 
     Raises:
         KtError: it cannot be created or written.

@@ -36,12 +36,19 @@ def gib(size_bytes: int | float) -> str:
     return f"{value:.1f} GiB"
 
 
+def predicted(tok_s: float) -> str:
+    """A predicted speed for people, with no more digits than a prediction has: '1.6', '15.9', '155', '5,300'."""
+    if tok_s < 100:
+        return f"{tok_s:.1f}"
+    return f"{tok_s:,.0f}" if tok_s < 1000 else f"{float(f'{tok_s:.2g}'):,.0f}"
+
+
 class KtError(Exception):
-    """Base of every error that kt reports in one sentence.
+    """The base of every error that kt reports in one sentence.
 
     Args:
         message: one sentence, with the offending values.
-        hint: what to do next; shown on its own line.
+        hint: the advice what to do next; shown on its own line.
     """
 
     exit_code = 1
@@ -53,7 +60,7 @@ class KtError(Exception):
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """Give errors that have no hint this one."""
+    """Gives this hint to errors that have none."""
     try:
         yield
     except KtError as error:

@@ -119,12 +119,12 @@ class Manifest:
 
     @property
     def records(self) -> tuple[FileRecord, ...]:
-        """All files, small ones first."""
+        """The records of all files, small ones first."""
         return (*self.extras, *self.files)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files but the manifest itself."""
+        """The bytes of all files but the manifest itself."""
         return sum(record.size_bytes for record in self.records)
 
     @property
@@ -264,7 +264,7 @@ def parse_record(row: object) -> FileRecord:
 
 
 def _inside(name: str) -> str:
-    """`name`, if it stays inside its folder.
+    """Returns `name` if it stays inside its folder.
 
     Raises:
         ValueError: it could lead out of it, or no file can be called so.

@@ -28,7 +28,7 @@ from ktcli.errors import KtError, UsageError
 
 
 class Mode(Enum):
-    """How much is printed and in which form."""
+    """The modes of output: how much is printed and in which form."""
 
     HUMAN = "human"
     JSON = "json"
@@ -45,7 +45,7 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def safe(text: object) -> str:
-    """`text` on one line, control characters made visible: for names that come from elsewhere."""
+    """Returns `text` on one line, control characters made visible: for names that come from elsewhere."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in str(text)
@@ -53,7 +53,7 @@ def safe(text: object) -> str:
 
 
 def visible(text: object) -> str:
-    """`text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
+    """Returns `text` with its lines and tabs kept, and whatever a terminal obeys made visible."""
     return _CONTROL.sub(lambda found: safe(found[0]), str(text))
 
 
@@ -64,7 +64,7 @@ def table(
     right: Sequence[int] = (),
     width: int | None = None,
 ) -> str:
-    """Aligned columns, two spaces apart, no rules; `right` lists right-aligned columns.
+    """Formats aligned columns, two spaces apart, without rules; `right` lists right-aligned columns.
 
     Args:
         width: columns of the terminal, in which cells of the last column are broken between words, or
@@ -169,7 +169,7 @@ def _rich_bar(unit: str) -> Any:
     from rich.table import Column
 
     class Roomy(Console):
-        """Leaves the end of each line for the ^C that a terminal shows, which would begin another line."""
+        """A console that leaves the end of each line for the ^C that a terminal shows, which would begin another."""
 
         @property
         def options(self) -> ConsoleOptions:
@@ -285,7 +285,7 @@ class Output:
     # --- colour -------------------------------------------------------------------------------
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:
-        """`text` in a style, where `stream` (stdout) is a terminal that wants colour."""
+        """Returns `text` in a style, where `stream` (stdout) is a terminal that wants colour."""
         target = sys.stdout if stream is None else stream
         wanted = (
             target.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

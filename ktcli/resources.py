@@ -1,4 +1,4 @@
-"""Where the files that ship with kt lie: profiles, the built-in model, the native library.
+"""Finds the files that ship with kt: profiles, the built-in model, the native library.
 
 In a wheel they are installed inside the package. In an editable install the package is the source
 folder: the library is built into it, and `profiles/` lies beside it in the repository root. Nothing

@@ -171,7 +171,7 @@ def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
     Args:
         path: the lock file, there as long as somebody holds it or died holding it.
         what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
-        wait_s: how long to try before giving up.
+        wait_s: the seconds to try before giving up.
     Raises:
         Busy: another process holds it; the sentence says which.
         KtError: the file cannot be made.

@@ -19,7 +19,7 @@ EXIT_INTERRUPTED = 130  # as a shell has it
 
 
 def run() -> None:
-    """Entry point of the console script."""
+    """The entry point of the console script."""
     _fill_closed_streams()
     # A program that is started in the background may find Ctrl-C ignored; it stays so.
     mine = signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -10,13 +10,12 @@ import amx as emulator
 import pytest
 from hypothesis import settings
 
-# A job that a shell started in the background inherits SIGINT ignored; tests send it.
+# A job that a shell started in the background, or under nohup, inherits signals ignored; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The suite's models are tiny: a second thread of torch or of numpy's BLAS would only wait for the first.
 os.environ["OMP_NUM_THREADS"] = "1"
-# The hub's library gives up reading after ten seconds, which a busy machine may well need.
-os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "60")
 
 pytest_plugins = ["tiers"]
 

@@ -1,4 +1,4 @@
-"""Measuring this machine, so that plans made for it from now on count with what it reaches."""
+"""Measures this machine, so that plans made for it from now on count with what it reaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def measure_machine(machine: Machine, threads: int, listener: Listener = SILENT)
     """Measures what the CPU and the GPUs reach and keeps it for later commands; returns the machine with its rates.
 
     Args:
-        threads: of the teams that a command would start now.
+        threads: the threads of the teams that a command would start now.
     Raises:
         NativeError: the native library refuses KT_ISA.
         KtError: the library folder cannot be written.

@@ -22,7 +22,7 @@ from ktcli.assembly.listener import SILENT, Listener
 from ktcli.assembly.plan import plan_ahead
 from ktcli.assembly.request import Wanted
 from ktcli.assembly.subject import find_subject
-from ktcli.errors import Busy, UsageError, gib
+from ktcli.errors import Busy, UsageError, gib, predicted
 from ktcli.manifest import PACK as PACK_MANIFEST
 from ktcli.models import build
 from ktcli.store import catalog, library, removal
@@ -155,7 +155,7 @@ def _require_room(name: str, wanted: Wanted, listener: Listener) -> None:
     there = f" and {gib(plan.device.need.total)} of the GPU's" if plan.device else ""
     listener.note(
         f"{name} needs {gib(plan.need_bytes)} of {gib(plan.host.available_bytes)} memory{there}; "
-        f"about {plan.speed.decode:.1f} tokens/s here (kt plan {name} says why)"
+        f"about {predicted(plan.speed.decode)} tokens/s here (kt plan {name} says why)"
     )
 
 

@@ -57,7 +57,7 @@ class DeviceWords:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a model is to be loaded.
+    """The way in which a model is to be loaded.
 
     Attributes:
         context: the positions of a session; None: the plan decides.

@@ -50,7 +50,7 @@ _WORDS = {
 
 
 def changed(settings: Settings, name: str, value: str) -> Settings:
-    """`settings` with one value from a line of text.
+    """Returns `settings` with one value from a line of text.
 
     Raises:
         UsageError: there is no such setting, or it cannot be that; the hint says what it can be.

@@ -87,7 +87,7 @@ class _Refused(Exception):
 
 
 class _Helper:
-    """One helper process, with the tokenizer read."""
+    """A helper process that has read the tokenizer."""
 
     def __init__(self, document: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}

@@ -167,7 +167,7 @@ def _each(value: Any, put: Callable[[str], str]) -> Any:
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Every text in nested plain values."""
+    """Yields every text in nested plain values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -63,7 +63,7 @@ class Keeper:
             self._complain(error)
 
     def keep_now_and_then(self) -> None:
-        """Keep the chat if the last time is EVERY_S ago."""
+        """Keeps the chat if it was last kept EVERY_S seconds ago or earlier."""
         if time.monotonic() >= self._next_s:
             self.keep()
 

@@ -91,7 +91,7 @@ class Meter:
         return chars
 
     def text_of(self, value: Any) -> str:
-        """`str(value)`, paid."""
+        """Returns `str(value)` and pays for it."""
         self.make(self.weigh(value, to_print=True))
         return str(value)
 
@@ -181,7 +181,7 @@ def concat(meter: Meter, *parts: Any) -> str:
 
 
 def call_method(meter: Meter, text: str, name: str, args: tuple[Any, ...], more: Any) -> Any:
-    """`text.name(*args)`, paid by the most it could return."""
+    """Returns `text.name(*args)`, paid by the most it could return."""
     if name == "replace" and len(args) >= 2:
         old, new = str(args[0]), str(args[1])
         meter.make(len(text) + text.count(old) * len(new))

@@ -18,7 +18,7 @@ REPORTED_PROMPT = 256  # tokens; a shorter prompt is read too fast to report
 
 
 def visible(text: str) -> str:
-    """`text` with every control character but newline and tab made visible."""
+    """Returns `text` with every control character but newline and tab made visible."""
     return _CONTROL.sub(_picture, text.replace("\r\n", "\n"))
 
 

@@ -60,7 +60,7 @@ class Settings:
 
 
 def override(sampling: SamplingSettings, **given: Any) -> SamplingSettings:
-    """`sampling` with the values that are not None; asking for randomness ends greedy.
+    """Returns `sampling` with the given values that are not None; asking for randomness ends greedy sampling.
 
     Raises:
         UsageError: a value out of range.

@@ -45,7 +45,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One command line to complete: "pull", or "bench decode".
+    """A command line to complete: "pull", or "bench decode".
 
     Attributes:
         words: the command and its subcommand.

@@ -1,4 +1,4 @@
-"""What would make a plan fit that does not, the smallest sacrifice first."""
+"""Advises what would make a plan fit that does not, the smallest sacrifice first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ktcli.weights.recipe import Recipe
 
 
 def advice_alone(alone: Alone, context: int) -> Iterator[str]:
-    """What would make the plan fit, the smallest sacrifice first."""
+    """Yields what would make the plan fit, the smallest sacrifice first."""
     host = alone.host
     shorter = fitting_context(alone.model, alone.recipe, alone.room_bytes, alone.use)
     if shorter >= LEAST_CONTEXT:
@@ -38,7 +38,7 @@ def advice_alone(alone: Alone, context: int) -> Iterator[str]:
 
 
 def advice_with(model: Model, host: Host, gpu: Gpu, request: Request, made: Plan) -> Iterator[str]:
-    """What would make a plan with a GPU fit into main memory."""
+    """Yields what would make a plan with a GPU fit into main memory."""
     assert host.beside is not None
     alone = Alone.of(model, host, request)
     if alone.fits(alone.context(request.context)):
@@ -55,7 +55,7 @@ def advice_with(model: Model, host: Host, gpu: Gpu, request: Request, made: Plan
 
 
 def _more_memory(missing_bytes: int, nodes: Iterable[NodeNeed]) -> Iterator[str]:
-    """What must be free in all, or else on the nodes that are too full."""
+    """Yields how much more must be free in all, or else on the nodes that are too full."""
     if missing_bytes > 0:
         yield f"{gib(missing_bytes)} more memory would do"
         return
@@ -65,7 +65,7 @@ def _more_memory(missing_bytes: int, nodes: Iterable[NodeNeed]) -> Iterator[str]
 
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
-    """Recipes that take less memory, the least change first: experts, then dense, then both."""
+    """Yields recipes that take less memory, the least change first: experts, then dense, then both."""
     usual = Recipe()
     steps = reversed((usual.experts, *steps_from(usual.experts)))  # bf16, int8, int4
     experts = [

@@ -1,4 +1,4 @@
-"""A model with every layer on the CPU: what it needs, which context fits, how fast it is, part by part.
+"""Accounts for a model with every layer on the CPU: its memory, the context that fits, its speed, part by part.
 
 Memory is the sum of what `memory` and `nodes` count, time the roofline of `cost`. Whether it is wanted so is decided in
 `placement`.
@@ -52,7 +52,7 @@ class Alone:
 
     @property
     def extra_bytes(self) -> int:
-        """What cutting between teams adds."""
+        """The bytes that cutting weights between teams adds."""
         return sum(extra_bytes(self.model, self.recipe, self.host.teams).values())
 
     @property
@@ -66,22 +66,22 @@ class Alone:
         return room if fullest is None else min(room, fullest)
 
     def context(self, asked: int | None) -> int:
-        """Positions to reserve."""
+        """The number of positions to reserve."""
         return asked or default_context(self.model, self.recipe, self.room_bytes, self.use)
 
     def need_bytes(self, context: int) -> int:
-        """Memory of everything, without what cutting adds."""
+        """The bytes of everything, without those that cutting adds."""
         return need_bytes(self.model, self.recipe, context, self.use)
 
     def fits(self, context: int) -> bool:
         return self.need_bytes(context) <= self.room_bytes
 
     def total_bytes(self, context: int) -> int:
-        """Memory of everything, with what cutting adds and what is left free."""
+        """The bytes of everything, with those that cutting adds and those left free."""
         return self.need_bytes(context) + self.extra_bytes + self.host.margin_bytes
 
     def node_needs(self, context: int) -> tuple[NodeNeed, ...]:
-        """What each node must hold; (): no memory is bound to one."""
+        """The bytes that each node must hold; (): no memory is bound to a node."""
         host = self.host
         if not host.nodes:
             return ()
@@ -89,12 +89,12 @@ class Alone:
         return node_needs(self.model, self.recipe, host.teams, host.nodes, others)
 
     def step_s(self, step: StepShape) -> float:
-        """Seconds of a step."""
+        """The predicted seconds of a step."""
         works = step_work(self.model, self.recipe, step)
         return step_seconds(works, self.model.spec, self.host.rates, step.n_tokens)
 
     def speed(self, context: int) -> Speed:
-        """Of decode early and at the end of a context, and of a prefill chunk."""
+        """The speed of decode early and at the end of a context, and of a prefill chunk."""
         chunk = min(PREFILL_CHUNK, context)
         return Speed(
             decode=1 / self.step_s(StepShape(1, min(EARLY_TOKENS, context - 1))),
@@ -103,7 +103,7 @@ class Alone:
         )
 
     def lines(self, context: int) -> Iterator[Line]:
-        """Every part with its bytes and its predicted time, the largest first; then what has no weights."""
+        """Yields every part with its bytes and its predicted time, the largest first; then those without weights."""
         model, host, recipe, use = self.model, self.host, self.recipe, self.use
         spec, line = model.spec, _Timing.of(model, recipe, context, host.rates).line
         extra, teams = extra_bytes(model, recipe, host.teams), len(host.teams)
@@ -130,7 +130,7 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
-    """What each part does in one decode step and in one prefill chunk, and how fast that goes."""
+    """The work of each part in one decode step and in one prefill chunk, and the rates that time it."""
 
     decode: Mapping[ModelPart, PartWork]
     prefill: Mapping[ModelPart, PartWork]

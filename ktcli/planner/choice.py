@@ -1,4 +1,4 @@
-"""Which number format the experts get with `--experts auto`: the most precise that fits the memory.
+"""Chooses the number format of the experts for `--experts auto`: the most precise that fits the memory.
 
 The table of formats says among which ones. Experts that a checkpoint holds in 4 bits keep the format that holds
 them exactly, as far as there is one: more bits would hold nothing more, and others of 4 bits less.
@@ -21,7 +21,7 @@ BY_MEMORY = "auto"  # for the number format of experts
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """What was chosen, for `Recipe.named`, and why, a clause."""
+    """The chosen format, by the name that `Recipe.named` takes, and the reason, a clause."""
 
     experts: str
     reason: str
@@ -30,11 +30,11 @@ class FormatChoice:
 def choose_experts(
     model: Model, host: Host, request: Request, kept: Format | None = None
 ) -> FormatChoice:
-    """The format for the experts of `model` on `host`.
+    """Chooses the format for the experts of `model` on `host`.
 
     Args:
-        request: context, device and dense format to plan with.
-        kept: what holds the checkpoint's experts exactly; None: nothing that is known.
+        request: the context, device and dense format to plan with.
+        kept: the format that holds the checkpoint's experts exactly; None: none is known.
     """
     if kept is not None and kept.bits == 4:
         return FormatChoice(kept.name, "the checkpoint's own 4 bits, without loss")

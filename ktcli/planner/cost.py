@@ -1,11 +1,11 @@
-"""How long a step takes: a roofline over the bytes and operations of its parts.
+"""Predicts how long a step takes: a roofline over the bytes and operations of its parts.
 
 A part reads its bytes from memory and does its operations. With one token, weights are used as they
 stream in, and the slower of the two counts. With many, a block of weights is read and unpacked into the
 cache first and then multiplied with every token, so both times add up.
 
 Rates come from measurement (`kt doctor --measure`) where there is one, else from a cautious assumption
-that says so. What the loops reach of those rates is written here once, with where it comes from.
+that says so. The shares of those rates that the loops reach are written here once, with their origin.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ktcli.planner.spec import PartWork, Unit
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a machine can do with all planned threads.
+    """The rates of a machine with all planned threads.
 
     Attributes:
         read_bps: bytes per second read from memory.
-        int8_ops, bf16_ops: operations per second, multiply and add are two.
-        measured: False if they were assumed from the kind of CPU.
+        int8_ops, bf16_ops: operations per second; multiply and add are two.
+        measured: whether they were measured; else they are assumed from the kind of CPU.
         basis: where they come from, for people.
-        tiles: the operations are those of tiles, which steps of one token, attention and f32 do not use.
+        tiles: whether the operations are those of tiles, which steps of one token, attention and f32 do not use.
     """
 
     read_bps: float
@@ -37,7 +37,7 @@ class Rates:
     tiles: bool = False
 
     def reached(self, unit: Unit, n_tokens: int) -> float:
-        """Operations per second that the engine's own loop of this kind reaches."""
+        """The operations per second that the engine's own loop of this kind reaches."""
         peak = self.int8_ops if unit is Unit.INT8 else self.bf16_ops
         if not self.tiles:
             return peak * PEAK_SHARE[unit]
@@ -62,9 +62,9 @@ PEAK_SHARE = {
     Unit.RECURRENT: 0.10,
 }
 
-# Tiles do so many times the operations per cycle of two 512-bit ports, in int8 and in bf16.
+# The operations of tiles per cycle, as a multiple of those of two 512-bit ports, in int8 and in bf16.
 TILE_GAIN = 8
-# What loops with tiles reach of their peak: nobody has measured these kernels yet, so it is assumed to be
+# The share of the peak that loops with tiles reach: nobody has measured these kernels yet, so it is assumed to be
 # what KTransformers publishes for its own (doc/en/AMX.md: 35 TOPS int8 and 21 TFLOPS bf16 on a Xeon of the
 # 4th generation), of 32 cores at 2.5 GHz.
 TILE_SHARE = {Unit.INT8: 0.20, Unit.BF16: 0.25}
@@ -79,10 +79,10 @@ OPERATIONS_PER_LAYER = 16
 
 @dataclass(frozen=True, slots=True)
 class IsaPeaks:
-    """A row of kernels, for machines where nobody asked or measured.
+    """The peaks of a row of kernels, for machines where nobody asked or measured.
 
     Attributes:
-        flags: what /proc/cpuinfo must list.
+        flags: the flags that /proc/cpuinfo must list.
         int8_ops, bf16_ops: operations per cycle and core of its widest multiply-add. Two 512-bit ports
             for AVX-512, two 256-bit ports for AVX2 (int8 through maddubs + maddwd, bf16 widened to f32),
             one multiplier for AMX: tiles of 16 x 16 outputs and 64 bytes of each row in 16 cycles.
@@ -102,22 +102,22 @@ ROWS = {
     "avx2": IsaPeaks(frozenset({"avx2", "fma"}), 64, 32),
     "portable": IsaPeaks(frozenset(), 4, 4),
 }
-# What one core's own queue of misses can pull, on server and desktop CPUs alike.
+# The bytes per second that one core's own queue of misses can pull, on server and desktop CPUs alike.
 CORE_READ_BPS = 20e9
 _ASSUMED_HZ = 2.5e9  # all cores busy with wide vectors; server CPUs lie between 2.2 and 4 GHz
 
 
 def assumed_read_bps(threads: float, nodes: int = 1) -> float:
-    """Cautious bandwidth of threads that read from the memory of all of `nodes` alike.
+    """The cautious bandwidth of threads that read from the memory of all of `nodes` alike, bytes per second.
 
     A node has at least two memory channels, about 50 GB/s; CPUs with many cores come with more
-    channels, about 4 GB/s per core. Of several nodes one counts: most reads cross the link between them.
+    channels, about 4 GB/s per core. Only one of several nodes counts: most reads cross the link between them.
     """
     return min(CORE_READ_BPS * threads, max(50e9, 4e9 * threads / nodes), 300e9)
 
 
 def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
-    """Cautious rates of so many cores of a CPU nobody has measured."""
+    """The cautious rates of `cores` cores of a CPU that nobody has measured."""
     row = ROWS.get(isa, ROWS["portable"])
     tiles = has_tiles(isa)
     basis = (
@@ -134,22 +134,22 @@ def assumed_rates(isa: str, cores: float, read_bps: float) -> Rates:
 
 
 def has_tiles(isa: str) -> bool:
-    """Whether a row of kernels multiplies with tiles."""
+    """Returns whether a row of kernels multiplies with tiles."""
     return "amx_tile" in ROWS[isa].flags if isa in ROWS else False
 
 
 def seconds(work: PartWork, rates: Rates, n_tokens: int) -> float:
-    """Time of one part of a step of `n_tokens` tokens."""
+    """The seconds of one part of a step of `n_tokens` tokens."""
     reading = work.read_bytes / (rates.read_bps * READ_SHARE)
     computing = work.ops / rates.reached(work.unit, n_tokens)
     return max(reading, computing) if n_tokens == 1 else reading + computing
 
 
 def overhead_seconds(spec: Spec) -> float:
-    """Time of a step that no part accounts for: handing each operation to the team."""
+    """The seconds of a step that no part accounts for: handing each operation to the team."""
     return spec.layers * OPERATIONS_PER_LAYER * OPERATION_S
 
 
 def step_seconds(works: Iterable[PartWork], spec: Spec, rates: Rates, n_tokens: int) -> float:
-    """Time of a whole step: its parts run one after the other."""
+    """The seconds of a whole step: its parts run one after the other."""
     return sum(seconds(work, rates, n_tokens) for work in works) + overhead_seconds(spec)

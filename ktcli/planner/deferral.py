@@ -1,4 +1,4 @@
-"""How many experts of a token are added one layer later, so that the CPU need not wait for the GPU.
+"""Decides how many experts of a token are deferred, added one layer later, so that the CPU need not wait for the GPU.
 
 With t_e the CPU's time for one expert, T_g the GPU's for attention, norms, router and copies of one layer,
 T_s that for shared and resident experts, and k hits per token on the CPU, a layer takes
@@ -24,12 +24,12 @@ _EPS = 1e-9  # of rounding, in comparisons of times
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one MoE layer at decode of one token.
+    """The seconds of one MoE layer at decode of one token.
 
     Attributes:
-        expert_s: t_e.
-        device_s: T_g.
-        shared_s: T_s.
+        expert_s: t_e, one expert on the CPU.
+        device_s: T_g, attention, norms, router and copies of the layer on the GPU.
+        shared_s: T_s, shared and resident experts on the GPU.
     """
 
     expert_s: float
@@ -38,7 +38,7 @@ class Times:
 
 
 def require(depth: int | None, top_k: int) -> None:
-    """Refuse a depth that the model cannot have.
+    """Refuses a depth that the model cannot have.
 
     Raises:
         UsageError: fewer than `IMMEDIATE` of a token's experts would be left.
@@ -51,7 +51,7 @@ def require(depth: int | None, top_k: int) -> None:
 
 
 def limit(hits: float, top_k: int) -> int:
-    """The most experts that may be deferred, of `hits` expected on the CPU of `top_k` chosen."""
+    """The most experts that may be deferred when `hits` of the `top_k` chosen ones are expected on the CPU."""
     return max(0, min(floor(hits + _EPS) - IMMEDIATE, top_k // 2))
 
 
@@ -61,7 +61,7 @@ def saturating(times: Times) -> int:
 
 
 def depth(times: Times, hits: float, top_k: int) -> int:
-    """How many to defer: as few as reach the best time that is allowed.
+    """The number of experts to defer: as few as reach the best time that is allowed.
 
     That is `saturating` within `limit`; fewer where shared experts hide the rest, and 0 where a step is
     no faster with deferral.
@@ -72,12 +72,12 @@ def depth(times: Times, hits: float, top_k: int) -> int:
 
 
 def deferred(hits: float, n: int) -> float:
-    """How many of a token's `hits` are deferred at depth n."""
+    """The number of a token's `hits` that are deferred at depth n."""
     return min(float(n), max(0.0, hits - IMMEDIATE))
 
 
 def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
-    """Time of one layer in the steady state."""
+    """The seconds of one layer in the steady state."""
     busy, late = hits * times.expert_s, deferred(hits, n) * times.expert_s
     if late == 0.0:
         return times.device_s + max(busy, times.shared_s)
@@ -85,7 +85,7 @@ def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
 
 
 def context_buckets(context: int) -> tuple[int, ...]:
-    """Positions from which on the depth is chosen anew: 0, then every fourfold from 2048 on."""
+    """The positions from which on the depth is chosen anew: 0, then 2048 and every fourfold."""
     starts = [0]
     step = 2048
     while step < context:

@@ -1,7 +1,7 @@
-"""What fits into a GPU's memory, and the next smaller plan when it did not.
+"""Decides what fits into a GPU's memory, and the next smaller plan when it did not.
 
 What every token needs comes first: dense weights, the cache of the whole context, buffers of a step, the
-runtime. Of what is left a share is set aside for long prompts, and experts fill the rest. More memory
+runtime. A share of the rest is set aside for long prompts, and experts fill what is left. More memory
 never means fewer experts, and a longer context never more: every share grows with what is left, byte by byte.
 """
 
@@ -25,7 +25,7 @@ from ktcli.weights.recipe import F32_BYTES, Recipe
 # private pool and the workspace of cuBLAS (32 MiB on Hopper).
 RUNTIME_BYTES = 640 << 20
 GRAPH_BYTES = 192 << 20
-# Left free: pieces that the allocator cannot use, and what others take meanwhile.
+# The bytes left free: for pieces that the allocator cannot use, and for what others take meanwhile.
 _MARGIN_SHARE = 0.03
 _MARGIN_LIMIT = 2 << 30
 _MARGIN_LEAST = 192 << 20
@@ -35,19 +35,19 @@ CHUNK_LIMIT = 4096  # tokens; a longer chunk saves ever less, and cannot be canc
 EXPANDED_BYTES = 256 << 20  # keys and values of latent attention at prefill, some heads at a time
 # Less would only fail again: the allocator of a GPU works in pieces of 2 MiB and more.
 _LEAST_CUT = 64 << 20
-# What long prompts may take of what is left: this part for a longer chunk, the same again for streaming.
+# The divisor of what is left for long prompts: one such part for a longer chunk, the same again for streaming.
 _PROMPT_PART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How a GPU's memory is shared out before any expert is chosen.
+    """The shares of a GPU's memory before any expert is chosen.
 
     Attributes:
-        need: all parts; `experts` is still 0.
-        limit_bytes: what may be taken in all.
-        chunk: tokens that the workspace holds.
-        stream_experts: experts that one stream buffer holds; 0: too small for one, or not wanted.
+        need: the bytes of all parts; `experts` is still 0.
+        limit_bytes: the bytes that may be taken in all.
+        chunk: the tokens that the workspace holds.
+        stream_experts: the experts that one stream buffer holds; 0: too small for one, or not wanted.
     """
 
     need: Vram
@@ -57,7 +57,7 @@ class Budget:
 
     @property
     def experts_bytes(self) -> int:
-        """What experts may take."""
+        """The bytes that experts may take."""
         return self.limit_bytes - self.need.total
 
     @property
@@ -65,21 +65,21 @@ class Budget:
         return self.experts_bytes >= 0
 
     def without_stream(self) -> Budget:
-        """The same with nothing set aside for streaming: for a model whose experts all fit."""
+        """The budget with nothing set aside for streaming: for a model whose experts all fit."""
         return replace(self, need=replace(self.need, stream=0), stream_experts=0)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSizes:
-    """What a model and recipe take on a GPU, whatever the context.
+    """The bytes that a model and recipe take on a GPU, whatever the context.
 
     Attributes:
-        near_bytes: weights that are always there.
-        token_bytes: activations per token of a chunk.
-        logits_bytes: one row of them.
-        expands: keys and values are expanded from latents at prefill.
-        expert_bytes: of the largest expert.
-        layer_bytes: all experts of the largest layer.
+        near_bytes: bytes of the weights that are always there.
+        token_bytes: bytes of activations per token of a chunk.
+        logits_bytes: bytes of one row of logits.
+        expands: whether keys and values are expanded from latents at prefill.
+        expert_bytes: bytes of the largest expert.
+        layer_bytes: bytes of all experts of the largest layer.
     """
 
     near_bytes: int
@@ -91,9 +91,12 @@ class DeviceSizes:
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, stack: ModelLoads) -> DeviceSizes:
-        """Activations per token in f32: the residual stream, its norm and two sums; the widest product and
+        """Counts the sizes of a model.
+
+        Activations per token, in f32, are the residual stream, its norm and two sums; the widest product and
         what follows it; gate, up and activation of the chosen experts; a residual of streams, before and after
-        a block and normed."""
+        a block and normed.
+        """
         spec, layers = model.spec, model.spec.scratch
         columns = 4 * spec.hidden + 3 * layers.streams + 2 * layers.dense + 3 * layers.experts
         expert = int(stack.expert.size_bytes.max(initial=0))
@@ -107,20 +110,20 @@ class DeviceSizes:
         )
 
     def step_bytes(self, n_tokens: int, context: int) -> int:
-        """Workspace of a chunk: activations, the causal mask (a byte per pair), one row of logits."""
+        """The bytes of a chunk's workspace: activations, the causal mask (a byte per pair), one row of logits."""
         fixed = self.logits_bytes + (EXPANDED_BYTES if self.expands else 0)
         return n_tokens * (self.token_bytes + context) + fixed
 
     @property
     def buffer_bytes(self) -> int:
-        """One stream buffer: the experts of a layer, or as many of them as BUFFER_BYTES hold."""
+        """The bytes of one stream buffer: the experts of a layer, or as many of them as BUFFER_BYTES hold."""
         if not self.expert_bytes:
             return 0
         return min(self.layer_bytes, max(1, BUFFER_BYTES // self.expert_bytes) * self.expert_bytes)
 
 
 def margin_bytes(vram_bytes: int) -> int:
-    """Memory of a GPU that a plan leaves free."""
+    """The bytes of a GPU's memory that a plan leaves free."""
     return max(_MARGIN_LEAST, min(int(vram_bytes * _MARGIN_SHARE), _MARGIN_LIMIT))
 
 
@@ -133,11 +136,12 @@ def share_out(
     streams: bool,
     limit: int | None = None,
 ) -> Budget:
-    """The budget of a context.
+    """Makes the budget of a context.
 
     Args:
-        streams: long prompts would be worth streaming.
-        limit: bytes that may be taken at most; None: all that is free.
+        context: the positions of the cache.
+        streams: whether long prompts would be worth streaming.
+        limit: the most bytes that may be taken; None: all that are free.
     """
     room = gpu.free_bytes if limit is None else min(limit, gpu.free_bytes)
     least, longest = min(PREFILL_CHUNK, context), chunk_limit(context)
@@ -166,17 +170,17 @@ def share_out(
 
 
 def cache_bytes(spec: Spec, context: int) -> int:
-    """The cache of a context, with one page and one state more, for rows of a step that belong to no session."""
+    """The bytes of a context's cache, with one page and one state more for rows of a step without a session."""
     return kv_bytes(spec, context + PAGE_TOKENS) - sequence_bytes(spec) + states_bytes(spec)
 
 
 def states_bytes(spec: Spec) -> int:
-    """What layers keep of sessions whatever their length, with one state more."""
+    """The bytes of states that layers keep of sessions whatever their length, with one state more."""
     return sequence_bytes(spec) + spec.sequence_elements * F32_BYTES
 
 
 def chunk_limit(context: int) -> int:
-    """The longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
+    """The tokens of the longest chunk worth having: CHUNK_LIMIT, or the context in whole grains."""
     return max(min(CHUNK_LIMIT, context // GRAIN * GRAIN), min(PREFILL_CHUNK, context))
 
 
@@ -205,18 +209,18 @@ def fitting(model: Model, sizes: DeviceSizes, gpu: Gpu, most: int, limit: int | 
 
 @dataclass(frozen=True, slots=True)
 class Lower:
-    """The next smaller attempt: what to ask for, and the sentence to say."""
+    """The next smaller attempt: its request, and the sentence to say."""
 
     request: Request
     sentence: str
 
 
 def step_down(request: Request, plan: Plan) -> Lower | None:
-    """What to try after the GPU of `plan` ran out of memory; None: it was not used.
+    """The attempt to make after the GPU of `plan` ran out of memory; None: the plan used no GPU.
 
-    First fewer experts on it, then a shorter context, then the CPU alone. Every attempt takes less of the
-    GPU's memory than the one before, so repeating ends; `Request.vram_bytes` of the last one that
-    worked is what to remember.
+    First it has fewer experts on the GPU, then a shorter context, then the CPU alone. Every attempt takes less
+    of the GPU's memory than the one before, so repeating ends; `Request.vram_bytes` of the last one that
+    worked is worth remembering.
     """
     device = plan.device
     if device is None:

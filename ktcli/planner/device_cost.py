@@ -1,8 +1,8 @@
-"""How long the GPU's share of a step takes, layer by layer, and what passes between it and the CPU.
+"""Predicts how long the GPU's share of a step takes, layer by layer, and what passes between it and the CPU.
 
 A roofline again: the GPU overlaps reading and arithmetic, so the slower of the two counts, and every kernel
 of a captured graph costs a little by itself. Rates are measured ones where there are some, else those of
-the data sheet; what the kernels reach of them is assumed until it is measured, and written here once.
+the data sheet; the shares of them that the kernels reach are assumed until measured, and written here once.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ MEASURED_AT = 512  # positions in the cache when T_g is measured
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a GPU can do.
+    """The rates of a GPU.
 
     Attributes:
-        read_bps, bf16_ops: of its memory and its tensor cores, at the peak.
-        copy_bps: from pinned main memory to it, as reached.
-        measured: none of them is assumed.
+        read_bps: bytes per second read from its memory, at the peak.
+        bf16_ops: operations per second of its tensor cores, at the peak.
+        copy_bps: bytes per second copied from pinned main memory to it, as reached.
+        measured: whether all of them were measured; else some are assumed.
         basis: where they come from, for people.
     """
 
@@ -55,7 +56,7 @@ class DeviceRates:
 
 
 def device_rates(gpu: Gpu) -> DeviceRates:
-    """Measured rates, else those of the data sheet and of the link on paper."""
+    """The measured rates, else those of the data sheet and of the link on paper."""
     sheet = data_sheet(gpu)
     words = []
     if gpu.read_bps is None or gpu.bf16_ops is None:
@@ -75,13 +76,13 @@ def device_rates(gpu: Gpu) -> DeviceRates:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """CPU and GPU with one model between them: the times of its layers.
+    """The times of a model's layers with CPU and GPU sharing them.
 
     Attributes:
-        cpu: rates of the threads that run the CPU's experts.
-        hits: where a token's experts are.
-        resident: experts of each MoE layer on the GPU.
-        measured: t_e, T_g and T_s of an average MoE layer at `early` positions, where they were measured.
+        cpu: the rates of the threads that run the CPU's experts.
+        hits: the expected experts of a token on the CPU and the GPU.
+        resident: the number of experts on the GPU, for each MoE layer.
+        measured: t_e, T_g and T_s of an average MoE layer at MEASURED_AT positions; None: nobody measured.
     """
 
     stack: ModelLoads
@@ -92,19 +93,19 @@ class Hybrid:
     measured: Times | None = None
 
     def by_layer(self, values: tuple[float, ...] | tuple[int, ...]) -> F64Array:
-        """Values of MoE layers as values of all layers, zero elsewhere."""
+        """Spreads values of MoE layers over all layers, zero elsewhere, [L]."""
         found = np.zeros(self.stack.layers)
         found[self.stack.moe] = values
         return found
 
     @property
     def k_cpu(self) -> F64Array:
-        """Experts of a token on the CPU, per layer."""
+        """The expected experts of a token on the CPU, [L]."""
         return self.by_layer(self.hits.k_cpu)
 
     @property
     def k_gpu(self) -> F64Array:
-        """Experts of a token on the GPU, per layer."""
+        """The expected experts of a token on the GPU, [L]."""
         return np.where(self.by_layer(self.resident) > 0, self.stack.top_k - self.k_cpu, 0.0)
 
     # --- decode -----------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Hybrid:
         return found if self.measured is None else self._as_measured(found, position)
 
     def times(self, position: int) -> Times:
-        """t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
+        """The times t_e, T_g and T_s of the average layer with experts on the CPU; zeros if there is none."""
         found = [layer for layer in self.layers(position) if layer.hits > 0]
         if not found:
             return Times(0.0, 0.0)
@@ -138,13 +139,13 @@ class Hybrid:
         )
 
     def mean_hits(self) -> float:
-        """Experts of a token on the CPU, over the layers that have some there."""
+        """The mean experts of a token on the CPU, over the layers that have some there."""
         some = [hits for hits in self.hits.k_cpu if hits > 0]
         return sum(some) / len(some) if some else 0.0
 
     @property
     def expert_s(self) -> list[float]:
-        """t_e by the roofline, per layer."""
+        """The seconds t_e of each layer, by the roofline."""
         unit, expert = self.stack.expert_unit, self.stack.expert
         cache: dict[tuple[float, float], float] = {}
         for size, ops in zip(expert.size_bytes.tolist(), expert.ops.tolist(), strict=True):
@@ -156,38 +157,38 @@ class Hybrid:
         return [cache[pair] for pair in pairs]
 
     def head_s(self) -> float:
-        """Launch of the graph, output head, and the copy of the logits."""
+        """The seconds of the graph's launch, the output head, and the copy of the logits."""
         head, rates = self.stack.head, self.device
         reading = head.read_bytes / (rates.read_bps * READ_SHARE)
         return LAUNCH_S + reading + 4 * self.stack.vocab / rates.copy_bps
 
     def cache_s(self, position: int) -> float:
-        """Attention of one layer over so many cached positions."""
+        """The seconds of one layer's attention over `position` cached positions."""
         return self._cache_s(position - 1, 1)
 
     def _cache_s(self, start: int, n_tokens: int) -> float:
-        """Attention of one layer, of tokens from `start` on."""
+        """The seconds of one layer's attention of `n_tokens` tokens from `start` on."""
         size, ops = self.stack.cache_work(start, n_tokens)
         reading = size / (self.device.read_bps * READ_SHARE)
         return max(reading, ops / (self.device.bf16_ops * ATTENTION_SHARE))
 
     def part_s(self, work: PartWork) -> float:
-        """One part of a step on the GPU by itself."""
+        """The seconds of one part of a step on the GPU by itself."""
         share = ATTENTION_SHARE if work.unit is Unit.ATTENTION else GEMM_SHARE
         reading = work.read_bytes / (self.device.read_bps * READ_SHARE)
         return max(reading, work.ops / (self.device.bf16_ops * share))
 
     def _send_s(self, n_tokens: int) -> float:
-        """bf16 inputs, int32 ids and f32 gates to the CPU."""
+        """The seconds to send bf16 inputs, int32 ids and f32 gates to the CPU."""
         size = n_tokens * (2 * self.stack.hidden + 8 * self.stack.top_k)
         return HANDOFF_S + size / self.device.copy_bps
 
     def _fetch_s(self, n_tokens: int) -> float:
-        """f32 sums from it."""
+        """The seconds to fetch f32 sums from the CPU."""
         return HANDOFF_S + 4 * n_tokens * self.stack.hidden / self.device.copy_bps
 
     def _as_measured(self, found: list[Layer], position: int) -> list[Layer]:
-        """The layers with measured times in place of the roofline's; only the cache keeps its own."""
+        """Returns the layers with measured times in place of the roofline's; only the cache keeps its own."""
         assert self.measured is not None
         said, grown = self.measured, self.cache_s(position) - self.cache_s(MEASURED_AT)
         device_s = max(0.0, said.device_s + grown)
@@ -201,14 +202,14 @@ class Hybrid:
     # --- prefill ----------------------------------------------------------------------------------
 
     def device_chunk_s(self, n_tokens: int, start: int) -> tuple[F64Array, F64Array]:
-        """Seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk."""
+        """The seconds of each layer's parts before the experts and beside them, on the GPU, for a chunk; [L] each."""
         stack, cache = self.stack, self._cache_s(start, n_tokens)
         before = self._products(stack.before, n_tokens) + cache + KERNELS_BEFORE * PREFILL_LAUNCH_S
         beside = self._products(stack.beside, n_tokens) + KERNELS_BESIDE * PREFILL_LAUNCH_S
         return before, beside
 
     def experts_chunk_s(self, n_tokens: int, hits: F64Array, experts: F64Array) -> F64Array:
-        """Seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
+        """The seconds of each layer for `experts` [L] on the GPU that `hits` [L] per token go to: the packed
         weights are read, written as bf16 and read again, and multiplied."""
         rates, expert = self.device, self.stack.expert
         unpacked = 2 * expert.ops  # two bytes for each of ops / 2 weights, written and read
@@ -217,6 +218,6 @@ class Hybrid:
         return reading + n_tokens * hits * expert.ops / (rates.bf16_ops * GEMM_SHARE)
 
     def _products(self, load: Load, n_tokens: int) -> F64Array:
-        """Of each layer: what is read and what is computed, the slower of the two."""
+        """The seconds of each layer to read or to compute, whichever is slower, [L]."""
         reading = load.size_bytes / (self.device.read_bps * READ_SHARE)
         return np.maximum(reading, n_tokens * load.ops / (self.device.bf16_ops * GEMM_SHARE))

@@ -1,8 +1,8 @@
-"""Which experts lie on the GPU: a mask over the MoE layers, always within a budget of bytes.
+"""Chooses which experts lie on the GPU: a mask over the MoE layers, always within a budget of bytes.
 
     uniform   the same number in every layer, spread evenly over the ids
     front     all experts of the first layers
-    hot       those that a heat map saw most often, by hits per byte, over all layers
+    hot       the experts that a heat map saw most often, by hits per byte, over all layers
     a mask    as somebody wrote it
 
 What the mask leaves to the CPU follows from it: the hits per token and layer that the depth of deferral
@@ -33,12 +33,12 @@ _LINE = re.compile(r"(\d{1,5}(-\d{1,5})?(, ?\d{1,5}(-\d{1,5})?)*)?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is to be filled.
+    """The memory that a mask may fill.
 
     Attributes:
-        sizes: bytes of one expert of each MoE layer.
-        experts: E.
-        budget_bytes: for experts on the GPU.
+        sizes: the bytes of one expert, for each MoE layer.
+        experts: E, the experts of a layer.
+        budget_bytes: the bytes for experts on the GPU.
     """
 
     sizes: tuple[int, ...]
@@ -70,11 +70,11 @@ class ResidentChoice:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """What a mask leaves to the CPU.
+    """The expected hits of a token's experts on CPU and GPU under a mask.
 
     Attributes:
-        k_cpu: expected experts per token that run on the CPU, for each MoE layer.
-        rate: share of all chosen experts that lie on the GPU, 0 to 1.
+        k_cpu: the expected experts per token that run on the CPU, for each MoE layer.
+        rate: the share of all chosen experts that lie on the GPU, 0 to 1.
     """
 
     k_cpu: tuple[float, ...]
@@ -82,7 +82,7 @@ class Hits:
 
 
 def choose(wish: Wish, heat: Heat | None, room: Room) -> ResidentChoice:
-    """The mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
+    """Chooses the mask that `wish` asks for; None: everything if it fits, else hot with a heat map, else uniform.
 
     Raises:
         UsageError: a wish or heat map of another model, or `hot` without a heat map.
@@ -117,14 +117,14 @@ def choose(wish: Wish, heat: Heat | None, room: Room) -> ResidentChoice:
 
 
 def uniform(count: int, room: Room) -> Mask:
-    """The same number of experts in each layer, at even distances."""
+    """The mask with `count` experts in each layer, at even distances."""
     mask = room.empty
     mask[:, np.arange(count) * room.experts // max(1, count)] = True
     return mask
 
 
 def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
-    """Expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
+    """The expected hits under a mask; an expert that the heat map never saw counts as half a hit."""
     layers, experts = mask.shape
     weights = np.ones(mask.shape) if heat is None else np.maximum(heat.astype(np.float64), 0.5)
     on_gpu = np.where(mask, weights, 0.0).sum(axis=1) / weights.sum(axis=1)
@@ -136,15 +136,15 @@ def hits(mask: Mask, top_k: int, heat: Heat | None = None) -> Hits:
 def touched(
     experts: NDArray[np.float64] | float, hits: NDArray[np.float64] | float, n_tokens: int
 ) -> NDArray[np.float64]:
-    """Of so many equally likely experts, those that at least one of `n_tokens` chooses, where a token chooses
-    `hits` of them on average; layer by layer."""
+    """The expected number of experts, of `experts` equally likely ones, that at least one of `n_tokens` tokens
+    chooses, where a token chooses `hits` of them on average; layer by layer."""
     share = np.minimum(1.0, hits / np.maximum(experts, 1.0))
     found: NDArray[np.float64] = experts * (1.0 - (1.0 - share) ** n_tokens)
     return found
 
 
 def parse_mask(text: str, layers: int, experts: int) -> Mask:
-    """A mask as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
+    """Reads a mask as people write it: one line per MoE layer, "0-15,32"; empty: none; "#" begins a comment.
 
     Raises:
         UsageError: other lines, or ids that the model does not have.
@@ -192,7 +192,7 @@ def _shape(of: NDArray[np.generic]) -> str:
 
 
 def _most(room: Room) -> int:
-    """The largest number that fits in every layer."""
+    """The largest number of experts per layer that fits in every layer."""
     return min(room.experts, max(0, room.budget_bytes) // max(1, sum(room.sizes)))
 
 
@@ -222,7 +222,7 @@ def _explicit(wish: Mask, room: Room) -> ResidentChoice:
 
 
 def _hottest(heat: Heat, room: Room) -> NDArray[np.int64]:
-    """Flat indices by hits per byte, the most first; equal ones spread over the layers."""
+    """The flat indices of experts by hits per byte, the most first; equal ones are spread over the layers."""
     experts = heat.shape[1]
     worth = heat / np.maximum(np.array(room.sizes, np.float64), 1.0)[:, None]
     layer, expert = np.divmod(np.arange(heat.size), experts)
@@ -230,7 +230,7 @@ def _hottest(heat: Heat, room: Room) -> NDArray[np.int64]:
 
 
 def _greedy(order: Sequence[int] | NDArray[np.int64], room: Room) -> Mask:
-    """The experts of `order` (flat indices) as long as they fit; the first that does not ends it."""
+    """The mask of the experts of `order` (flat indices) as long as they fit; the first that does not ends it."""
     sizes = np.array(room.sizes, np.int64)[np.asarray(order, np.int64) // max(1, room.experts)]
     count = int(np.searchsorted(np.cumsum(sizes), max(0, room.budget_bytes), side="right"))
     mask = room.empty

@@ -1,4 +1,4 @@
-"""How long steps will take with a GPU: the plan's own arithmetic for rates and a mask that are given.
+"""Forecasts how long steps take with a GPU: the plan's own arithmetic for rates and a mask that are given.
 
 A plan decides; this only foretells, so that a measurement can be compared with what the planner makes of
 the rates of that very moment, and so that other programs' policies, which decide in each step what a
@@ -35,14 +35,14 @@ _EXPERT_KERNELS = 4  # gate and up, activation, down, sum
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a forecast is made from.
+    """The facts that a forecast is made from.
 
     Attributes:
-        cpu, device: rates.
-        mask: experts on the GPU.
-        times: t_e, T_g and T_s where they were measured; None: from the rates.
+        cpu, device: the rates of the CPU and of the GPU.
+        mask: the experts on the GPU.
+        times: t_e, T_g and T_s where they were measured; None: they follow from the rates.
         heat: how often each expert is chosen; None: all alike.
-        chunk, stream_experts: of long prompts, as planned.
+        chunk, stream_experts: the tokens of a streamed chunk and the experts of a stream buffer, as planned.
     """
 
     cpu: Rates
@@ -56,13 +56,13 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Times of one model on a machine with a GPU."""
+    """The times of one model on a machine with a GPU."""
 
     prefill: Prefill
 
     @classmethod
     def of(cls, model: Model, recipe: Recipe, known: Known) -> Forecast:
-        """From rates and a mask."""
+        """Makes the forecast of a model from rates and a mask."""
         stack = stack_of(model, recipe)
         hits = experts.hits(known.mask, stack.top_k, known.heat)
         resident = tuple(int(n) for n in known.mask.sum(axis=1))
@@ -74,20 +74,20 @@ class Forecast:
         return self.prefill.hybrid
 
     def decode_s(self, position: int, depth: int = 0) -> float:
-        """Of one token, CPU and GPU at the same time."""
+        """The seconds of one token at `position`, CPU and GPU working at the same time."""
         hybrid = self.hybrid
         return simulate(hybrid.layers(position), depth, hybrid.head_s()).step_s
 
     def prefill_s(self, n_tokens: int, threshold: int, start: int = 0) -> float:
-        """Of a prompt's next tokens, with `start` before them in the cache."""
+        """The seconds of a prompt's next tokens, with `start` positions before them in the cache."""
         whole = self.prefill.seconds(start + n_tokens, threshold)
         return whole - self.prefill.seconds(start, threshold)
 
     def on_demand_s(self, n_tokens: int, start: int, *, may_compute: bool) -> float:
-        """Of a step in which one phase comes after the other, without a graph.
+        """The seconds of a step in which one phase comes after the other, without a graph.
 
         Args:
-            may_compute: the CPU computes an expert where that is faster; else all are fetched.
+            may_compute: whether the CPU computes an expert where that is faster; else all are fetched.
         """
         h, stack = self.hybrid, self.hybrid.stack
         before, beside = h.device_chunk_s(n_tokens, start)
@@ -106,14 +106,14 @@ class Forecast:
     # --- one expert in main memory ------------------------------------------------------------------
 
     def compute_s(self, n_tokens: int) -> float:
-        """Of n tokens through one expert on the CPU."""
+        """The seconds of `n_tokens` tokens through one expert on the CPU."""
         hybrid, (size, ops) = self.hybrid, self._expert()
         reading = size / (hybrid.cpu.read_bps * CPU_READ_SHARE)
         computing = n_tokens * ops / hybrid.cpu.reached(hybrid.stack.expert_unit, n_tokens)
         return max(reading, computing) if n_tokens == 1 else reading + computing
 
     def fetch_s(self, n_tokens: int) -> float:
-        """Of bringing one expert to the GPU and n tokens through it there."""
+        """The seconds to bring one expert to the GPU and to run `n_tokens` tokens through it there."""
         device, (size, ops) = self.hybrid.device, self._expert()
         reading = size / (device.read_bps * READ_SHARE)
         computing = n_tokens * ops / (device.bf16_ops * GEMM_SHARE)
@@ -121,17 +121,17 @@ class Forecast:
         return size / self.prefill.copy_bps + max(reading, computing) + launches
 
     def is_faster_on_cpu(self, n_tokens: int) -> bool:
-        """Whether n tokens of an expert in main memory are computed there sooner than on the GPU."""
+        """Returns whether the CPU computes `n_tokens` tokens of an expert in main memory sooner than the GPU."""
         return self.compute_s(n_tokens) <= self.fetch_s(n_tokens)
 
     def _expert(self) -> tuple[float, float]:
-        """Bytes and operations of the largest expert."""
+        """The bytes and operations of the largest expert."""
         expert = self.hybrid.stack.expert
         return float(expert.size_bytes.max()), float(expert.ops.max())
 
 
 def forecast(model: Model, plan: Plan, device: DevicePlan) -> Forecast:
-    """With the rates and the mask of a plan."""
+    """Makes the forecast with the rates and the mask of a plan."""
     known = Known(
         plan.host.rates,
         device.rates,

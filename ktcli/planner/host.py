@@ -1,4 +1,4 @@
-"""What the planner needs to know of a machine, boiled down from the hardware probe's facts.
+"""Boils the hardware probe's facts down to what the planner needs to know of a machine.
 
 Threads are physical cores of this process's cpuset: a second hyperthread adds nothing to loops that
 already fill a core's ports or its memory queue. Memory is what is available now, within the cgroup.
@@ -31,17 +31,17 @@ class Host:
     """A machine as the planner sees it.
 
     Attributes:
-        name: for people, e.g. "AMD EPYC, 2 cores".
-        threads: of all teams.
-        isa: row of kernels.
-        total_bytes: memory this process may use at most.
-        available_bytes: of it, free now.
-        rates: what `threads` threads can do.
+        name: the name for people, e.g. "AMD EPYC, 2 cores".
+        threads: the threads of all teams.
+        isa: the row of kernels.
+        total_bytes: the most memory that this process may use.
+        available_bytes: the part of it that is free now.
+        rates: the rates of `threads` threads.
         notes: what the user should know, a sentence each.
-        teams: of threads; (): one, bound to no memory.
-        nodes: what the teams' memory is bound to; (): nothing is bound.
-        gpus: those that a plan may use.
-        beside: the same machine when one of them is used, which takes a core; None: there is none.
+        teams: the teams of threads; (): one, bound to no memory.
+        nodes: the nodes that the teams' memory is bound to; (): nothing is bound.
+        gpus: the GPUs that a plan may use.
+        beside: the same machine when one GPU is used, which takes a core; None: there is none.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Host:
 
     @property
     def margin_bytes(self) -> int:
-        """Memory that a plan leaves free."""
+        """The bytes of memory that a plan leaves free."""
         return memory.margin_bytes(self.total_bytes)
 
     @property
     def room_bytes(self) -> int:
-        """Memory that a plan may use."""
+        """The bytes of memory that a plan may use."""
         return self.available_bytes - self.margin_bytes
 
 
@@ -75,12 +75,12 @@ def host_of(
     numa: Numa = AUTO,
     torch: bool = False,
 ) -> Host:
-    """What the planner needs of `machine`.
+    """Makes the planner's facts of `machine`.
 
     Args:
-        threads: forced; None = one per physical core of the cpuset, less one beside a GPU.
-        isa: forced row; None = the best.
-        torch: PyTorch is there, without which no GPU can be used.
+        threads: the forced number of threads; None: one per physical core of the cpuset, less one beside a GPU.
+        isa: the forced row of kernels; None: the best.
+        torch: whether PyTorch is installed, without which no GPU can be used.
     Raises:
         UsageError: more threads than cores, or `numa` names nodes that cannot be used.
     """
@@ -95,7 +95,7 @@ def host_of(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is forced."""
+    """The choices that are forced; None: they are not."""
 
     threads: int | None
     isa: str | None
@@ -103,7 +103,7 @@ class _Asked:
 
 
 def _host(machine: Machine, asked: _Asked, gpus: int) -> Host:
-    """The host with so many GPUs in use."""
+    """The host with `gpus` GPUs in use."""
     numa = asked.numa
     cpu = on_nodes(machine.nodes, machine.cpu, numa)
     teams = node_teams(machine.nodes, cpu, planned_size(cpu, asked.threads, gpus), numa)
@@ -128,7 +128,7 @@ def _host(machine: Machine, asked: _Asked, gpus: int) -> Host:
 
 
 def _idle(machine: Machine) -> Iterator[str]:
-    """GPUs that cannot be used."""
+    """Yields the note on GPUs that cannot be used."""
     for gpu in machine.gpus:
         yield (
             f"{gpu.name} with {gib(gpu.vram_bytes)} of memory is there; without PyTorch"
@@ -137,8 +137,8 @@ def _idle(machine: Machine) -> Iterator[str]:
 
 
 def _near_nodes(machine: Machine) -> list[Node]:
-    """Memory with cores beside it. Other memory (a CXL card, for example) is not planned with, since
-    nothing is known of its speed, unless there is nothing else."""
+    """The nodes whose memory has cores beside it. Other memory (a CXL card, for example) is not planned with,
+    since nothing is known of its speed, unless there is nothing else."""
     ours = [node for node in machine.nodes if node.has_memory]
     return [node for node in ours if node.cores] or ours or list(machine.nodes)
 
@@ -152,7 +152,7 @@ def _best_row(machine: Machine) -> str:
 
 
 def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
-    """Measured rates, scaled to another thread count; assumed ones if the row was not measured, or with
+    """The measured rates, scaled to another thread count; assumed ones if the row was not measured, or with
     memory bound otherwise."""
     threads, cores = sum(team.threads for team in teams), machine.cpu.threads
     found = machine.measured
@@ -177,7 +177,7 @@ def _rates(machine: Machine, teams: Sequence[NodeTeam], isa: str) -> Rates:
 
 
 def _assumed_read_bps(machine: Machine, teams: Sequence[NodeTeam], useful: float) -> float:
-    """The sum over the memories that teams are bound to; what is not bound counts on one node."""
+    """The assumed bandwidth, summed over the memories that teams are bound to; unbound teams count on one node."""
     threads: dict[tuple[int, ...], int] = {}
     for team in teams:
         threads[team.memory] = threads.get(team.memory, 0) + team.threads
@@ -205,7 +205,7 @@ def _notes(
 
 
 def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iterator[str]:
-    """What of the machine's memory the plan does not count, and why."""
+    """Yields a note on each part of the machine's memory that the plan does not count, and why."""
     others = [node for node in machine.nodes if node not in counted and node.size_bytes]
     reasons = {
         "which this process may not use (its cpuset)": [n for n in others if not n.allowed],
@@ -219,5 +219,5 @@ def _memory_notes(machine: Machine, numa: Numa, counted: Sequence[Node]) -> Iter
 
 
 def node_words(nodes: Sequence[Node]) -> str:
-    """ "node 2", "nodes 0-3"."""
+    """The words for nodes: "node 2", "nodes 0-3"."""
     return numbered("node", [node.id for node in nodes])

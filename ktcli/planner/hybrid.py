@@ -1,4 +1,4 @@
-"""A plan with one GPU: attention, dense parts, cache and some experts there, all other experts on the CPU.
+"""Plans with one GPU: attention, dense parts, cache and some experts lie there, all other experts on the CPU.
 
 The GPU's memory is shared out first (`device`), then experts are chosen for what is left (`experts`), then
 depth of deferral and threshold of streaming follow from predicted times (`deferral`, `prefill`), and
@@ -40,7 +40,7 @@ from ktcli.planner.stack import ModelLoads, split, stack_of
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is planned."""
+    """The model, host, GPU and request that are planned, and what follows from them at once."""
 
     model: Model
     host: Host
@@ -51,18 +51,18 @@ class _Case:
     context: int
 
     def hybrid(self, mask: experts.Mask, hits: Hits) -> Hybrid:
-        """The times of a mask."""
+        """The times of the layers under a mask."""
         resident = tuple(int(n) for n in mask.sum(axis=1))
         rates, times = device_rates(self.gpu), self.request.times
         return Hybrid(self.stack, self.host.rates, rates, hits, resident, times)
 
 
 def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
-    """Plan `model` on the CPU of `host` (`Host.beside`) and one GPU; without advice.
+    """Plans `model` on the CPU of `host` (`Host.beside`) and one GPU; without advice.
 
     Raises:
         NotEnoughMemory: the GPU cannot hold what must lie on it.
-        UsageError: what is asked for is not of this model.
+        UsageError: the request does not fit this model.
     """
     stack = stack_of(model, request.recipe)
     sizes = DeviceSizes.of(model, request.recipe, stack)
@@ -106,7 +106,7 @@ def plan_with(model: Model, host: Host, gpu: Gpu, request: Request) -> Plan:
 
 
 def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
-    """A decode step at `position`."""
+    """Simulates a decode step at `position`."""
     return simulate(hybrid.layers(position), depth, hybrid.head_s())
 
 
@@ -114,8 +114,8 @@ def simulated(hybrid: Hybrid, depth: int, position: int) -> Simulation:
 
 
 def _wants_stream(case: _Case) -> bool:
-    """Whether memory is set aside for streaming: if it would be faster for the longest chunk with nothing
-    on the GPU. What is free there has no say, so that more of it never means fewer experts."""
+    """Returns whether memory is set aside for streaming: if it would be faster for the longest chunk with nothing
+    on the GPU. The GPU's free memory has no say, so that more of it never means fewer experts."""
     if case.request.prefill_threshold is not None:
         return case.request.prefill_threshold != NEVER
     mask = case.stack.room(0).empty
@@ -125,7 +125,7 @@ def _wants_stream(case: _Case) -> bool:
 
 
 def _chosen(case: _Case, budget: Budget) -> tuple[ResidentChoice, Budget]:
-    """The mask, and the budget that is left: nothing is streamed if all experts are on the GPU."""
+    """Chooses the mask, and the budget that goes with it: nothing is streamed if all experts are on the GPU."""
     request, stack = case.request, case.stack
     whole = budget.without_stream()
     room = stack.room(whole.experts_bytes)
@@ -145,7 +145,7 @@ def _threshold(case: _Case, prefill: Prefill, choice: ResidentChoice) -> int:
 
 
 def _depths(case: _Case, hybrid: Hybrid) -> tuple[tuple[int, int], ...]:
-    """The depth from each position on, where it changes."""
+    """The positions at which the depth of deferral changes, each with its depth from there on."""
     if case.request.defer is not None:
         return ((0, case.request.defer),)
     found: list[tuple[int, int]] = []

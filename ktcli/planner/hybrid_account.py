@@ -1,4 +1,4 @@
-"""What a plan with a GPU says of itself: a line for each part, where it lies and what it takes, and sentences.
+"""Makes what a plan with a GPU says of itself: a line for each part, where it lies and what it takes, and sentences.
 
 All of it follows from decisions that `hybrid` has taken; nothing is decided here.
 """
@@ -38,7 +38,7 @@ from ktcli.planner.stack import ModelLoads, device_bytes
 # Of main memory, assumed, not yet measured: torch with its CUDA libraries loaded.
 TORCH_BYTES = 3 << 30
 ON_GPU = "GPU"  # where a line lies
-# What main memory holds beside experts; a GPU has all else.
+# The parts that main memory holds beside experts; the GPU has all others.
 _HOST_REASONS = {
     ModelPart.EMBEDDING: "one row per token",
     ModelPart.VECTORS: "biases of experts",
@@ -47,10 +47,10 @@ _HOST_REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class HybridAccount:
-    """What was decided, and the lines and sentences that follow.
+    """The decisions of a plan, and the lines and sentences that follow.
 
     Attributes:
-        here, there: what main memory and what the GPU's memory hold.
+        here, there: the tensors in main memory, and those in the GPU's memory.
     """
 
     model: Model
@@ -72,39 +72,39 @@ class HybridAccount:
 
     @property
     def scratch_bytes(self) -> int:
-        """Buffers of the CPU's experts; none where all experts are on the GPU."""
+        """The bytes of buffers for the CPU's experts; 0 where all experts are on the GPU."""
         spec = self.model.spec
         columns = 3 * spec.hidden + 2 * spec.scratch.experts
         return 4 * PREFILL_CHUNK * columns if any(self.device.k_cpu) else 0
 
     @property
     def pinned_bytes(self) -> int:
-        """What copies to and from the GPU go through."""
+        """The bytes of the pinned buffers that copies to and from the GPU go through."""
         spec = self.model.spec
         return self.device.need.stream + 8 * PREFILL_CHUNK * spec.hidden + 4 * spec.vocab
 
     @property
     def extra_bytes(self) -> int:
-        """What cutting weights between teams adds."""
+        """The bytes that cutting weights between teams adds."""
         return sum(extra_bytes(self.here, self.request.recipe, self.host.teams).values())
 
     @property
     def other_bytes(self) -> int:
-        """Main memory of everything but weights, with what is left free."""
+        """The bytes of main memory for everything but weights, with those left free."""
         process = PROCESS_BYTES + TORCH_BYTES
         return self.scratch_bytes + self.pinned_bytes + process + self.host.margin_bytes
 
     # --- lines ---
 
     def lines(self) -> Iterator[Line]:
-        """The GPU's first."""
+        """Yields all lines, the GPU's first."""
         yield from self._device_parts()
         yield from self._device_others()
         yield from self._main_parts()
         yield from self._main_others()
 
     def _device_parts(self) -> Iterator[Line]:
-        """Parts on the GPU; predicted times are those of its own work, part by part."""
+        """Yields the parts on the GPU; predicted times are those of its own work, part by part."""
         model, recipe, need = self.model, self.request.recipe, self.device.need
         steps = StepShape(1, min(EARLY_TOKENS, self.context - 1)), StepShape(self._chunk)
         one, many = ({w.part: w for w in step_work(model, recipe, s, device_bytes)} for s in steps)
@@ -156,7 +156,7 @@ class HybridAccount:
             yield self._routed(part) if experts else self._looked_up(part)
 
     def _routed(self, part: PartSize) -> Line:
-        """The CPU's experts."""
+        """The line of the CPU's experts."""
         spec, hybrid, teams = self.model.spec, self.prefill.hybrid, len(self.host.teams)
         hits, moe, extra = hybrid.hits.k_cpu, self.stack.moe, self.extra_bytes
         sizes, each = self.stack.expert.size_bytes[moe], np.array(hybrid.expert_s)[moe]
@@ -174,7 +174,7 @@ class HybridAccount:
         )
 
     def _looked_up(self, part: PartSize) -> Line:
-        """What a token reads some rows of, in no time that counts."""
+        """The line of a table of which a token reads some rows, in no time that counts."""
         spec, recipe = self.model.spec, self.request.recipe
         of_it = (tensor for tensor in self.here.tensors if tensor.part is part.part)
         read = sum(tensor_work(tensor, spec, recipe, StepShape(1)).read_bytes for tensor in of_it)

@@ -1,4 +1,4 @@
-"""How much memory a model takes with its context, and which context fits.
+"""Counts how much memory a model takes with its context, and which context fits.
 
 The plan, the engine's default and the benchmark's number of layers are all decided by these numbers, so
 that what the plan promises is what a load then does.
@@ -24,27 +24,27 @@ LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 PREFILL_CHUNK = 512
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
-# Logits of every position of a step: as many rows at once as this holds, one at least.
+# The bytes for logits of every position of a step: as many rows at once as fit into them, one at least.
 _LOGITS_BYTES = 256 << 20
 
-# Kept free for everything else that runs: a share of the memory there is, at most so much.
+# Kept free for everything else that runs: a share of the memory there is, up to a limit.
 _MARGIN_SHARE = 0.03
 MARGIN_LIMIT_BYTES = 4 << 30
 
 
 def margin_bytes(total_bytes: int) -> int:
-    """Memory that is left free of a machine's `total_bytes`."""
+    """The bytes that are left free of a machine's `total_bytes`."""
     return min(int(total_bytes * _MARGIN_SHARE), MARGIN_LIMIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What an engine is used for, as far as its memory depends on it.
+    """The use of an engine, as far as its memory depends on it.
 
     Attributes:
-        exact: f32 activations and cache on the portable row in one team, to compare with a reference.
-        all_logits: steps can give logits of every position.
-        kv_f32: an f32 cache although the rest is as always, to measure what a bf16 one costs.
+        exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
+        all_logits: whether steps can give logits of every position.
+        kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
     """
 
     exact: bool = False
@@ -53,26 +53,26 @@ class Use:
 
     @property
     def f32_cache(self) -> bool:
-        """The cache holds f32, twice the bytes of bf16."""
+        """Tells whether the cache holds f32, twice the bytes of bf16."""
         return self.exact or self.kv_f32
 
     def position_bytes(self, spec: Spec) -> int:
-        """Bytes that one cached position occupies over all layers."""
+        """The bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
 
     def session_bytes(self, spec: Spec, context: int) -> int:
-        """Bytes of a cache for `context` positions, whole pages, and of what layers keep beside it."""
+        """The bytes of a cache for `context` positions, whole pages, and of the layers' states beside it."""
         states = sequence_bytes(spec)
         return (kv_bytes(spec, context) - states) * (2 if self.f32_cache else 1) + states
 
     def outputs(self, spec: Spec, context: int) -> int:
-        """Positions of a step that can give logits."""
+        """The number of positions of a step that can give logits."""
         if not self.all_logits:
             return 1
         return max(1, min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)))
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
-        """Bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
+        """The bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
         return 4 * spec.vocab * (self.outputs(spec, context) - 1)
 
 
@@ -80,19 +80,19 @@ TALK = Use()  # one conversation, as fast as the machine allows
 
 
 def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
-    """Memory of everything with one session: weights, cache, scratch and the process itself."""
+    """The bytes of everything with one session: weights, cache, scratch and the process itself."""
     return weight_bytes(model, recipe) + beside_bytes(model, context, use)
 
 
 def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
-    """Memory of everything but the weights: the cache of one session, scratch and the process itself."""
+    """The bytes of everything but the weights: the cache of one session, scratch and the process itself."""
     spec = model.spec
     logits = use.logits_bytes(spec, context)
     return use.session_bytes(spec, context) + scratch_bytes(model) + logits + PROCESS_BYTES
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
-    """Whether a pack's cached pages must go while it is loaded: with them there is no room for it.
+    """Returns whether a pack's cached pages must go while it is loaded: with them there is no room for it.
 
     Otherwise they stay, and the next start reads memory instead of a disk.
     """
@@ -100,12 +100,13 @@ def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool
 
 
 def scratch_bytes(model: Model) -> int:
-    """Buffers of a step of PREFILL_CHUNK tokens, of which one gives logits.
+    """The bytes of the buffers of a step of PREFILL_CHUNK tokens, of which one gives logits.
 
-    All rows that the forward records, and as products read them, no wider than the widest; gate and up and then the
-    activation of the chosen experts; ids and gates of every routing; chosen places of every layer; and what all heads
-    have beyond that in an absorbed step. Counts up to a third more than the engine reserves with a few threads, never
-    less; each thread has a megabyte or two of its own, and each of several nodes its sums: the margin holds those.
+    The buffers hold all rows that the forward records, and once more as products read them, no wider than the widest;
+    gate and up and then the activation of the chosen experts; ids and gates of every routing; chosen places of every
+    layer; and what all heads have beyond that in an absorbed step. This counts up to a third more than the engine
+    reserves with a few threads, never less; each thread has a megabyte or two of its own, and each of several nodes
+    its sums: the margin holds those.
     """
     spec, layers = model.spec, model.spec.scratch
     rows = [buffer.width for buffer in model.buffers if not buffer.outputs]
@@ -129,8 +130,8 @@ def node_room_bytes(
     A longer context grows on all nodes alike, so the node with the least left over decides.
 
     Args:
-        nodes: those the teams are bound to.
-        margin_bytes: left free, over all nodes.
+        nodes: the nodes that the teams are bound to.
+        margin_bytes: the bytes left free, over all nodes.
     """
     if not nodes:
         return None
@@ -151,7 +152,7 @@ def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TA
 
 
 def default_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
-    """DEFAULT_CONTEXT, or less where the model ends or the memory does.
+    """Returns DEFAULT_CONTEXT, or less where the model ends or the memory does.
 
     A context nobody can use is no default: below LEAST_CONTEXT the model is refused instead.
     """

@@ -1,4 +1,4 @@
-"""What each NUMA node holds and what passes between the teams, when memory is bound to teams.
+"""Counts what each NUMA node holds and what passes between the teams, when memory is bound to teams.
 
 Experts are cut by width and dense matrices by rows, with the loader's own rule (`slices`). Everything
 else is interleaved: an equal share on every node that holds something, whoever reads it.
@@ -23,7 +23,7 @@ _F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class NodeNeed:
-    """What one node must hold, and what is free there."""
+    """The bytes that one node must hold, and those that are free there."""
 
     node: int
     need_bytes: int
@@ -35,7 +35,7 @@ class NodeNeed:
 
 
 def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[int, ...]:
-    """Bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
+    """The bytes of each team's slice of a tensor; (): it is not cut, but interleaved.
 
     Slices along columns have scales of their own, on lines of their own: cutting adds up to a line per panel.
     """
@@ -45,7 +45,7 @@ def slice_bytes(tensor: Tensor, recipe: Recipe, shares: Sequence[int]) -> tuple[
 def extra_bytes(
     model: HasTensors, recipe: Recipe, teams: Sequence[Team]
 ) -> Mapping[ModelPart, int]:
-    """Part → bytes that cutting adds to it."""
+    """The bytes that cutting adds to each part."""
     extra: dict[ModelPart, int] = {}
     shares = [team.threads for team in teams]
     for tensor in model.tensors if len(teams) > 1 else ():
@@ -63,12 +63,12 @@ def node_needs(
     nodes: Sequence[Node],
     interleaved_bytes: int,
 ) -> tuple[NodeNeed, ...]:
-    """What each of `nodes` must hold.
+    """The bytes that each of `nodes` must hold.
 
     Args:
-        teams: bound ones; a team on several nodes has an equal share of its slices on each.
-        nodes: those the teams are bound to.
-        interleaved_bytes: of the cache, buffers and whatever else is not a weight.
+        teams: the bound teams; a team on several nodes has an equal share of its slices on each.
+        nodes: the nodes that the teams are bound to.
+        interleaved_bytes: the bytes of the cache, buffers and whatever else is not a weight.
     """
     shares = [team.threads for team in teams]
     owned = [0] * len(teams)
@@ -88,7 +88,7 @@ def node_needs(
 def traffic_bytes(
     model: Model, recipe: Recipe, n_teams: int, tensors: Sequence[Tensor] | None = None
 ) -> int:
-    """Bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
+    """The bytes of activations that pass between `n_teams` teams for one decoded token, with all tensors of
     the model or only some in main memory.
 
     With H hidden, K experts per token, n teams, and a = 1 byte per activation for integer weights, 2 for
@@ -99,7 +99,7 @@ def traffic_bytes(
                                 weights: the down product's input is quantised with the maximum
                                 over all teams), and the partial sums in f32
 
-    What is interleaved (embedding, KV cache, latents to keys and values) is not in it.
+    Reads of interleaved memory (embedding, KV cache, latents to keys and values) are not counted.
     """
     other, spec, total = n_teams - 1, model.spec, 0
     for tensor in model.tensors if tensors is None else tensors:

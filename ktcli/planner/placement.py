@@ -1,4 +1,4 @@
-"""Where every part of a model goes on a machine, whether it fits, and how fast it will be.
+"""Decides where every part of a model goes on a machine, whether it fits, and how fast it will be.
 
 `place` is pure: no device, no disk, the same answer every time. Memory is decided first (weights, the
 cache for the asked context, scratch, a margin), then time from the roofline in `cost`. Each line of the
@@ -37,10 +37,10 @@ SMALL_BYTES = 256 << 20
 
 
 def place(model: Model, host: Host, request: Request) -> Plan:
-    """Plan `model` on `host`.
+    """Plans `model` on `host`.
 
     Raises:
-        UsageError: what is asked for is beyond the model, or of another, or there is no such GPU.
+        UsageError: the request is beyond the model, or of another, or there is no such GPU.
         NotEnoughMemory: a GPU was asked for that cannot hold what must lie on it.
     """
     _check(model.spec, request)
@@ -59,7 +59,7 @@ def _check(spec: Spec, request: Request) -> None:
 
 
 def _placed(model: Model, host: Host, request: Request) -> Plan:
-    """The plan on a GPU or on the CPU alone, whichever is asked for or faster."""
+    """Makes the plan on a GPU or on the CPU alone, whichever is asked for or faster."""
     gpu = candidate(host.gpus, request.device)
     if gpu is None:
         return _on_cpu(model, host, request, _unused(host.gpus, "as --device cpu asks"))
@@ -86,10 +86,10 @@ def _placed(model: Model, host: Host, request: Request) -> Plan:
 
 
 def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
-    """The GPU that a request means: the one with most memory free, or that of the number; None: the CPU.
+    """The GPU that a request means: the one with most memory free, or the one with that number; None: the CPU.
 
     Raises:
-        UsageError: it cannot be used, or the words mean none.
+        UsageError: it cannot be used, or the text means none.
     """
     kind, number = parse_device(device)
     if kind == CPU or (kind == AUTO and not gpus):
@@ -104,12 +104,12 @@ def candidate(gpus: Sequence[Gpu], device: str) -> Gpu | None:
 
 
 def is_small(model: Model, recipe: Recipe) -> bool:
-    """Whether a model stays on the CPU with `auto`, whatever GPUs there are."""
+    """Returns whether a model stays on the CPU with `auto`, whatever GPUs there are."""
     return weight_bytes(model, recipe) < SMALL_BYTES
 
 
 def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
-    """One sentence for all GPUs that are not used."""
+    """The note on all GPUs that are not used, one sentence; () if there is no GPU."""
     if not gpus:
         return ()
     alike: dict[str, list[int]] = {}
@@ -120,7 +120,7 @@ def _unused(gpus: Sequence[Gpu], why: str) -> tuple[str, ...]:
 
 
 def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) -> Plan:
-    """Every layer on the CPU."""
+    """Makes the plan with every layer on the CPU."""
     recipe, alone = request.recipe, Alone.of(model, host, request)
     context = alone.context(request.context)
     return Plan(
@@ -143,7 +143,7 @@ def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) ->
 
 
 def _costs(model: Model, host: Host, request: Request, made: Plan) -> Iterator[Cost]:
-    """What each forced option does to the speed, the others left as they are."""
+    """Yields what each forced option does to the speed, the others left as they are."""
     for option, what, own in _forced(request, made):
         plan = _placed(model, host, own)
         before, after = getattr(plan.speed, what), getattr(made.speed, what)
@@ -151,7 +151,7 @@ def _costs(model: Model, host: Host, request: Request, made: Plan) -> Iterator[C
 
 
 def _forced(request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
-    """(option as typed, the speed it is about, the request without it)."""
+    """Yields each forced option as typed, the speed it is about, and the request without it."""
     if request.device != AUTO:
         yield f"--device {request.device}", "decode", replace(request, device=AUTO)
     if made.device is None:

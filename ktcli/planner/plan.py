@@ -1,4 +1,4 @@
-"""The question to the planner and its answer, as data.
+"""The question to the planner and its answer, as frozen data.
 
 A plan explains itself: each line carries its bytes, its reason and its predicted time; a plan that does not
 fit says what would; what somebody forced says what it costs.
@@ -27,17 +27,17 @@ EARLY_TOKENS = 512  # where in a chat the first predicted decode speed is taken
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What the user asks for; None: the plan decides.
+    """The wishes of the user; None: the plan decides.
 
     Attributes:
-        recipe: number formats.
-        context: positions to reserve; None = `memory.default_context`.
+        recipe: the number formats.
+        context: the positions to reserve; None: `memory.default_context`.
         device: "auto" (a GPU if that is faster), "cpu", "cuda" or "cuda:N".
-        gpu_experts: experts on the GPU: a number per layer, "uniform", "front", "hot", or a mask.
-        defer: depth of deferral.
-        prefill_threshold: tokens from which on a chunk of a prompt is streamed; `prefill.NEVER`: none.
-        heat: [MoE layers, E]: how often each expert was chosen; None: nobody counted.
-        vram_bytes: what the plan may take of the GPU's memory at most; None: all that is free.
+        gpu_experts: the experts on the GPU: a number per layer, "uniform", "front", "hot", or a mask.
+        defer: the depth of deferral.
+        prefill_threshold: the tokens from which on a chunk of a prompt is streamed; `prefill.NEVER`: none.
+        heat: how often each expert was chosen, [MoE layers, E]; None: nobody counted.
+        vram_bytes: the most bytes of the GPU's memory that the plan may take; None: all that are free.
         times: t_e, T_g and T_s at `device_cost.MEASURED_AT` positions, measured with this machine.
         use: what the engine is used for; anything but TALK runs on the CPU alone.
     """
@@ -60,8 +60,8 @@ class Line:
 
     Attributes:
         where: the memory it lies in: "GPU", "memory" (anywhere), or which nodes and how they share it.
-        decode_bytes: read for one token at EARLY_TOKENS.
-        decode_s, prefill_s: predicted share of one decode step, and of one token of a prefill chunk.
+        decode_bytes: the bytes read for one token at EARLY_TOKENS.
+        decode_s, prefill_s: the predicted seconds in one decode step, and for one token of a prefill chunk.
     """
 
     part: str
@@ -75,13 +75,13 @@ class Line:
 
     @classmethod
     def reserved(cls, name: str, fmt: str, where: str, size_bytes: int, reason: str) -> Line:
-        """Memory that is no part of the model, and that no step reads as a whole."""
+        """Makes the line of memory that is no part of the model, and that no step reads as a whole."""
         return cls(name, fmt, where, size_bytes, 0, 0.0, 0.0, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Predicted tokens per second: decode early in a chat and at the full context, and prefill."""
+    """The predicted tokens per second: decode early in a chat and at the full context, and prefill."""
 
     decode: float
     decode_full: float
@@ -90,17 +90,17 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Vram:
-    """Bytes of the GPU's memory.
+    """The bytes of the GPU's memory that each use takes.
 
     Attributes:
-        weights: everything but the embedding and the routed experts.
-        cache: of the whole context.
-        workspace: activations of a chunk.
+        weights: the weights but the embedding and the routed experts.
+        cache: the cache of the whole context.
+        workspace: the activations of a chunk.
         stream: both buffers that streamed experts pass through.
         graph: captured graphs and workspaces of libraries.
         runtime: the CUDA context with its kernels.
-        margin: left free.
-        experts: resident ones.
+        margin: the memory left free.
+        experts: the resident experts.
     """
 
     weights: int
@@ -119,24 +119,24 @@ class Vram:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """What one GPU does.
+    """The work of one GPU.
 
     Attributes:
-        need: of its memory, part by part.
-        budget_bytes: of its memory that the plan may take.
-        resident: ids of the experts on it, for each MoE layer.
-        experts: E of the model.
-        rule: how they were chosen: "all", "uniform", "front", "hot" or "mask".
-        hit_rate: share of all chosen experts that lie on it.
-        k_cpu: expected experts per token on the CPU, for each MoE layer.
-        depths: (position, depth) of deferral: from which position on which depth; positions ascend from 0.
-        prefill_threshold: tokens from which on a chunk of a prompt is streamed; NEVER: none is.
-        chunk: most tokens of a chunk that stays on the GPU; with experts on the CPU it is PREFILL_CHUNK.
-        stream_experts: experts that one of the two stream buffers holds; 0: nothing is streamed.
+        need: the bytes of its memory, part by part.
+        budget_bytes: the bytes of its memory that the plan may take.
+        resident: the ids of the experts on it, for each MoE layer.
+        experts: E, the experts of a layer.
+        rule: how the resident experts were chosen: "all", "uniform", "front", "hot" or "mask".
+        hit_rate: the share of all chosen experts that lie on it.
+        k_cpu: the expected experts per token on the CPU, for each MoE layer.
+        depths: pairs (position, depth of deferral from there on); positions ascend from 0.
+        prefill_threshold: the tokens from which on a chunk of a prompt is streamed; NEVER: none is.
+        chunk: the most tokens of a chunk that stays on the GPU; with experts on the CPU it is PREFILL_CHUNK.
+        stream_experts: the experts that one of the two stream buffers holds; 0: nothing is streamed.
         times: t_e, T_g and T_s of an average layer at the beginning of a chat.
-        rates: of the GPU.
-        cpu_busy, gpu_busy: share of a predicted decode step that each is at work.
-        reasons: of the decisions, a sentence each.
+        rates: the rates of the GPU.
+        cpu_busy, gpu_busy: the share of a predicted decode step that each is at work.
+        reasons: the reasons of the decisions, a sentence each.
     """
 
     gpu: Gpu
@@ -159,7 +159,7 @@ class DevicePlan:
 
     @property
     def mask(self) -> Mask:
-        """[MoE layers, E] bool: True: on the GPU."""
+        """The experts on the GPU as a mask, [MoE layers, E] bool; True: on the GPU."""
         mask = np.zeros((len(self.resident), self.experts), np.bool_)
         for row, ids in zip(mask, self.resident, strict=True):
             row[list(ids)] = True
@@ -167,28 +167,28 @@ class DevicePlan:
 
     @property
     def n_experts(self) -> tuple[int, ...]:
-        """Experts on the GPU, of each MoE layer."""
+        """The number of experts on the GPU, for each MoE layer."""
         return tuple(map(len, self.resident))
 
     @property
     def streams(self) -> bool:
-        """Whether any prompt is long enough to be streamed."""
+        """Tells whether any prompt is long enough to be streamed."""
         return self.prefill_threshold != NEVER and self.stream_experts > 0
 
     @property
     def depth(self) -> int:
-        """Of deferral, at the beginning of a chat."""
+        """The depth of deferral at the beginning of a chat."""
         return self.depths[0][1]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a forced option does to the speed.
+    """The effect of a forced option on the speed.
 
     Attributes:
-        option: as typed, e.g. "--defer 0".
-        what: "decode" or "prefill".
-        own, forced: predicted tokens per second as the plan would choose, and as it was forced.
+        option: the option as typed, e.g. "--defer 0".
+        what: the speed: "decode" or "prefill".
+        own, forced: the predicted tokens per second as the plan would choose, and as it was forced.
     """
 
     option: str
@@ -202,16 +202,16 @@ class Plan:
     """The answer of `place`.
 
     Attributes:
-        need_bytes: memory the plan takes.
+        need_bytes: the bytes of memory that the plan takes.
         advice: what would make a refused plan fit, the smallest sacrifice first; empty if it fits.
-        nodes: what each node must hold; (): no memory is bound to a node.
-        traffic_bytes: activations that pass between the teams per decoded token (`nodes.traffic_bytes`);
-            0 with one team.
-        device: what the GPU does; None: every layer runs on the CPU.
+        nodes: the bytes that each node must hold; (): no memory is bound to a node.
+        traffic_bytes: the bytes of activations that pass between the teams per decoded token
+            (`nodes.traffic_bytes`); 0 with one team.
+        device: the work of the GPU; None: every layer runs on the CPU.
         notes: what the user should know, a sentence each.
-        costs: of what was forced.
+        costs: the effects of the forced options.
         use: what the engine is used for.
-        defer: depth of deferral where every layer runs on the CPU.
+        defer: the depth of deferral where every layer runs on the CPU.
     """
 
     host: Host
@@ -231,7 +231,7 @@ class Plan:
 
     @property
     def depths(self) -> tuple[tuple[int, int], ...]:
-        """(position, depth) of deferral: from which position on which depth; positions ascend from 0."""
+        """The pairs (position, depth of deferral from there on); positions ascend from 0."""
         return ((0, self.defer),) if self.device is None else self.device.depths
 
     @property
@@ -239,10 +239,10 @@ class Plan:
         return self.need_bytes <= self.host.available_bytes and all(n.fits for n in self.nodes)
 
     def require(self, what: str) -> None:
-        """Raise if the plan does not fit.
+        """Raises if the plan does not fit.
 
         Raises:
-            NotEnoughMemory: with what would make it fit.
+            NotEnoughMemory: it does not fit; the hint says what would make it fit.
         """
         hint = "; ".join(self.advice)
         if self.need_bytes > self.host.available_bytes:

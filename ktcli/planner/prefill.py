@@ -1,4 +1,4 @@
-"""Long prompts: from how many tokens on it is faster to stream experts through the GPU.
+"""Finds from how many tokens of a prompt on it is faster to stream experts through the GPU.
 
 With the experts on the CPU, a chunk runs layer after layer: attention on the GPU, then the CPU's experts
 beside the GPU's. Streamed, every layer's experts that lie in main memory are copied into a double buffer,
@@ -27,11 +27,11 @@ STAGING_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Times of a prefill.
+    """The times of a prefill.
 
     Attributes:
-        chunk: tokens of one streamed pass over the layers.
-        buffer_experts: experts that one of the two buffers holds; 0: nothing can be streamed.
+        chunk: the tokens of one streamed pass over the layers.
+        buffer_experts: the experts that one of the two buffers holds; 0: nothing can be streamed.
     """
 
     hybrid: Hybrid
@@ -40,21 +40,21 @@ class Prefill:
 
     @property
     def plain_chunk(self) -> int:
-        """Tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
+        """The tokens of a chunk that is not streamed: as on the CPU, or longer if no expert is there."""
         return PREFILL_CHUNK if any(self.hybrid.hits.k_cpu) else self.chunk
 
     def on_cpu_s(self, n_tokens: int) -> float:
-        """Seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
+        """The seconds of a prompt with the experts where the mask has them, in chunks of `plain_chunk`."""
         starts = range(0, n_tokens, self.plain_chunk)
         return sum(self._cpu_chunk(min(self.plain_chunk, n_tokens - at), at) for at in starts)
 
     def streamed_s(self, n_tokens: int) -> float:
-        """Seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
+        """The seconds of a prompt with all experts on the GPU, in chunks of `chunk`."""
         starts = range(0, n_tokens, self.chunk)
         return sum(self._streamed_chunk(min(self.chunk, n_tokens - at), at) for at in starts)
 
     def seconds(self, n_tokens: int, threshold: int) -> float:
-        """The way a session goes: chunks of at least `threshold` tokens are streamed, the rest is not."""
+        """The seconds of a prompt as a session reads it: chunks of at least `threshold` tokens are streamed."""
         done, total = 0, 0.0
         while done < n_tokens:
             size = min(self.chunk, n_tokens - done)
@@ -81,7 +81,7 @@ class Prefill:
         return self.streamed_s(n_tokens) < self.on_cpu_s(n_tokens)
 
     def cpu_experts_s(self, n_tokens: int) -> float:
-        """What the CPU's experts take of a chunk by themselves."""
+        """The seconds that the CPU's experts take for a chunk by themselves."""
         h = self.hybrid
         left = h.stack.experts - h.by_layer(h.resident)
         return float(self._cpu_experts(n_tokens, h.k_cpu, left).sum())
@@ -99,7 +99,7 @@ class Prefill:
         return float(np.sum(before + passed + np.maximum(busy, beside))) + h.head_s()
 
     def _cpu_experts(self, n_tokens: int, k_cpu: F64Array, experts: F64Array) -> F64Array:
-        """As `cost.seconds`: blocks are read and unpacked, then multiplied with every token."""
+        """The seconds of the CPU's experts, [L], as `cost.seconds`: blocks are read and unpacked, then multiplied."""
         h, expert = self.hybrid, self.hybrid.stack.expert
         read = touched(experts, k_cpu, n_tokens)
         reading = read * expert.size_bytes / (h.cpu.read_bps * CPU_READ_SHARE)
@@ -124,6 +124,6 @@ class Prefill:
 
     @property
     def copy_bps(self) -> float:
-        """Bytes per second from the weights' place in main memory to the GPU, through the pinned buffer."""
+        """The bytes per second from the weights' place in main memory to the GPU, through the pinned buffer."""
         h = self.hybrid
         return min(h.device.copy_bps, h.cpu.read_bps / STAGING_PASSES)

@@ -1,4 +1,4 @@
-"""One decode step as events: the GPU's stream and the CPU's queue of experts, layer by layer.
+"""Simulates one decode step as events: the GPU's stream and the CPU's queue of experts, layer by layer.
 
     GPU   attention, router │ send │ shared, resident experts │ wait │ fetch │ attention ...
     CPU                            │ immediate experts        │ deferred experts │ immediate ...
@@ -21,14 +21,14 @@ GPU, CPU = "GPU", "CPU"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Seconds of one decoder layer.
+    """The seconds of one decoder layer.
 
     Attributes:
-        device_s: attention, norms and router on the GPU.
-        send_s, fetch_s: inputs to the CPU and sums back, with the hand-off.
-        shared_s: shared and resident experts, or the dense MLP, on the GPU.
-        hits: experts of the token that run on the CPU; 0: the layer does not leave the GPU.
-        expert_s: the CPU's time for one of them.
+        device_s: seconds of attention, norms and router on the GPU.
+        shared_s: seconds of shared and resident experts, or the dense MLP, on the GPU.
+        send_s, fetch_s: seconds to send inputs to the CPU and to fetch sums back, with the handoff.
+        hits: the experts of the token that run on the CPU; 0: the layer does not leave the GPU.
+        expert_s: the CPU's seconds for one of them.
     """
 
     device_s: float
@@ -41,7 +41,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class BusySpan:
-    """Something that took time: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
+    """Work that took time: on the GPU or the CPU, from `start_s` to `end_s` of the step."""
 
     where: str
     what: str
@@ -52,25 +52,25 @@ class BusySpan:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """One step, which takes `step_s` until the GPU is done."""
+    """A simulated step, which takes `step_s` until the GPU is done."""
 
     spans: tuple[BusySpan, ...]
     step_s: float
 
     def busy_s(self, where: str) -> float:
-        """How long the CPU or the GPU was at work; waiting is not work."""
+        """The seconds that the CPU or the GPU was at work; waiting is not work."""
         ours = (span for span in self.spans if span.where == where and span.what != "wait")
         return sum(span.end_s - span.start_s for span in ours)
 
 
 class _Track:
-    """One device: spans one after the other."""
+    """The spans of the CPU or the GPU, one after the other."""
 
     def __init__(self, where: str, spans: list[BusySpan]) -> None:
         self.where, self.spans, self.now_s = where, spans, 0.0
 
     def run(self, what: str, layer: int, seconds: float, after_s: float = 0.0) -> float:
-        """Add a span that begins when the device is free and `after_s` is reached; its end."""
+        """Adds a span that begins when the device is free and `after_s` is reached; returns its end."""
         start = max(self.now_s, after_s)
         self.now_s = start + seconds
         if seconds > 0:
@@ -84,11 +84,11 @@ class _Track:
 
 
 def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Simulation:
-    """Run one step of one token.
+    """Simulates one step of one token.
 
     Args:
-        depth: experts per token and layer that are deferred at most.
-        tail_s: what the GPU does after the last layer: the output head, the copy of the logits.
+        depth: the most experts per token and layer that are deferred.
+        tail_s: the GPU's seconds after the last layer: the output head, the copy of the logits.
     """
     spans: list[BusySpan] = []
     gpu, cpu = _Track(GPU, spans), _Track(CPU, spans)

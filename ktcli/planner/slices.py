@@ -1,4 +1,4 @@
-"""Where a weight is cut between teams: the one rule that the loader, the plan and the tests share.
+"""Cuts weights between teams by the one rule that the loader, the plan and the tests share.
 
 A team owns consecutive columns of every expert and consecutive rows of every dense matrix, in proportion
 to its threads, so that all teams finish at the same time. Cuts lie on whole units, because a packed
@@ -19,7 +19,7 @@ ROW_UNIT = PANEL_ROWS  # rows of a dense matrix
 
 
 def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
-    """0..width in consecutive ranges, one per share and as near to its proportion as whole units allow.
+    """Cuts 0..width into consecutive ranges, one per share and as near to its proportion as whole units allow.
 
     Every range but the last ends on a multiple of `unit`, and none is more than one unit from its
     proportion of the units (the last of which may be a part of one): cutting where the running sum of the
@@ -27,9 +27,9 @@ def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
     with the partial unit has the odd one.
 
     Args:
-        shares: threads of each team, >= 0 and at least one of them above it.
+        shares: the threads of each team, >= 0 and at least one of them above 0.
     Raises:
-        ValueError: there is nothing to cut by.
+        ValueError: `width` or a share is negative, `unit` is less than 1, or no share is above 0.
     """
     total = sum(shares)
     if width < 0 or unit < 1 or total < 1 or min(shares) < 0:
@@ -42,12 +42,12 @@ def cut(width: int, unit: int, shares: Sequence[int]) -> tuple[range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one team has of a tensor: some rows or columns of every matrix, or nothing.
+    """A team's share of a tensor: some rows or columns of every matrix, or nothing.
 
     Attributes:
-        of: these rows or columns; empty: nothing.
-        n, k: of the slice as a matrix; one of them is 0 if there is nothing.
-        size_bytes: of all its matrices, packed.
+        of: the rows or columns; empty: nothing.
+        n, k: the rows and columns of the slice as a matrix; one of them is 0 if there is nothing.
+        size_bytes: the bytes of all its matrices, packed.
     """
 
     of: range

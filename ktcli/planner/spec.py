@@ -1,4 +1,4 @@
-"""What a model weighs and what one step of it moves: bytes and operations, part by part.
+"""Counts what a model weighs and what one step of it moves: bytes and operations, part by part.
 
 Everything follows from the tensors a family declares and from the recipe that gives each its number
 format, so planner, benchmark and loader cannot disagree. Decode and prefill are one function: a step of
@@ -25,7 +25,7 @@ SizeOf = Callable[[Tensor, Recipe], int]
 
 
 class Unit(Enum):
-    """Which loop a part runs in, hence what of which peak it reaches."""
+    """The loop that a part runs in, hence the peak that it reaches a share of."""
 
     INT8 = "int8"  # products of integer weights
     BF16 = "bf16"  # products of bf16 weights, and whatever multiplies nothing
@@ -39,10 +39,10 @@ UNITS = {8: Unit.INT8, 16: Unit.BF16, 32: Unit.F32}  # by bits of an activation
 
 @dataclass(frozen=True, slots=True)
 class PartSize:
-    """What one part of a model occupies.
+    """The bytes that one part of a model occupies.
 
     Attributes:
-        format: number format as stored, e.g. "int4".
+        format: the number format as stored, e.g. "int4".
     """
 
     part: ModelPart
@@ -52,7 +52,7 @@ class PartSize:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """What one step does in one part: bytes read from memory, operations (multiply and add are two)."""
+    """The work of one step in one part: bytes read from memory, operations (multiply and add are two)."""
 
     part: ModelPart
     unit: Unit
@@ -70,7 +70,7 @@ class StepShape:
 
 
 class HasTensors(Protocol):
-    """Whatever has tensors: a model, or the share of one that lies in some memory."""
+    """A holder of tensors: a model, or the share of one that lies in some memory."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]: ...
@@ -97,12 +97,12 @@ def format_name(tensor: Tensor, recipe: Recipe) -> str:
 
 
 def kv_bytes_per_token(spec: Spec) -> int:
-    """Bytes that one cached position occupies over all layers."""
+    """The bytes that one cached position occupies over all layers."""
     return spec.position_elements * KV_ELEMENT_BYTES
 
 
 def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
-    """Its parts, largest first; sizes are those of the stored tensors."""
+    """The parts of a model, largest first; sizes are those of the stored tensors."""
     sizes: dict[ModelPart, int] = {}
     formats: dict[ModelPart, str] = {}
     for tensor in model.tensors:
@@ -113,39 +113,39 @@ def parts(model: HasTensors, recipe: Recipe) -> tuple[PartSize, ...]:
 
 
 def weight_bytes(model: HasTensors, recipe: Recipe) -> int:
-    """Bytes of all stored tensors."""
+    """The bytes of all stored tensors."""
     return sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
 
 
 def kv_bytes(spec: Spec, context: int) -> int:
-    """Bytes of a cache for `context` positions, whole pages, and of what layers keep beside it."""
+    """The bytes of a cache for `context` positions, whole pages, and of the layers' states beside it."""
     pages = -(-context // PAGE_TOKENS)
     return pages * PAGE_TOKENS * kv_bytes_per_token(spec) + sequence_bytes(spec)
 
 
 def sequence_bytes(spec: Spec) -> int:
-    """Bytes of what layers keep of a session whatever its length: states of several positions."""
+    """The bytes of the states that layers keep of a session whatever its length, at several positions."""
     return STATE_SLOTS * spec.sequence_elements * F32_BYTES
 
 
 def step_work(
     model: Model, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> tuple[PartWork, ...]:
-    """Bytes read and operations done by one step, per part, of tensors that take `size_of` bytes where they lie."""
+    """The bytes read and operations done by one step, per part; `size_of` gives a tensor's bytes where it lies."""
     works = [tensor_work(tensor, model.spec, recipe, step, size_of) for tensor in model.tensors]
     works += _attention_work(model.spec, step), _state_work(model.spec, step)
     return _merged(works)
 
 
 def experts_touched(spec: Spec, n_tokens: int) -> float:
-    """Experts of a layer that at least one of `n_tokens` chooses, if all are equally likely."""
+    """The expected experts of a layer that at least one of `n_tokens` chooses, if all are equally likely."""
     return float(touched(spec.experts, spec.top_k, n_tokens))
 
 
 def tensor_work(
     tensor: Tensor, spec: Spec, recipe: Recipe, step: StepShape, size_of: SizeOf = stored_bytes
 ) -> PartWork:
-    """Bytes read and operations done by one step with one tensor that takes `size_of` bytes where it lies."""
+    """The bytes read and operations done by one step with one tensor; `size_of` gives its bytes where it lies."""
     stored = size_of(tensor, recipe)
     fmt = format_of(tensor, recipe)
     unit = UNITS[fmt.activation_bits] if fmt is not None else Unit.BF16
@@ -170,8 +170,8 @@ def tensor_work(
 
 
 def cache_work(states: Iterable[LayerState], start: int, n_tokens: int) -> tuple[int, int]:
-    """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1 in these layers: scores and
-    weighted sums; token i of them sees start + i + 1 positions at most."""
+    """The bytes read of the cache, and the operations, of tokens start … start + n_tokens - 1 in these layers: scores
+    and weighted sums; token i of them sees start + i + 1 positions at most."""
     read = ops = 0
     for state in states:
         read += state.elements_read(start, n_tokens) * KV_ELEMENT_BYTES
@@ -186,13 +186,13 @@ def _attention_work(spec: Spec, step: StepShape) -> PartWork:
 
 
 def _state_work(spec: Spec, step: StepShape) -> PartWork:
-    """Once for all tokens of a step the state is read and written; a head's stays in the cache between."""
+    """The work on states: they are read and written once per step; a head's state stays in the CPU's cache between."""
     ops = step.n_tokens * sum(state.ops_per_token for state in spec.states)
     return PartWork(ModelPart.STATES, Unit.RECURRENT, 2 * spec.sequence_elements * F32_BYTES, ops)
 
 
 def _merged(works: Iterable[PartWork]) -> tuple[PartWork, ...]:
-    """One PartWork per part, in order of first appearance; parts that do nothing are left out."""
+    """Merges work into one PartWork per part, in order of first appearance; parts that do nothing are left out."""
     sums: dict[ModelPart, PartWork] = {}
     for work in works:
         before = sums.get(work.part, PartWork(work.part, work.unit, 0, 0))

@@ -1,4 +1,4 @@
-"""A model as layers of loads: what each decoder layer stores and does per token, part by part.
+"""Counts a model as layers of loads: what each decoder layer stores and does per token, part by part.
 
 `spec` counts a whole step; a plan with a GPU needs each layer by itself, because CPU and GPU work at the
 same time and wait for each other layer by layer. Both count the same tensors by the same rules.
@@ -33,7 +33,7 @@ F64Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Per layer [L]: bytes stored, and operations per token (a multiply and an add are two)."""
+    """The bytes stored in each layer, [L], and the operations per token, [L] (a multiply and an add are two)."""
 
     size_bytes: F64Array
     ops: F64Array
@@ -44,14 +44,14 @@ class ModelLoads:
     """The layers of one model in one recipe.
 
     Attributes:
-        before: attention projections, norms, router.
-        beside: shared experts or the dense MLP.
-        expert: one routed expert; zero in dense layers.
-        moe: numbers of the layers with routed experts.
-        head: bytes and operations of the output head for one row.
+        before: the load of attention projections, norms and router.
+        beside: the load of shared experts or the dense MLP.
+        expert: the load of one routed expert; zero in dense layers.
+        moe: the numbers of the layers with routed experts.
+        head: the bytes and operations of the output head for one row.
         expert_unit: the loop that experts run in on the CPU.
-        states: what each layer keeps of a sequence.
-        hidden, vocab, experts, top_k: of the model.
+        states: the state that each layer keeps of a sequence.
+        hidden, vocab, experts, top_k: the sizes of the model.
     """
 
     before: Load
@@ -71,12 +71,12 @@ class ModelLoads:
         return len(self.before.ops)
 
     def cache_work(self, start: int, n_tokens: int) -> tuple[float, float]:
-        """Bytes read of the cache, and operations, of tokens start … start + n_tokens - 1: of one layer, on average."""
+        """The mean bytes read of the cache and operations of one layer, for tokens start … start + n_tokens - 1."""
         read, ops = cache_work(self.states, start, n_tokens)
         return read / self.layers, ops / self.layers
 
     def room(self, budget_bytes: int) -> Room:
-        """What a mask may fill."""
+        """The room that a mask may fill."""
         sizes = tuple(int(size) for size in self.expert.size_bytes[self.moe])
         return Room(sizes, self.experts, budget_bytes)
 
@@ -118,8 +118,10 @@ def stack_of(model: Model, recipe: Recipe) -> ModelLoads:
 
 
 def split(model: Model, mask: Mask) -> tuple[Share, Share]:
-    """What main memory and what the GPU's memory hold: embedding and other experts here, all else there.
-    Biases of experts are few: both have all of them."""
+    """Splits a model into the shares of main memory (embedding and other experts) and of the GPU (all else).
+
+    Biases of experts are few: both have all of them.
+    """
     layers = sorted(
         {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
     )
@@ -143,7 +145,7 @@ def _some(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def near_bytes(model: Model, recipe: Recipe) -> int:
-    """Bytes of everything that lies on a GPU in use, whatever the mask."""
+    """The bytes of everything that lies on a GPU in use, whatever the mask."""
     return sum(
         device_bytes(tensor, recipe)
         for tensor in model.tensors
@@ -152,7 +154,7 @@ def near_bytes(model: Model, recipe: Recipe) -> int:
 
 
 def plain_bytes(tensor: Tensor, fmt: Format) -> int:
-    """Bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
+    """The bytes of each value of a matrix that lies on a GPU as plain rows; 0: it stays packed.
 
     Matrices of plain numbers that are used alone are rows, for the vendor's products; those that are kept
     exact are f32, as they are computed so.
@@ -163,7 +165,7 @@ def plain_bytes(tensor: Tensor, fmt: Format) -> int:
 
 
 def device_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
+    """The bytes of a tensor on a GPU: as stored, or those of plain rows (see `plain_bytes`)."""
     fmt = format_of(tensor, recipe)
     each = 0 if fmt is None else plain_bytes(tensor, fmt)
     return each * tensor.n * tensor.k if each else stored_bytes(tensor, recipe)

@@ -124,7 +124,7 @@ def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Pa
 
 
 def free_space(folder: Path) -> int:
-    """Bytes that may be written to the disk of `folder`, which need not exist yet."""
+    """The bytes that may be written to the disk of `folder`, which need not exist yet."""
     from ktcli.hardware.disk import read_disk
 
     disk = read_disk(folder)
@@ -258,7 +258,7 @@ def _identity(path: Path) -> list[str | int]:
 
 
 def _known_hashes(folder: Path) -> dict[str, str]:
-    """Hashes that an interrupted check had already computed, by identity."""
+    """The hashes that an interrupted check had already computed, by the file's `_identity`."""
     known = {}
     try:
         for line in (folder / _HASHES).read_text(encoding="utf-8").splitlines():

@@ -259,7 +259,7 @@ def parts(file: Path) -> list[Path]:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every regular file below `folder`; links are neither followed nor returned."""
+    """Yields every regular file below `folder`; links are neither followed nor returned."""
     try:
         items = sorted(os.scandir(folder), key=lambda item: item.name)
     except OSError:
@@ -281,7 +281,7 @@ def folder_of(kind: EntryKind) -> Path:
 
 
 def _one_folder(name: str) -> str:
-    """`name`, refused if it could be anything but the name of one folder."""
+    """Returns `name`, refused if it could be anything but the name of one folder."""
     if not name or name.startswith(".") or "/" in name or "\0" in name or len(name) > 250:
         raise UsageError(f"{name!r} cannot be the name of a model in the library")
     return name

@@ -2,10 +2,8 @@
 
 import errno
 import json
-import resource
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,16 +216,13 @@ def test_a_broken_answer_is_told_and_can_be_had_again(model: Speaker, chats: Pat
 
 
 @pytest.fixture
-def full_disk() -> Iterator[None]:
-    """The system refuses to write a byte into any file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses to write a byte into any file of the program."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(smallfiles, "_put", refuse)
 
 
 def test_a_full_disk_is_told_once(model: Speaker, chats: Path, full_disk: None) -> None:

@@ -61,5 +61,5 @@ def test_the_variable_says_from_how_many_tokens(
 ) -> None:
     if not amx.emulated:
         pytest.skip("only the emulator counts instructions")
-    _, stderr = kt(amx, tmp_path, *KERNEL, KT_TILE_MIN=str(least))
+    _, stderr = kt(amx, tmp_path, *KERNEL, "--format", "int8", KT_TILE_MIN=str(least))
     assert (amx.count(stderr, "tileloadd") > 0) is tiles  # ceilings load no tiles

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_command_has_its_line() -> None:
-    options = {verb.words: dict(verb.options) for verb in verbs()}
+    options = {verb.words: {flag.name for flag in verb.flags} for verb in verbs()}
     assert {words for words, found in options.items() if "--threads" in found} == {*LINES} - {
         "logits"
     }

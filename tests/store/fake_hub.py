@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _trickle(self, name: str, data: bytes) -> None:
         for i in range(0, len(data), 1 << 20):
-            if self.hub.sent.get(name, 0) >= self.hub.stall_after.get(name, len(data) + 1):
+            if self.hub.sent.get(name, 0) >= self.hub.stall_after.get(name, math.inf):
                 self.hub.goes_on.wait()
             piece = data[i : i + (1 << 20)]
             self.wfile.write(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ktcli.errors import gib
+from ktcli.errors import gib, predicted
 from ktcli.hardware.text import cpu_text
 from ktcli.output import safe
 from ktcli.planner.device_cost import DeviceRates
@@ -67,7 +67,5 @@ def rate_rows(rates: DeviceRates) -> list[tuple[str, str]]:
 
 def cost_words(cost: Cost) -> str:
     """The sentence "--defer 0: 12.1 instead of 15.3 tokens/s of decode"."""
-    own, forced = (
-        f"{speed:.1f}" if speed < 100 else f"{speed:.0f}" for speed in (cost.own, cost.forced)
-    )
+    own, forced = predicted(cost.own), predicted(cost.forced)
     return f"{cost.option}: {forced} instead of {own} tokens/s of {cost.what}"

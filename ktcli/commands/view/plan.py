@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ktcli.commands.view.device_plan import cost_words, device_document, device_rows, rate_rows
-from ktcli.errors import gib
+from ktcli.errors import gib, predicted
 from ktcli.hardware.team import NodeTeam
 from ktcli.hardware.text import numbered
 from ktcli.output import out, safe, table
@@ -163,10 +163,10 @@ def _facts(made: Plan) -> str:
         ("Context", f"{made.context} positions"),
         (
             "Decode",
-            f"{speed.decode:.1f} tokens/s after {early} tokens,"
-            f" {speed.decode_full:.1f} at the end of the context{somewhere}",
+            f"{predicted(speed.decode)} tokens/s after {early} tokens,"
+            f" {predicted(speed.decode_full)} at the end of the context{somewhere}",
         ),
-        ("Prefill", f"{speed.prefill:.0f} tokens/s in steps of {_prefill_step(made)}"),
+        ("Prefill", f"{predicted(speed.prefill)} tokens/s in steps of {_prefill_step(made)}"),
     ]
     if made.device:
         rows += device_rows(made.device)

@@ -8,7 +8,7 @@ from ktcli.assembly.subject import Subject
 from ktcli.commands.view.device_figures import device_rows
 from ktcli.commands.view.figures import ceiling_words, threads_words, warn_noisy
 from ktcli.engine import Engine
-from ktcli.errors import gib
+from ktcli.errors import gib, predicted
 from ktcli.measure.bench import BenchResult, Ceilings, Phase
 from ktcli.models import build
 from ktcli.native import Pool
@@ -75,7 +75,7 @@ def speed_words(
         ("Ceiling", ceiling_words(ceilings)),
         *([("Attention", _attention_words(row))] if "attention_gb_s" in row else []),
         ("Reached", f"{row['percent_of_ceiling']:.0f} % of the {of}"),
-        ("Plan", f"{row['predicted_tok_s']:.1f} tokens/s predicted from these ceilings"),
+        ("Plan", f"{predicted(row['predicted_tok_s'])} tokens/s predicted from these ceilings"),
     ]
     if result.spread is not None:
         rows.append(("Experts", _spread_words(result)))
