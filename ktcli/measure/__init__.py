@@ -1,1 +1,1 @@
-"""What looks at an engine from outside: benchmarks, evaluation, calibration."""
+"""Measurements of an engine from outside: benchmarks, evaluation, calibration."""

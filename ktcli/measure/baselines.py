@@ -1,7 +1,7 @@
-"""How other programs share the experts between CPU and GPU, to compare kt's own way with.
+"""The ways in which other programs share the experts between CPU and GPU, to compare with kt's own.
 
-kt works on both at the same time, with the step captured and experts deferred. The others here leave
-something of that out: all experts on the CPU, or one phase after the other, expert by expert.
+kt works on both at the same time, with the step captured and experts deferred. The others leave part of that out: all
+experts on the CPU, or one phase after the other, expert by expert.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ktcli.measure.policy import COPIES, CPU_EXPERTS, GPU_EXPERTS, SEQUENTIAL, P
 from ktcli.native import Pool
 from ktcli.planner.memory import PREFILL_CHUNK
 
-# Whether an expert with so many tokens is computed on the CPU.
+# Tells whether an expert with a given number of tokens is computed on the CPU.
 OnCpu = Callable[[int], bool]
 
 
@@ -37,8 +37,8 @@ def engine_under(
     """An engine that shares the experts by a policy.
 
     Args:
-        given, others: of `DeviceEngine`.
-        on_cpu: FIDDLER needs it, nobody else.
+        given, others: the arguments of `DeviceEngine`.
+        on_cpu: tells whether an expert with a number of tokens is computed on the CPU; only for FIDDLER.
     """
     model, recipe, source, pool, placement, *rest = given
     placed = placement_under(policy, placement)
@@ -48,7 +48,7 @@ def engine_under(
 
 
 def placement_under(policy: Policy, placement: Placement) -> Placement:
-    """What goes where, as the policy wants it: only kt's own defers."""
+    """The placement as a policy uses it: only kt's own defers."""
     if policy is Policy.KT:
         return placement
     plain = replace(placement, depths=((0, 0),), deferral=False)
@@ -64,10 +64,10 @@ def policy_of(engine: DeviceEngine) -> Policy:
 
 
 class Baseline(DeviceEngine):
-    """An engine under a policy that is not kt's own; the others of its arguments are `DeviceEngine`'s.
+    """An engine under another policy than kt's own; its other arguments are those of `DeviceEngine`.
 
     Args:
-        on_cpu: None: no expert is computed on the CPU that is missing on the device.
+        on_cpu: as of `engine_under`; None: no expert that is missing on the device is computed on the CPU.
     """
 
     def __init__(self, policy: Policy, on_cpu: OnCpu | None, *given: Any, **others: Any) -> None:
@@ -89,7 +89,7 @@ class Baseline(DeviceEngine):
 
 @dataclass(slots=True)
 class Phases:
-    """What sequential phases took, in seconds."""
+    """The times of sequential phases, in seconds."""
 
     cpu_s: float = 0.0
     device_s: float = 0.0
@@ -98,11 +98,11 @@ class Phases:
 
 @dataclass(slots=True)
 class OnDemand:
-    """Each missing expert is computed on the CPU or fetched, one phase after the other.
+    """Computes each missing expert on the CPU or fetches it, one phase after the other.
 
     Attributes:
-        on_cpu: whether an expert of a layer with so many tokens goes to the CPU.
-        phases: added up over all steps.
+        on_cpu: tells whether an expert with a number of tokens is computed on the CPU.
+        phases: the times, summed over all steps.
     """
 
     host: HostExperts
@@ -115,13 +115,13 @@ class OnDemand:
     phases: Phases = field(default_factory=Phases)
 
     def begin(self, n_tokens: int, defer: int) -> None:
-        """`defer` does not count: nothing is late here."""
+        """Does nothing with `defer`: no expert is deferred here."""
 
     def check(self) -> None:
         pass
 
     def operations(self) -> list[tuple[str, int]]:
-        """(phase, nanoseconds so far)."""
+        """The (phase, nanoseconds so far) pairs."""
         found = self.phases
         seconds = {CPU_EXPERTS: found.cpu_s, GPU_EXPERTS: found.device_s, COPIES: found.copy_s}
         return [(name, round(1e9 * each)) for name, each in seconds.items()]
@@ -172,7 +172,7 @@ class OnDemand:
     def _on_cpu(
         self, layer: int, fetched: Sequence[int], x: Tensor, ids: Tensor, gate: Tensor
     ) -> Tensor:
-        """All others that are missing here."""
+        """Computes on the CPU the missing experts that were not fetched."""
         started = time.perf_counter()
         skipped = torch.tensor(fetched, dtype=ids.dtype, device=ids.device)
         # A step of its own: between two of them the pool is free to copy.

@@ -4,7 +4,7 @@ Decode is compared with reading its bytes at the speed of the best plain read lo
 its operations at the arithmetic peaks. Ids are drawn anew for every run, so that the experts of one
 token say nothing about those of the next and the weights never come from a cache.
 
-What an engine does is compared with a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
+An engine's times are compared with a `Yardstick`, of which `Ceilings`, the one of the CPU, is here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with
 _CEILING_S = 0.15
 ATTENTION = ("choose", "gqa", "mla")  # operations of the program
 _SEED = 20_260_101
-WARM_UPS = 3  # steps before one that is looked at closely
+WARM_UPS = 3  # steps before one that is traced
 
 
 class Phase(Enum):
-    """What is measured."""
+    """The kinds of work that are measured."""
 
     DECODE = "decode"
     PREFILL = "prefill"
@@ -58,10 +58,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one run of the work reads and computes.
+    """The bytes that one run of the work reads and the operations it computes.
 
     Attributes:
-        attention: of that, the part over the KV cache: (bytes, operations).
+        attention: the part of them over the KV cache: (bytes, operations).
     """
 
     read_bytes: int
@@ -74,13 +74,13 @@ class Demand:
 
 
 class Yardstick(Protocol):
-    """What a measurement is compared with."""
+    """The reference that a measurement is compared with."""
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """Seconds of a run at the machine's ceilings, measured now."""
+        """The seconds of a run at the machine's ceilings, measured now."""
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """Seconds of a run that the planner expects, at the ceilings of this measurement."""
+        """The seconds of a run that the planner expects, at the ceilings of this measurement."""
 
 
 def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
@@ -96,7 +96,7 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
 
 
 def demand(engine: Engine, job: Job) -> Demand:
-    """Bytes and operations of a run."""
+    """The bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
         for work in step_work(engine.model, engine.recipe, step):
@@ -111,7 +111,7 @@ class Ceilings:
     """The machine's limits, sampled whenever they are asked for.
 
     Attributes:
-        seconds: that one sample takes.
+        seconds: the seconds that one sample takes.
         samples: rates per second, in the order they were measured.
     """
 
@@ -130,22 +130,22 @@ class Ceilings:
 
     @property
     def unbound(self) -> str:
-        """Why the system did not bind memory to the pool's nodes; "" if it did, or need not."""
+        """The reason why the system did not bind memory to the pool's nodes; "" if it did, or need not."""
         return next((arena.refused for arena in self.arenas if arena.refused), "")
 
     def measure(self, kind: Ceiling) -> float:
-        """This ceiling now."""
+        """Measures a ceiling now."""
         data = [arena.bytes for arena in self.arenas] if kind is Ceiling.READ else ()
         rate = self.pool.ceiling(kind, self.seconds, data)
         self.samples.setdefault(kind, []).append(rate)
         return rate
 
     def rate(self, kind: Ceiling) -> float:
-        """Median of what was measured so far."""
+        """The median of the samples so far."""
         return median(self.samples.get(kind) or [self.measure(kind)])
 
     def rates(self) -> Rates:
-        """As the planner takes them."""
+        """The rates as the planner takes them."""
         read, int8, bf16 = map(self.rate, (Ceiling.READ, Ceiling.INT8, Ceiling.BF16))
         basis, tiles = "measured in this run", has_tiles(self.pool.isa)
         return Rates(read, int8, bf16, measured=True, basis=basis, tiles=tiles)
@@ -157,7 +157,7 @@ class Ceilings:
         return self.compute_s(wanted.ops)
 
     def compute_s(self, ops: dict[Unit, int]) -> float:
-        """Seconds of operations at the arithmetic peaks, measured now."""
+        """The seconds of operations at the arithmetic peaks, measured now."""
         int8 = ops[Unit.INT8]
         rest = sum(ops.values()) - int8
         peaks = ((int8, Ceiling.INT8), (rest, Ceiling.BF16))
@@ -171,7 +171,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True)
 class OperationTimes:
-    """Where the time of one run went: (kind of operation, seconds), longest first."""
+    """The times of one run: (kind of operation, seconds), longest first."""
 
     operations: tuple[tuple[str, float], ...]
 
@@ -182,14 +182,14 @@ class OperationTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BenchResult:
-    """One measured work.
+    """The result of one measured job.
 
     Attributes:
-        demand: of one run.
+        demand: the bytes and operations of one run.
         spread: how evenly experts were chosen; None without experts.
-        chosen: [MoE layers, E]: how often the measured runs chose each expert.
-        profile: of the CPU, in an average run.
-        predicted_s: what the plan expects of a run, at the ceilings of this measurement.
+        chosen: the number of times that the measured runs chose each expert, [MoE layers, E].
+        profile: the CPU's operations in an average run.
+        predicted_s: the seconds that the plan expects of a run, at the ceilings of this measurement.
     """
 
     job: Job
@@ -210,12 +210,12 @@ class BenchResult:
 
     @property
     def ops(self) -> float:
-        """Operations per second."""
+        """The operations per second."""
         return self.demand.all_ops / self.measured.seconds
 
     @property
     def attention_s(self) -> float:
-        """Time of the attention operations of a run, products inside them included."""
+        """The seconds of the attention operations of a run, products inside them included."""
         return sum(s for name, s in self.profile.operations if name in ATTENTION)
 
 
@@ -227,12 +227,12 @@ def run(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> BenchResult:
-    """Measure one work on a loaded engine.
+    """Measures one job on a loaded engine.
 
     Args:
-        job: its tokens and what lies before them fit the engine's context.
+        job: the work; its context and tokens fit the engine's context.
         pairs: runs of the work, each between two measurements of the ceiling.
-        progress: told after each run how many are done.
+        progress: called after each run with the number of runs done.
     """
     session = engine.session()
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
@@ -258,7 +258,7 @@ def run(
 
 
 def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
-    """One run. A decode step ends with choosing a token, as an answer does."""
+    """Does the job once. A decode step ends with choosing a token, as an answer does."""
     session.rewind(job.context)
     if job.kind is Phase.PREFILL:
         session.feed(ids)
@@ -270,10 +270,10 @@ def once(engine: Engine, session: Session, job: Job, ids: list[int]) -> None:
 
 
 def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], Trace]) -> Trace:
-    """One decode step after `context` tokens, when a few have been decoded already.
+    """Traces one decode step after `context` tokens, when a few have been decoded already.
 
     Args:
-        trace: runs a step and says what happened when.
+        trace: runs a step and returns its trace.
     """
     session, draw = engine.session(), np.random.default_rng(_SEED)
     job = Job(Phase.DECODE, 1, context)
@@ -286,7 +286,7 @@ def traced(engine: Engine, context: int, trace: Callable[[Callable[[], None]], T
 
 
 def _operation_seconds(engine: Engine) -> list[tuple[str, float]]:
-    """(operation, seconds so far) in recording order; the last product is the output head."""
+    """The (operation, seconds so far) pairs in recording order; the last product is the output head."""
     times = [(label, ns / 1e9) for label, ns in engine.operations()]
     linears = [i for i, (label, _) in enumerate(times) if label == "linear"]
     if linears:

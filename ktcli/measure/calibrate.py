@@ -1,4 +1,4 @@
-"""How large the inputs of each matrix are when a model reads a text: what a calibrated conversion weighs errors by.
+"""The sizes of each matrix's inputs when a model reads a text, by which a calibrated conversion weighs errors.
 
 The error of a product is the error of each weight times the input of its column; so a column whose inputs are
 large counts more. The model is run in torch, in f32, from a conversion of it, all layers in memory; the text is read
@@ -36,7 +36,7 @@ from ktcli.weights.pack import Pack
 
 FLOOR_TOKENS = 32
 WINDOW = 512  # tokens read from an empty cache
-AT_ONCE = 4  # windows
+AT_ONCE = 4  # windows read together
 LEAST, MOST = 2.0**-10, 2.0**10  # of an importance, where the mean is 1
 STEPS = 8  # to a factor of two: last bits of sums, which differ between machines, are rounded away
 
@@ -45,7 +45,7 @@ Importance = Mapping[str, NDArray[np.float32]]
 
 @dataclass
 class _Sums:
-    """Of the inputs of one tensor's matrices: squares [count, k], and how many rows they are of [count]."""
+    """The sums over the inputs of one tensor's matrices: squares [count, k], and the number of rows [count]."""
 
     squares: NDArray[np.float64]
     rows: NDArray[np.float64]
@@ -55,13 +55,13 @@ class _Sums:
         return cls(np.zeros((tensor.count, tensor.k)), np.zeros(tensor.count))
 
     def add(self, index: int, x: torch.Tensor) -> None:
-        """x [T, K] went into matrix `index`."""
+        """Adds the inputs x [T, K] of matrix `index`."""
         self.squares[index] += x.double().square().sum(0).numpy()
         self.rows[index] += len(x)
 
 
 class _Listener(TorchBackend):
-    """Notes what goes into dense matrices."""
+    """A backend that sums up the inputs of dense matrices."""
 
     sums: dict[str, _Sums]
 
@@ -72,7 +72,7 @@ class _Listener(TorchBackend):
 
 
 class _Experts:
-    """All experts, one after the other; notes what goes into both of their matrices."""
+    """Computes all experts, one after the other, and sums up the inputs of both of their matrices."""
 
     def __init__(
         self,
@@ -113,7 +113,8 @@ def calibrate(
 
     Args:
         path: a conversion of the model.
-        ids: of the text, `begin` before each window.
+        ids: the ids of the text.
+        begin: the id before each window; None: the model has none.
         progress: called with the tokens read so far.
     """
     model = build(path.config).at(WINDOW)
@@ -149,7 +150,7 @@ def calibrate(
 
 
 def _names(model: Model) -> list[tuple[str, str]]:
-    """gate_up and down of each layer with experts."""
+    """The names of gate_up and down of each layer with experts."""
     names = []
     for layer in expert_rows(model):
         both = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]

@@ -1,8 +1,8 @@
-"""How a speed is measured so that it means something on a shared machine.
+"""Measures a speed so that it means something on a shared machine.
 
-The bandwidth of a machine that others use drifts within seconds, so a rate alone says little. Each run
-of the work is therefore taken between two runs of its ceiling, and what counts is the median of the
-ratios. How much of the cores something else used meanwhile is read from the kernel's own counters.
+The bandwidth of a machine that others use drifts within seconds, so a rate alone says little. Each run of the work is
+therefore taken between two runs of its ceiling, and the result is the median of the ratios. The share of the cores that
+others used meanwhile is read from the kernel's own counters.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-NOISY_SHARE = 0.10  # of the cores; above it, a result is marked
+NOISY_SHARE = 0.10  # share of the cores used by others; above it, a result is marked
 PAIRS = 9  # runs of the work, each between two runs of the ceiling
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the work: how long it took, and what it would take at the ceiling around it."""
+    """One run of the work: its seconds, and those it would take at the ceiling around it."""
 
     seconds: float
     ideal_s: float
 
     @property
     def share(self) -> float:
-        """Part of the ceiling reached."""
+        """The share of the ceiling that was reached."""
         return self.ideal_s / self.seconds
 
 
@@ -52,7 +52,7 @@ class Measurement:
 
     @property
     def share(self) -> float:
-        """Median share of the ceiling."""
+        """The median share of the ceiling."""
         return median(run.share for run in self.runs)
 
     @property
@@ -67,13 +67,13 @@ def alternate(
     pairs: int = PAIRS,
     root: Path = Path("/"),
 ) -> Measurement:
-    """Run `work` `pairs` times, its ceiling before and after each.
+    """Runs `work` `pairs` times, its ceiling before and after each.
 
     Args:
-        work: does the whole work once; returns the seconds of it that count, None: all of them.
+        work: does the whole work once; returns the seconds of it that count; None: all of them.
         ideal: measures the ceiling now and returns the seconds the work would take at it.
-        pairs: runs of the work.
-        root: where /proc lies.
+        pairs: the number of runs of the work.
+        root: the folder of /proc.
     """
     others = Others(root)
     before = ideal()
@@ -89,7 +89,7 @@ def alternate(
 
 
 class Others:
-    """What everything but this process does on this process's cores, from when it is made."""
+    """The load of all other processes on this process's cores, counted from when the object is made."""
 
     def __init__(self, root: Path = Path("/"), cpus: Sequence[int] | None = None) -> None:
         self._stat = root / "proc" / "stat"
@@ -98,7 +98,7 @@ class Others:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """Share of the cores that others used since; 0 where the kernel does not say."""
+        """The share of the cores that others used since; 0 where the kernel does not tell."""
         busy, total = self._read()
         elapsed = total - self._total
         if elapsed <= 0:
@@ -107,7 +107,7 @@ class Others:
         return min(max(theirs / elapsed, 0.0), 1.0)
 
     def _read(self) -> tuple[float, float]:
-        """(seconds busy, seconds in all) of the cores so far."""
+        """The seconds busy, and the seconds in all, of the cores so far."""
         try:
             text = self._stat.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError):
@@ -116,7 +116,7 @@ class Others:
 
 
 def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
-    """(busy, total) seconds of `cpus` from the text of /proc/stat.
+    """The (busy, total) seconds of `cpus` from the text of /proc/stat.
 
     Time stolen by the hypervisor is busy: somebody else had the core.
     """
@@ -133,6 +133,6 @@ def busy_seconds(stat: str, cpus: frozenset[int]) -> tuple[float, float]:
 
 
 def _own_seconds() -> float:
-    """CPU seconds this process has used, all threads."""
+    """The CPU seconds that this process has used, all threads."""
     times = os.times()
     return times.user + times.system

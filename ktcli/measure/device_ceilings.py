@@ -1,6 +1,6 @@
-"""What a device could do at most, and a work on CPU and device compared with it.
+"""The ceilings of a device, and the comparison of a job on CPU and device with them.
 
-Of the device three rates are measured, with torch's own operations on far more memory than its caches
+Three rates of the device are measured, with torch's own operations on far more memory than its caches
 hold: reading, bf16 products, and copies from pinned memory. The ideal of a step is the longer of what the
 CPU must read and what the device must read, each at its rate, for both can work at the same time;
 the ideal of a prompt is the same with operations.
@@ -36,11 +36,12 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How much is read, multiplied and copied to measure a device.
+    """The sizes of a measurement of a device.
 
     Attributes:
-        rows: of two square matrices.
-        repeats: of each operation in one round.
+        size_bytes: the bytes of one read.
+        rows: the rows of two square matrices that are multiplied.
+        repeats: the number of times that one round repeats an operation.
     """
 
     size_bytes: int
@@ -54,7 +55,7 @@ _ON_CPU = Probe(1 << 20, 64, 1)  # a CPU in a device's place: only in tests
 
 
 def measure_rates(device: torch.device) -> DeviceRates:
-    """Rates of a device, in about a second; its memory is free again afterwards.
+    """Measures the rates of a device, in about a second; its memory is free again afterwards.
 
     Raises:
         DeviceError: the device failed, or has no memory left.
@@ -93,7 +94,7 @@ def _rates(device: torch.device, size: Probe) -> DeviceRates:
 
 
 def _seconds(stream: Stream, size: Probe, work: Callable[[], object]) -> float:
-    """Median time of one repeat."""
+    """The median seconds of one repeat."""
     found = []
     for round_ in range(_ROUNDS + 1):
         start = time.perf_counter()
@@ -108,10 +109,10 @@ def _seconds(stream: Stream, size: Probe, work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What of a step the CPU and the device do.
+    """The shares of CPU and device in a step.
 
     Attributes:
-        cpu_ops: by loop.
+        cpu_ops: the CPU's operations by unit.
     """
 
     cpu_bytes: float
@@ -125,7 +126,7 @@ class DeviceCeilings:
     """The yardstick of an engine with a device.
 
     Attributes:
-        device: rates, measured.
+        device: the device's measured rates.
     """
 
     cpu: Ceilings
@@ -138,7 +139,7 @@ class DeviceCeilings:
         return cls(Ceilings.of(engine.pool), device, engine.placement, policy_of(engine))
 
     def ideal_s(self, engine: Engine, job: Job) -> float:
-        """CPU and device at the same time, each at its limit."""
+        """The seconds of CPU and device at the same time, each at its limit."""
         found = [self.split(engine, step) for step in steps(engine, job)]
         if job.kind is Phase.DECODE:
             read = sum(each.cpu_bytes for each in found)
@@ -149,7 +150,7 @@ class DeviceCeilings:
         return max(self.cpu.compute_s(ops), theirs)
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
-        """What the plan's arithmetic makes of the rates of this measurement."""
+        """The seconds that the planner's forecast gives at the rates of this measurement."""
         forecast, policy = self.forecast(engine), self.policy
         if policy in SEQUENTIAL:
             computes = policy is Policy.FIDDLER
@@ -165,7 +166,7 @@ class DeviceCeilings:
         return sum(forecast.decode_s(at, engine.depth_at(at)) for at in range(job.context, last))
 
     def forecast(self, engine: Engine) -> Forecast:
-        """Of this engine at these rates."""
+        """The forecast for this engine at these rates."""
         placement = self.placement
         expert = int(stack_of(engine.model, engine.recipe).expert.size_bytes.max(initial=0))
         known = Known(
@@ -178,7 +179,7 @@ class DeviceCeilings:
         return Forecast.of(engine.model, engine.recipe, known)
 
     def split(self, engine: Engine, step: StepShape) -> Split:
-        """A step's bytes and operations; a streamed one is all the device's."""
+        """Splits a step's bytes and operations; a streamed step is all the device's."""
         streamed = self.placement.long_prompts.streams(step.n_tokens)
         hit_rate = experts.hits(self.placement.mask, engine.spec.top_k).rate
         cpu_bytes = device_bytes = device_ops = 0.0

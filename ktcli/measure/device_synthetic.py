@@ -1,4 +1,4 @@
-"""Engines with a device for measuring: placed as a plan says, with weights from anywhere, random ones too."""
+"""Engines with a device for measuring: placed as a plan says, with weights of a pack or random ones."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceSetting:
-    """What is free when a plan is made.
+    """The choices of a measurement that a plan leaves open.
 
     Attributes:
-        pack: whose weights are loaded; None: random ones.
+        pack: the pack whose weights are loaded; None: random ones.
     """
 
     device: torch.device
@@ -39,7 +39,7 @@ class DeviceSetting:
 def planned_engine(
     model: Model, plan: Plan, pool: Pool, setting: DeviceSetting, progress: Progress | None = None
 ) -> DeviceEngine:
-    """An engine of the model's true shapes, as planned; `pool` has the teams of the plan's host.
+    """Builds an engine of the model's true shapes, as planned; `pool` has the teams of the plan's host.
 
     Raises:
         NotEnoughMemory: it does not fit after all.

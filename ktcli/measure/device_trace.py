@@ -31,10 +31,10 @@ _LAUNCHES = ("Launch", "Memcpy", "Memset", "BatchMemOp")
 
 
 def trace(engine: DeviceEngine, step: Callable[[], None]) -> Trace:
-    """Run a step that was run before, and say what happened when on the CPU, the device, and between them.
+    """Runs a step that was run before, and traces CPU, device, and the calls between them.
 
     Args:
-        step: of the engine; returns when its stream is done.
+        step: runs a step of the engine; returns when its stream is done.
     """
     stream, host = engine.stream, engine.host
     if isinstance(stream, HostStream):
@@ -73,8 +73,8 @@ class _Profiled:
     """A step under the profiler. Not yet run on a GPU.
 
     Attributes:
-        start_ns, end_ns: of the step, CLOCK_MONOTONIC.
-        events: of the device, and launches.
+        start_ns, end_ns: the step's times, CLOCK_MONOTONIC.
+        events: the events of the device, and launches.
     """
 
     def __init__(self, step: Callable[[], None]) -> None:
@@ -95,10 +95,10 @@ class _Profiled:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """What the profiler noted, in nanoseconds of its own clock.
+    """One event that the profiler recorded, in nanoseconds of its own clock.
 
     Attributes:
-        on_device: it ran there.
+        on_device: whether it ran on the device.
     """
 
     name: str
@@ -108,7 +108,7 @@ class CallRecord:
 
 
 def recorded(profiler: Any) -> Iterator[CallRecord]:
-    """All that a finished profiler noted."""
+    """Yields all events of a finished profiler."""
     for event in profiler.profiler.kineto_results.events():
         start, duration = event.start_ns(), event.duration_ns()
         on_device = event.device_type().name == "CUDA"
@@ -116,10 +116,11 @@ def recorded(profiler: Any) -> Iterator[CallRecord]:
 
 
 def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, int]]) -> int:
-    """What to add to the profiler's nanoseconds to get those of CLOCK_MONOTONIC.
+    """The nanoseconds to add to the profiler's clock to get CLOCK_MONOTONIC.
 
     Args:
-        markers: as recorded, in order; readings: of each the clock before and after it.
+        markers: the markers as recorded, in order.
+        readings: CLOCK_MONOTONIC before and after each marker.
     """
     host = [marker for marker in markers if not marker.on_device]
     pairs = zip(sorted(host, key=lambda marker: marker.start_ns), readings, strict=True)
@@ -128,7 +129,7 @@ def clock_offset(markers: Sequence[CallRecord], readings: Sequence[tuple[int, in
 
 
 def track_of(record: CallRecord) -> str | None:
-    """Where it belongs in a trace; None: nowhere."""
+    """The track of an event in a trace; None: it is left out."""
     if record.on_device:
         return DEVICE if record.name != _MARKER and "Sync" not in record.name else None
     is_call = record.name.startswith("cu") and any(word in record.name for word in _LAUNCHES)

@@ -1,9 +1,9 @@
-"""How well engines predict a text, token by token: ids in, numbers out.
+"""Measures how well engines predict a text, token by token: ids in, numbers out.
 
 Every window of the text is read by all engines side by side, a piece of some rows at a time: the first
 engine's logits of the piece are kept while the others' are compared with them, over the whole vocabulary,
-and then forgotten. So memory does not grow with the text. Which token comes next is always given
-(teacher forcing); what is measured is the probability that a model gave it.
+and then dropped. So memory does not grow with the text. The next token is always given (teacher forcing); the
+probability that a model gave it is measured.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ I32Array = NDArray[np.int32]
 
 PIECE_BYTES = (
     64 << 20
-)  # of logits of one piece, at most: one engine's are kept, one's are looked at
+)  # the most logits of one piece: those of one engine are kept beside those of another
 _AT_ONCE_BYTES = 2 << 20  # of those, in one numpy call: its temporaries stay in the cache
 _PIECE_TOKENS = 512  # no more are of use to an engine
 
@@ -34,11 +34,11 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class EvalCase:
-    """A model in one way of running it.
+    """A model with one setting of how it is run.
 
     Attributes:
-        defer: experts of each token that come a layer later, at every position: as if all the text were
-            an answer.
+        defer: the number of experts of each token that are deferred, at every position: as if all the text were an
+            answer.
     """
 
     engine: Engine
@@ -50,8 +50,8 @@ class Window:
     """A stretch of text that is read from an empty cache.
 
     Attributes:
-        ids: [T + 1] int32; each but the last is read.
-        first: predictions of ids[first + 1:] count; those before were counted in the window before.
+        ids: the ids [T + 1] int32; each but the last is read.
+        first: the first prediction that counts is that of ids[first + 1]; the window before counted those before.
     """
 
     ids: I32Array
@@ -64,12 +64,12 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What one case made of the text, one value for each of N predictions, in the text's order.
+    """The predictions of one case, one value for each of N predictions, in the text's order.
 
     Attributes:
-        nll: negative log-likelihood of the token that came, nats.
+        nll: the negative log-likelihood of the next token, nats.
         best: the likeliest token.
-        kl: of the first case's prediction from this one's, nats; None: they were not compared.
+        kl: KL(first case || this one) of each prediction, nats; None: they were not compared.
     """
 
     nll: F64Array
@@ -77,18 +77,18 @@ class Scores:
     kl: F64Array | None
 
     def first(self, n: int) -> Scores:
-        """Of the first n predictions."""
+        """The scores of the first n predictions."""
         return Scores(self.nll[:n], self.best[:n], None if self.kl is None else self.kl[:n])
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One case against another, over the same tokens in pairs.
+    """The difference of one case from another, over the same tokens in pairs.
 
     Attributes:
-        nll: how much more one loses than the other, nats per token.
-        same_best: share of tokens where both find the same token likeliest.
-        kl: mean divergence of the other's predictions from this one's, nats per token; None: not known.
+        nll: the difference of their losses, nats per token.
+        same_best: the share of tokens for which both find the same next token likeliest.
+        kl: the mean divergence of the other's predictions from this one's, nats per token; None: not known.
     """
 
     nll: Interval
@@ -97,12 +97,12 @@ class Difference:
 
 
 def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> list[Window]:
-    """Cut a text; every id is predicted once, but the first of all where nothing is before it.
+    """Cuts a text into windows; every id is predicted once, but the first of all where nothing is before it.
 
     Args:
-        length: ids of the text in a window.
-        stride: from the start of one window to that of the next, 1..length.
-        begin: id before each window; None: the model has none, and a window's first id is given.
+        length: the number of the text's ids in a window.
+        stride: the number of ids from the start of one window to that of the next, 1..length.
+        begin: the id before each window; None: the model has none, and a window's first id is given.
     """
     text = np.asarray(ids, dtype=np.int32)
     before = np.array([] if begin is None else [begin], dtype=np.int32)
@@ -118,7 +118,7 @@ def windows(ids: Sequence[int], length: int, stride: int, begin: int | None) -> 
 
 
 def piece_tokens(vocab: int) -> int:
-    """Tokens of a piece."""
+    """The number of tokens of a piece."""
     return max(1, min(_PIECE_TOKENS, PIECE_BYTES // (4 * vocab)))
 
 
@@ -130,14 +130,14 @@ def score(
     progress: Progress = lambda n: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """What each case makes of these windows; of equally many predictions each.
+    """Scores the predictions of each case in these windows; each gets equally many.
 
     Args:
-        cases: of models with one vocabulary.
-        compare: find how far each prediction is from the first case's.
-        cancelled: asked between pieces; then the windows that are done are given.
+        cases: the cases; their models have one vocabulary.
+        compare: whether to measure the divergence of each prediction from the first case's.
+        cancelled: called between pieces; once it is true, the scores of the finished windows are returned.
     Raises:
-        KtError: a model gave what is no number.
+        KtError: a model's logits hold a NaN or Inf.
     """
     found = [_room(sum(window.counted for window in over), compare) for _ in cases]
     sessions = [case.engine.session() for case in cases]
@@ -169,7 +169,7 @@ def _room(n: int, compare: bool) -> Scores:
 
 
 def difference(this: Scores, other: Scores) -> Difference:
-    """This case against the other, over the predictions that both made."""
+    """The difference of this case from the other, over the predictions that both made."""
     n = min(len(this.nll), len(other.nll))
     one, two = this.first(n), other.first(n)
     same = interval((one.best == two.best).astype(np.float64)).within(0.0, 1.0)
@@ -179,7 +179,7 @@ def difference(this: Scores, other: Scores) -> Difference:
 
 @dataclass(frozen=True, slots=True)
 class _WindowPiece:
-    """Ids that are read in one go; the logits after the first `skip` predict `targets`."""
+    """The ids that are read in one step; the logits after the first `skip` predict `targets`."""
 
     ids: I32Array
     targets: I32Array
@@ -188,7 +188,7 @@ class _WindowPiece:
 
 @dataclass(frozen=True, slots=True)
 class _Predictions:
-    """Logits [R, V] and the logarithms of the sums of their powers [R]."""
+    """The logits [R, V] and the logarithms of the sums of their exponentials [R]."""
 
     logits: F32Array
     sums: F64Array
@@ -202,15 +202,15 @@ def _pieces(window: Window, rows: int) -> Iterator[_WindowPiece]:
 
 
 def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> F64Array:
-    """Fill in likelihoods and likeliest tokens; log(sum(e^logits)) of each row, [R].
+    """Fills in likelihoods and likeliest tokens; returns log(sum(e^logits)) of each row, [R].
 
-    Powers are f32, with an error of 1e-7 of each; their sums and what follows are f64.
+    Exponentials are f32, with an error of 1e-7 of each; their sums and all after them are f64.
     """
     sums = np.empty(len(logits))
     for part in _parts(*logits.shape):
         rows = logits[part]
         peak = rows.max(axis=1, keepdims=True)
-        with np.errstate(invalid="ignore"):  # what is no number is found below
+        with np.errstate(invalid="ignore"):  # NaN and Inf are found below
             sums[part] = np.log(np.exp(rows - peak).sum(axis=1, dtype=np.float64)) + peak[:, 0]
     into.nll[here] = _numbers(sums - logits[np.arange(len(logits)), targets])
     into.best[here] = logits.argmax(axis=1)
@@ -218,7 +218,7 @@ def _measure(logits: F32Array, targets: I32Array, into: Scores, here: slice) -> 
 
 
 def _divergence(first: _Predictions, this: _Predictions) -> F64Array:
-    """KL(first || this) of each row: the sum over the vocabulary of p (log p - log q), [R]."""
+    """The divergence KL(first || this) of each row: the sum over the vocabulary of p (log p - log q), [R]."""
     found = np.empty(len(this.sums))
     apart = (first.sums - this.sums).astype(np.float32)[:, None]
     for part in _parts(*this.logits.shape):

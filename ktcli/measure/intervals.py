@@ -1,4 +1,4 @@
-"""How sure a mean is whose values follow one another in a text: the 95 % interval from means of blocks.
+"""The 95 % interval of a mean whose values follow one another in a text, from means of blocks.
 
 Neighbouring tokens are alike, so N tokens are fewer than N independent values, and the textbook's formula
 gives intervals that are too narrow. The method of batch means cuts the sequence into at most 32 blocks of
@@ -20,7 +20,7 @@ LEAST_BLOCKS = 8
 LEAST_BLOCK = 32  # values
 LEAST_VALUES = LEAST_BLOCKS * LEAST_BLOCK
 
-_Z = 1.959963984540054  # of the normal distribution, two-sided 95 %
+_Z = 1.959963984540054  # quantile of the normal distribution, two-sided 95 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,28 @@ class Interval:
 
     @property
     def half(self) -> float:
-        """Half the width."""
+        """Half the width of the interval."""
         return (self.high - self.low) / 2
 
     def exp(self) -> Interval:
-        """Of e to this mean: a perplexity from a negative log-likelihood; at most e^700, which a float holds."""
+        """The interval of e to this mean: a perplexity from a negative log-likelihood; at most e^700, which a float
+        holds."""
         return Interval(*(exp(min(each, 700.0)) for each in (self.mean, self.low, self.high)))
 
     def scaled(self, factor: float) -> Interval:
-        """In another unit; the factor is positive."""
+        """The interval in another unit; the factor is positive."""
         return Interval(self.mean * factor, self.low * factor, self.high * factor)
 
     def within(self, low: float, high: float) -> Interval:
-        """Cut where the quantity ends, e.g. a share at 0 and 1."""
+        """The interval cut where the quantity ends, e.g. a share at 0 and 1."""
         return Interval(self.mean, max(self.low, low), min(self.high, high))
 
 
 def interval(values: NDArray[np.float64]) -> Interval:
-    """The mean of values in the order of the text.
+    """The mean of values in the order of the text, with its interval.
 
     Args:
-        values: [N], at least LEAST_VALUES.
+        values: the values [N], at least LEAST_VALUES.
     """
     means = block_means(values)
     mean, n = float(values.mean()), len(means)
@@ -62,7 +63,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
 
 def block_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of the blocks, in order; lengths differ by one at most."""
+    """The means of the blocks, in order; their lengths differ by one at most."""
     if len(values) < LEAST_VALUES:
         raise ValueError(f"{len(values)} values, {LEAST_VALUES} are needed")
     count = min(MOST_BLOCKS, len(values) // LEAST_BLOCK)

@@ -1,9 +1,9 @@
-"""One layer by itself: its experts or a dense product, on random weights, beside the machine's ceiling.
+"""Measures one layer by itself: its experts or a dense product, on random weights, beside the machine's ceiling.
 
-What counts is the operation as a model runs it, from quantising the activations to the weighted sum, and
-until the last thread is done. Which experts a token goes to is dealt like cards, so that all have the
-same load: a token's id picks a row of logits, and the router does the rest outside the clock. A stack of
-equal layers is many times as large as the caches, and the walk through it never comes back early.
+The operation is measured as a model runs it, from quantising the activations to the weighted sum, and
+until the last thread is done. The experts of a token are dealt like cards, so that all have the same load: a token's id
+picks a row of logits, and the router does the rest outside the clock. A stack of equal layers is many times as large as
+the caches, and the walk through it never comes back early.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _STACK_BYTES = 512 << 20
 _STACK_CACHES = 8
 _MOST_STACK_BYTES = 4 << 30
 _MOST_LAYERS = 64  # tiny shapes of tests: they would need thousands
-_RUN_S = 0.1  # a run repeats its step for about this long
+_RUN_S = 0.1  # seconds for which a run repeats its step
 _SEED = 20_260_102
 _LINEAR_TOKENS = (1, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerResult:
-    """One measured row; all times are those of one layer and one step.
+    """The result of one measured row; all times are those of one layer and one step.
 
     Attributes:
-        shape, format: their names.
-        ceiling: which one it was compared with.
+        shape, format: the names of shape and format.
+        ceiling: the ceiling that it was compared with.
         rate: that ceiling in this measurement, per second.
-        layers: of the stack.
+        layers: the number of layers of the stack.
     """
 
     shape: str
@@ -71,7 +71,7 @@ class LayerResult:
 
     @property
     def cached(self) -> bool:
-        """The weights may have come from a cache: they are not many times as large."""
+        """Tells whether the weights may have come from a cache: they are not many times as large."""
         return self.stack_bytes < _STACK_CACHES / 2 * cache_bytes(3)
 
     @property
@@ -80,17 +80,17 @@ class LayerResult:
 
     @property
     def ops(self) -> float:
-        """Operations per second."""
+        """The operations per second."""
         return self.case.ops / self.measured.seconds
 
 
 class LayerStack:
-    """Equal layers recorded as a program, and a walk through the tokens that go in.
+    """A stack of equal layers recorded as a program, and a walk through the tokens that go in.
 
     Attributes:
-        name: of the shape.
-        layers: how many.
-        size_bytes: of all weights.
+        name: the name of the shape.
+        layers: the number of layers.
+        size_bytes: the bytes of all weights.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LayerStack:
         raise NotImplementedError
 
     def run(self, n_tokens: int, steps: int) -> float:
-        """Seconds of `steps` steps, of the layers alone."""
+        """The seconds of `steps` steps, of the layers alone."""
         before = self._seconds()
         for _ in range(steps):
             ids = self.ids(n_tokens)
@@ -145,7 +145,7 @@ class LayerStack:
         return self._seconds() - before
 
     def _weights(self) -> list[tuple[Weight, ...]]:
-        """The matrices of the next layer, filled: of each the slices of the nodes."""
+        """The matrices of the next layer, filled: the nodes' slices of each."""
         return [
             tuple(self._weight(each, tensor, node) for node, each in enumerate(slices))
             for tensor, slices in zip(self._matrices, self._slices, strict=True)
@@ -161,7 +161,7 @@ class LayerStack:
         return weight
 
     def _record(self, width: int, layer: Callable[[View], View]) -> None:
-        """Record all layers. Each reads inputs of its own, else they would be quantised only once."""
+        """Records all layers. Each reads inputs of its own, else they would be quantised only once."""
         self._first = len(self.program.labels)
         inputs = [self.program.buffer(width) for _ in range(self.layers)]
         for view in inputs:
@@ -179,7 +179,7 @@ class LayerStack:
 
 
 class ExpertStack(LayerStack):
-    """Layers of routed experts."""
+    """A stack of layers of routed experts."""
 
     def __init__(
         self, pool: Pool, shape: LayerShape, fmt: Format, max_tokens: int, free_bytes: int
@@ -240,7 +240,7 @@ class ExpertStack(LayerStack):
 
 
 class LinearStack(LayerStack):
-    """Dense products [4096, 2048]."""
+    """A stack of dense products [4096, 2048]."""
 
     N, K = 4096, 2048
 
@@ -277,11 +277,11 @@ def measure(
     pairs: int = PAIRS,
     progress: Callable[[int], None] = lambda done: None,
 ) -> LayerResult:
-    """Measure one row.
+    """Measures one row.
 
     Args:
-        pairs: runs, each between two measurements of the ceiling.
-        progress: told after each run how many are done.
+        pairs: the number of runs, each between two measurements of the ceiling.
+        progress: called after each run with the number of runs done.
     """
     kind = _ceiling(stack, case)
     amount = case.read_bytes if kind is Ceiling.READ else case.ops
@@ -324,7 +324,7 @@ def _ceiling(stack: LayerStack, case: LayerCase) -> Ceiling:
 
 
 def _slices(tensor: Tensor, fmt: Format, shares: Sequence[int]) -> tuple[Slice, ...]:
-    """Of each node; all of it where there is one."""
+    """The slice of each node; the whole tensor where there is one node."""
     size = packed_bytes(fmt, tensor.n, tensor.k) * tensor.count
     slices = slices_of(tensor, Recipe(fmt, fmt), shares)
     return slices or (Slice(range(tensor.n), tensor.n, tensor.k, size),)
@@ -337,7 +337,7 @@ def _stack_bytes() -> int:
 def _deals(
     shape: LayerShape, n_tokens: int, draw: np.random.Generator
 ) -> tuple[int, NDArray[np.uint16]]:
-    """(tokens of a deal, logits [at least n_tokens, E] as bf16 bits).
+    """The tokens of a deal, and logits [at least n_tokens, E] as bf16 bits.
 
     A deal hands out a shuffled deck of all experts, K to each token, until everybody had the same.
     """

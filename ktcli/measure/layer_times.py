@@ -1,4 +1,4 @@
-"""What a layer takes, read off the CPU's side of a few decode steps: t_e and T_g of planner/deferral.py.
+"""The times of a layer, read off the CPU's side of a few decode steps: t_e and T_g of planner/deferral.py.
 
 Without deferral the CPU waits for the device between two layers, so the gap between the end of one part
 and the beginning of the next is the device's share (attention, norms, router, copies), and a part's length
@@ -22,9 +22,9 @@ _SEED = 5
 
 
 def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
-    """t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the CPU.
+    """Measures t_e and T_g, medians over layers and steps; None: no two layers in a row have experts on the CPU.
 
-    Positions before MEASURED_AT hold whatever the cache holds: only the time counts.
+    The cache before MEASURED_AT is not filled: only the time counts.
 
     Args:
         shared_s: T_s, which cannot be seen from the CPU.

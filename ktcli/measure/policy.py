@@ -1,4 +1,4 @@
-"""In which order CPU and GPU work: kt's own way, and those of other programs, to compare with."""
+"""The orders in which CPU and GPU work: kt's own, and those of other programs, to compare with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Policy(Enum):
-    """In which order CPU and device work."""
+    """The order in which CPU and device work."""
 
     KT = "kt"  # at the same time, the step captured, experts deferred
     ALL_CPU = "all-cpu"  # the same with every expert on the CPU, nothing deferred
@@ -16,5 +16,5 @@ class Policy(Enum):
 
 SEQUENTIAL = frozenset({Policy.GPU_STREAM, Policy.FIDDLER})
 
-# What a sequential policy's time goes to.
+# The phases of a sequential policy's step.
 CPU_EXPERTS, GPU_EXPERTS, COPIES = "CPU experts", "GPU experts", "copies"

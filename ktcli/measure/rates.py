@@ -1,7 +1,7 @@
-"""Measuring what this machine reads and computes per second, and keeping it for later commands.
+"""Measures the rates at which this machine reads and computes, and keeps them for later commands.
 
-What is kept lies in `measured.json` of the library folder, which `hardware.measured` reads. Whoever writes it
-holds its lock meanwhile, so that two processes that measure at the same time both keep what they found.
+They are kept in `measured.json` of the library folder, which `hardware.measured` reads. A process that writes it
+holds its lock meanwhile, so that two that measure at the same time both keep their results.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from ktcli.hardware.team import bound_nodes, make_team, teams_here
 # Larger than any cache of a CPU socket, so that reading it is reading memory.
 BUFFER_BYTES = 1 << 30
 SMALLEST_BUFFER_BYTES = 512 << 20
-LOCK_WAIT_S = 5.0  # whoever holds it writes one small file
+LOCK_WAIT_S = 5.0  # its holder writes one small file
 
 
 def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
-    """Measure with all threads for about three seconds, in the teams that a model would get; nothing is
-    stored.
+    """Measures with all threads for about three seconds, in the teams that a model would get; nothing is stored.
 
     Args:
-        step: told what is measured now.
+        step: called with the name of what is measured next.
     Raises:
         NativeError: the native library is missing or refuses KT_ISA.
     """
@@ -55,7 +54,7 @@ def measure(machine: Machine, step: Callable[[str], None]) -> Measured:
 
 
 def save(cpu: Cpu, rates: Measured) -> None:
-    """Keep `rates` for the next command.
+    """Keeps `rates` for the next command.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -64,7 +63,7 @@ def save(cpu: Cpu, rates: Measured) -> None:
 
 
 def save_gpu(gpu: Gpu) -> None:
-    """Keep the rates of a GPU for the next command.
+    """Keeps the rates of a GPU for the next command.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -73,8 +72,7 @@ def save_gpu(gpu: Gpu) -> None:
 
 
 def keep(cpu: Cpu, threads: int, isa: str, values: Mapping[str, object]) -> None:
-    """Write `values` into the entry of this CPU with these threads and this row, beside what it holds under
-    other names.
+    """Writes `values` into the entry of this CPU with these threads and this row, beside its values of other names.
 
     Raises:
         KtError: the library folder cannot be written.

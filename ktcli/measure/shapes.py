@@ -1,4 +1,5 @@
-"""What `kt bench kernel` measures, as data: the experts of published models and of others, and a row of work."""
+"""The shapes that `kt bench kernel` measures, as data: the experts of published models and of others, and a row of
+work."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from math import ceil
 from ktcli.errors import UsageError
 from ktcli.hardware.text import whole
 
-_MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # of a shape: far above any model
+_MOST_COLUMNS, _MOST_EXPERTS = 1 << 16, 1 << 12  # bounds of a shape, far above any model
 
 
 class Work(Enum):
-    """What is measured."""
+    """The kinds of work that are measured."""
 
     DECODE = "decode"  # the experts of one token
     PREFILL = "prefill"  # the experts of many
@@ -32,10 +33,10 @@ class LayerShape:
 
     @classmethod
     def parse(cls, text: str) -> LayerShape:
-        """A name from `SHAPES`, or H,I,E,K.
+        """Parses a name from `SHAPES`, or H,I,E,K.
 
         Raises:
-            UsageError: neither.
+            UsageError: the text is neither.
         """
         if text.upper() in SHAPES:
             return SHAPES[text.upper()]
@@ -52,7 +53,7 @@ class LayerShape:
         )
 
     def tokens(self, per_expert: int) -> int:
-        """Tokens of a step in which every expert has so many (one more, where K does not divide)."""
+        """The tokens of a step in which every expert has `per_expert` (one more, where K does not divide)."""
         return ceil(per_expert * self.experts / self.top_k)
 
 
@@ -69,9 +70,9 @@ class LayerCase:
     """One row to measure.
 
     Attributes:
-        n_tokens: of a step.
-        per_expert: tokens of each expert; None for a dense product.
-        read_bytes, ops: of one layer in one step; multiply and add are two.
+        n_tokens: the tokens of a step.
+        per_expert: the tokens of each expert; None for a dense product.
+        read_bytes, ops: bytes read and operations of one layer in one step; a multiply and an add are two.
     """
 
     work: Work

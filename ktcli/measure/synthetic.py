@@ -34,12 +34,13 @@ SPREAD_TOKENS = 256  # tokens whose experts are counted to see how evenly they a
 def fitting_plan(
     config: Mapping[str, Any], host: Host, request: Request, layers: int | None = None
 ) -> tuple[Model, Plan]:
-    """So many layers with their plan, or as many as fit into main memory and, with a GPU, into that.
+    """Cuts a model to `layers` layers and plans it; None: to as many as fit into main memory and, with a GPU, into its
+    memory.
 
-    Whether a GPU is used, and which, is decided by the whole model.
+    The whole model decides whether a GPU is used, and which.
 
     Raises:
-        UsageError: more layers than the model has, or what `place` says.
+        UsageError: more layers than the model has, or see `place`.
         NotEnoughMemory: not even one layer fits.
     """
     whole = build(config)
@@ -71,7 +72,7 @@ def _fits(plan: Callable[[int], tuple[Model, Plan]], layers: int) -> bool:
 
 
 def _rows_of(request: Request, spec: Spec) -> Request:
-    """The request of a model's first layers: as many rows of what speaks of every layer."""
+    """The request for a model's first layers: settings with a row for each layer are cut to those of these."""
     wish, heat = request.gpu_experts, request.heat
     return replace(
         request,
@@ -88,7 +89,7 @@ def _require_layers(spec: Spec, asked: int | None) -> None:
 def random_engine(
     model: Model, plan: Plan, pool: Pool, progress: Progress | None = None
 ) -> CpuEngine:
-    """An engine of the model's shapes with random weights, as planned for the CPU.
+    """Builds an engine of the model's shapes with random weights, as planned for the CPU.
 
     Raises:
         NotEnoughMemory: the plan does not fit.
@@ -98,9 +99,9 @@ def random_engine(
 
 
 class ApartSource(RandomSource):
-    """Random weights with which tokens stay apart.
+    """Random weights with which tokens stay different.
 
-    Averaging by attention keeps what tokens have in common and shrinks the rest: with random weights,
+    Averaging by attention keeps the common part of tokens and shrinks the rest: with random weights,
     after some layers all tokens look alike and choose the same experts. So embeddings are about 64
     times as large as what a layer adds; the norms before every product take the size out again.
     """
@@ -128,13 +129,13 @@ class ApartSource(RandomSource):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly the router chose experts over some tokens.
+    """The spread of the router's choices of experts over some tokens.
 
     Attributes:
-        tokens: that were counted.
-        seen: mean share of a layer's experts that at least one token chose.
+        tokens: the number of tokens that were counted.
+        seen: the mean share of a layer's experts that at least one token chose.
         expected: that share if all experts were equally likely.
-        busiest: load of the busiest expert of any layer, in multiples of the mean.
+        busiest: the load of the busiest expert of any layer, in multiples of the mean.
     """
 
     tokens: int
@@ -144,12 +145,12 @@ class Spread:
 
     @property
     def even(self) -> bool:
-        """Close to what equal chances give."""
+        """Tells whether it is close to that of equal chances."""
         return self.seen >= 0.8 * self.expected
 
 
 def expert_spread(engine: Engine, session: Session, seed: int) -> Spread | None:
-    """Count the experts that random ids reach; None for a model without. Leaves the session empty."""
+    """Counts the experts that random ids reach; None for a model without. Leaves the session empty."""
     spec = engine.spec
     if not spec.moe_layers:
         return None

@@ -1,16 +1,15 @@
-"""From how many tokens per expert AMX tiles beat vectors, measured once on each host.
+"""The number of tokens per expert from which AMX tiles beat vectors, measured once on each host.
 
 A tile multiplies 16 tokens at once, however many there are. With few tokens the vector kernels are
-faster, which read the weights as they come; where that turns depends on the CPU, its memory, the number
-of threads and the kind of weights. So the first load on a host measures it, in about a second, and keeps
+faster, which read the weights as they come; the crossover depends on the CPU, its memory, the number of
+threads and the kind of weights. So the first load on a host measures it, in about a second, and keeps
 the result beside the other rates. Every choice gives the same bits for integer weights, so it never
 changes an answer of theirs.
 
-    KT_TILE_MIN=N            says it for all kinds, and nothing is measured
+    KT_TILE_MIN=N            sets it for all kinds, and nothing is measured
     KT_ISA, the emulator     tests: tiles from 2 tokens on, nothing is measured or kept
 
-`choose` and `crossover` are pure; `measure` takes the times, and may be told smaller sizes and another
-clock.
+`choose` and `crossover` are pure; `measure` takes the times, with smaller sizes and another clock if given.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ktcli.weights.formats import FORMATS
 if TYPE_CHECKING:
     from ktcli.native import Arena, Format, Pool, Program, Step
 
-# Tokens of an expert that are compared. Up to 16 share one tile; beyond 32 the vectors' arithmetic is
+# The numbers of tokens of an expert that are compared. Up to 16 share one tile; beyond 32 the vectors' arithmetic is
 # the limit, of which tiles have eight times as much.
 COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Where tiles lose all the same, something disturbed: they are used from twice as many on.
@@ -58,7 +57,7 @@ class TileMin(NamedTuple):
 
 
 class TileMinSource(Enum):
-    """Where a choice comes from."""
+    """The source of a choice."""
 
     NO_TILES = "no tiles"  # the row has none
     FORCED = "KT_TILE_MIN"
@@ -69,26 +68,27 @@ class TileMinSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is to be used, None: the row has no tiles or nobody has measured yet."""
+    """The chosen numbers of tokens; None: the row has no tiles or nobody has measured yet."""
 
     source: TileMinSource
     tile_min: TileMin | None = None
-    date: str = ""  # of the measurement, YYYY-MM-DD
+    date: str = ""  # day of the measurement, YYYY-MM-DD
 
     @property
     def measurable(self) -> bool:
-        """A measurement would be used."""
+        """Tells whether a measurement would be used."""
         return self.source in (TileMinSource.MEASURED, TileMinSource.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """The sizes and repeats of a measurement.
 
     Attributes:
-        stack_bytes: of all matrices of one kind, larger than the caches; one matrix at least.
-        n, k: of one matrix.
-        rounds: how often each time is taken, at most; fewer, but five, after budget_s of a kind.
+        stack_bytes: the bytes of all matrices of one kind, larger than the caches; one matrix at least.
+        n, k: the rows and columns of one matrix.
+        rounds: the most times that each time is taken; fewer, but at least five, after `budget_s`.
+        budget_s: seconds for each kind of weights.
     """
 
     stack_bytes: int
@@ -113,11 +113,11 @@ _SEED = 20_260_105
 def choose(
     isa: str, *, forced: int | None, fixed: bool, kept: tuple[TileMin, str] | None
 ) -> Choice:
-    """What the row `isa` uses.
+    """Chooses the numbers of tokens for the row `isa`.
 
     Args:
-        forced: KT_TILE_MIN.
-        fixed: nothing is to be measured here.
+        forced: the value of KT_TILE_MIN; None: it is unset.
+        fixed: whether nothing is to be measured here.
         kept: an earlier measurement and its date.
     """
     if isa != ROW:
@@ -138,7 +138,7 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
     tokens take two tiles), or a time is wrong, a single loss does not outweigh the rest.
 
     Args:
-        times: tokens → seconds (with tiles, with vectors).
+        times: the seconds (with tiles, with vectors) by the number of tokens.
     """
     found, best, total = BEYOND, 0.0, 0.0
     for tokens in sorted(times, reverse=True):
@@ -153,7 +153,7 @@ def crossover(times: Mapping[int, tuple[float, float]]) -> int:
 
 
 def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
-    """What a team of so many threads would use; nothing is measured.
+    """The choice for a team of `threads` threads; nothing is measured.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -172,7 +172,7 @@ def look(cpu: Cpu, threads: int, isa: str | None = None) -> Choice:
 
 
 def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
-    """What a team is to use, measured now if nobody has; None: the library's own default.
+    """The numbers of tokens for a team, measured now if nobody has; None: the library's own default.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -183,7 +183,7 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
         return choice.tile_min
     try:
         found = measure(cpu, threads, ROW)
-    except KtError:  # no memory, no threads: whatever needs them now says so itself
+    except KtError:  # no memory, no threads: the next call that needs them says so itself
         return None
     with contextlib.suppress(
         KtError
@@ -193,7 +193,7 @@ def tile_min(cpu: Cpu, threads: int, isa: str | None = None) -> TileMin | None:
 
 
 def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> Pool:
-    """Start the threads of these teams, with what tiles are worth to them.
+    """Starts the threads of these teams, with their measured numbers of tokens for tiles.
 
     Raises:
         UsageError: KT_TILE_MIN makes no sense.
@@ -204,10 +204,11 @@ def start_team(cpu: Cpu, teams: Sequence[NodeTeam], isa: str | None = None) -> P
 
 
 def planned_team(cpu: Cpu, host: Host) -> Pool:
-    """Start the teams that a plan was made with.
+    """Starts the teams that a plan was made with.
 
     Args:
-        cpu: of this machine; host: of the plan.
+        cpu: the CPU of this machine.
+        host: the host of the plan.
     Raises:
         UsageError, NativeError: as `start_team`.
     """
@@ -215,7 +216,7 @@ def planned_team(cpu: Cpu, host: Host) -> Pool:
 
 
 def save(cpu: Cpu, threads: int, isa: str, found: TileMin) -> None:
-    """Keep a measurement for the next load.
+    """Keeps a measurement for the next load.
 
     Raises:
         KtError: the library folder cannot be written.
@@ -248,11 +249,11 @@ def measure(
     effort: Effort | None = None,
     timed: Callable[[Program, Step], float] | None = None,
 ) -> TileMin:
-    """Compare both kernels with all threads; nothing is stored.
+    """Compares both kernels with all threads; nothing is stored.
 
     Args:
         isa: any row; without tiles both kernels are one.
-        effort: None: as much as a host needs.
+        effort: the sizes and repeats; None: as much as a host needs.
         timed: runs a program and returns its seconds; None: by the clock.
     Raises:
         NativeError: the row does not run here.
@@ -281,7 +282,7 @@ def _times(
     effort: Effort,
     timed: Callable[[Program, Step], float],
 ) -> dict[int, tuple[float, float]]:
-    """Least seconds (with tiles, with vectors) by tokens: whatever disturbs makes a run longer.
+    """The least seconds (with tiles, with vectors) by tokens: a disturbance only makes a run longer.
 
     The stack is cut into parts. Each run takes the next one, so that no part is still in a cache when
     its turn comes again; the run before it, untimed, wakes the team.
@@ -305,7 +306,7 @@ def _times(
 def _programs(
     pools: list[Pool], arena: Arena, fmt: Format, effort: Effort
 ) -> list[tuple[Program, ...]]:
-    """For each part of the stack, the products with its matrices, for each pool."""
+    """The products with the matrices of each part of the stack, one program for each pool."""
     from ktcli.native import Program, Weight, packed_bytes
 
     size = packed_bytes(fmt, effort.n, effort.k)
@@ -331,7 +332,7 @@ def _programs(
 
 
 def _usual_effort() -> Effort:
-    """Weights several times as large as the last cache, in no more than an eighth of the free memory."""
+    """An effort with weights several times as large as the last cache, in no more than an eighth of the free memory."""
     from ktcli.native import cache_bytes
 
     size = min(_MOST_STACK_BYTES, _STACK_CACHES * cache_bytes(3) or _MOST_STACK_BYTES)

@@ -1,7 +1,7 @@
-"""What happened when in one step, as a trace that Chrome and Perfetto show.
+"""A trace of one step's events over time, which Chrome and Perfetto show.
 
-Rows of the trace are tracks: the teams of the CPU, the device, the calls that launch work on it. All times
-are nanoseconds of CLOCK_MONOTONIC; who measures on another clock converts before.
+Rows of the trace are tracks: the teams of the CPU, the device, the calls that launch work on it. All times are
+nanoseconds of CLOCK_MONOTONIC; times of another clock are converted before.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ CPU, DEVICE, LAUNCHES = "CPU team", "GPU", "launches"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that took time.
+    """A span of time in which a track was busy.
 
     Attributes:
-        track: what it happened on.
+        track: the track that was busy.
     """
 
     track: str
@@ -42,8 +42,8 @@ class Trace:
     """Events of some steps.
 
     Attributes:
-        steps: how many.
-        seconds: that they took together.
+        steps: the number of steps.
+        seconds: the seconds that they took together.
     """
 
     events: tuple[Event, ...]
@@ -51,21 +51,21 @@ class Trace:
     seconds: float
 
     def busy_share(self, track: str) -> float:
-        """Share of the time in which something happened on a track."""
+        """The share of the time in which a track was busy."""
         return covered_ns(e for e in self.events if e.track == track) / 1e9 / self.seconds
 
     @property
     def launches(self) -> float:
-        """Calls that gave work to the device, per step."""
+        """The number of calls that gave work to the device, per step."""
         return sum(e.track == LAUNCHES for e in self.events) / self.steps
 
     @property
     def launch_share(self) -> float:
-        """Share of the time spent in those calls."""
+        """The share of the time spent in those calls."""
         return self.busy_share(LAUNCHES)
 
     def write(self, path: Path) -> None:
-        """Write the trace-event format.
+        """Writes the trace-event format.
 
         Raises:
             KtError: the file cannot be written.
@@ -76,7 +76,7 @@ class Trace:
             raise KtError(f"cannot write {path}: {error.strerror}") from error
 
     def document(self) -> dict[str, Any]:
-        """As JSON: microseconds from the first event on."""
+        """The trace as a JSON object: microseconds from the first event on."""
         first = min((e.start_ns for e in self.events), default=0)
         tracks = sorted({e.track for e in self.events})
         rows: list[dict[str, Any]] = [
@@ -98,7 +98,7 @@ class Trace:
 
 
 def covered_ns(events: Iterable[Event]) -> int:
-    """Time in which at least one of the events was under way."""
+    """The time in which at least one of the events was under way."""
     total, end = 0, 0
     for event in sorted(events, key=lambda e: e.start_ns):
         total += max(0, event.end_ns - max(end, event.start_ns))
@@ -109,7 +109,7 @@ def covered_ns(events: Iterable[Event]) -> int:
 def one_after_another(
     track: str, start_ns: int, durations: Sequence[tuple[str, int]]
 ) -> list[Event]:
-    """Operations of a team, which follow one another without gaps: (name, nanoseconds)."""
+    """The events of a team's operations, which follow one another without gaps: (name, nanoseconds)."""
     events = []
     for name, duration in durations:
         events.append(Event(track, name, start_ns, start_ns + duration))
@@ -118,7 +118,7 @@ def one_after_another(
 
 
 def trace(engine: Engine, step: Callable[[], None]) -> Trace:
-    """Run a step of an engine whose operations follow one another on the CPU, and say what happened when."""
+    """Traces a step of an engine whose operations follow one another on the CPU."""
     before, start = engine.operations(), time.monotonic_ns()
     step()
     end = time.monotonic_ns()

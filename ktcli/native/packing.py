@@ -25,7 +25,7 @@ Packer = Callable[[Any, list[Any]], Any]
 
 
 class Packing:
-    """How the fields of one struct are packed.
+    """The rules by which the fields of one struct are packed.
 
     Args:
         name: the struct's name, e.g. "kt_norm".

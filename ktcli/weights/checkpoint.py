@@ -219,7 +219,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
-    """All tensors by name, the files, and SHA-256 over the files' names and headers."""
+    """Opens the shards: all tensors by name, the files, and SHA-256 over the files' names and headers."""
     weight_map = _read_index(folder)
     files = sorted(_list_shards(folder) if weight_map is None else set(weight_map.values()))
     digest, entries, n_tensors = sha256(), dict[str, dict[str, TensorEntry]](), 0
@@ -240,7 +240,7 @@ def _open_shards(folder: Path) -> tuple[dict[str, Part], list[str], str]:
 def _parts(
     entries: Mapping[str, Mapping[str, TensorEntry]], weight_map: Mapping[str, str] | None
 ) -> dict[str, Part]:
-    """All tensors by name, from the entries of each file."""
+    """The tensors of all files by name, from the entries of each file."""
     parts: dict[str, Part] = {}
     if weight_map is None:
         for file, its in entries.items():

@@ -17,7 +17,7 @@ from ktcli.weights.stages import Stages
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a checkpoint was published; None: nobody recorded it."""
+    """The place where a checkpoint was published; None: nobody recorded it."""
 
     hub: str | None = None
     repository: str | None = None

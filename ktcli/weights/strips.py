@@ -160,7 +160,7 @@ def _rows(
 
 
 def sample(tensor: Tensor, checkpoint: Reader) -> list[ByteSpan]:
-    """Up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
+    """The spans of up to SAMPLE rows of a plain matrix, in runs spread over all of it."""
     (stored,) = pieces_of(tensor, checkpoint)
     source = checkpoint.find(stored.name, stored.shape)
     between = max(tensor.n * PANEL_ROWS // SAMPLE, PANEL_ROWS)
