@@ -5,9 +5,10 @@
 Writes a checkpoint of random weights in the true shapes of a model, cut to one layer with experts, takes it out of the
 page cache, and converts it with the command that a user types. Reading, encoding and writing overlap; the bytes of the
 checkpoint over the time that each was busy is what it alone would allow: the ceilings of the disk and of the cores.
-Where cores are few, reading and hashing take some of them from encoding; so the encoder is measured by itself too, on
-a matrix in memory. Peak memory is the process's own, beside the bytes of the layer. The largest takes 20 GB of disk
-for a while.
+Where cores are few, reading and hashing take some of them from encoding; so the encoding stage is measured by itself
+too, on a checkpoint in memory and with nobody who writes, in turn with the encoder alone on matrices in memory: the
+share of the encoder's speed that the stage has. Peak memory is the process's own, beside the bytes of the layer. The
+largest takes 20 GB of disk for a while.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,12 +33,15 @@ from naming import result_path
 
 from ktcli.hardware.probe import probe
 from ktcli.models import build, cut
-from ktcli.native import Pool, packed_bytes
+from ktcli.native import DType, Format, Numbers, Pool, packed_bytes
 from ktcli.ops.tensors import Tensor
 from ktcli.store import catalog
+from ktcli.weights.checkpoint import Checkpoint
+from ktcli.weights.encode import Encoder
 from ktcli.weights.formats import format_named
 from ktcli.weights.header import encode_header
 from ktcli.weights.recipe import Recipe, stored_bytes
+from ktcli.weights.storage import Raw, Read
 
 # Model, dtype of the checkpoint, formats of the experts.
 CASES = {
@@ -48,6 +54,7 @@ BLOCK = 128  # of FP8, both ways
 VOCAB = 16_384  # a layer is what counts
 SIDE = 2048  # of the matrix that the encoder gets by itself
 ENCODER_RUNS = 9
+STAGE_EXPERTS = 32  # that are in memory
 
 # The command, then the most memory that the process ever had, in KiB, without pages of files.
 CHILD = """
@@ -71,6 +78,7 @@ def parts(tensor: Tensor, dtype: str) -> Iterator[tuple[str, str, tuple[int, ...
                 yield f"{piece.at(index)}_scale_inv", "F32", blocks
 
 
+@cache
 def noise() -> dict[str, bytes]:
     """Of each dtype a block of numbers, to be repeated."""
     values = np.random.default_rng(0).standard_normal(1 << 24, dtype=np.float32) / 50
@@ -127,8 +135,8 @@ def converted(folder: Path, experts: str) -> dict[str, Any]:
     return {**speed, "peak_bytes": int(found[-1]) * 1024}
 
 
-def rows(name: str, parent: Path) -> Iterator[dict[str, Any]]:
-    """One for each format; medians of RUNS conversions."""
+def rows(name: str, parent: Path, threads: int) -> Iterator[dict[str, Any]]:
+    """Of encoding alone, where the checkpoint is BF16; then of each format, medians of RUNS conversions."""
     profile = catalog.find(name)
     assert profile is not None
     dtype, formats = CASES[name]
@@ -138,6 +146,8 @@ def rows(name: str, parent: Path) -> Iterator[dict[str, Any]]:
     )
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         size = write_checkpoint(Path(folder), config, dtype)
+        if dtype == "BF16":
+            yield from encoding(Path(folder), formats, threads)
         for experts in formats:
             runs = [converted(Path(folder), experts) for _ in range(RUNS)]
             ceilings = {
@@ -161,27 +171,56 @@ def rows(name: str, parent: Path) -> Iterator[dict[str, Any]]:
             }
 
 
-def encoder(threads: int) -> Iterator[dict[str, Any]]:
-    """The encoder by itself: one for each format and number of threads, medians of runs in turn."""
-    values = np.frombuffer(noise()["BF16"], np.uint16)[: SIDE * SIDE].astype(np.uint32) << 16
-    matrix, pools = values.view(np.float32).reshape(SIDE, SIDE), {n: Pool(n) for n in {1, threads}}
-    for name in CASES["qwen3-30b-a3b"][1]:
-        fmt, took = format_named(name), {n: [0.0] * ENCODER_RUNS for n in pools}
-        stored = np.empty(packed_bytes(fmt, SIDE, SIDE), np.uint8)
-        for run in range(ENCODER_RUNS):
-            for n, pool in pools.items():
-                begun = time.perf_counter()
-                pool.pack(fmt, matrix, stored)
-                took[n][run] = time.perf_counter() - begun
-        for n, seconds in took.items():
-            mb_s = 2 * matrix.size / median(seconds) / 1e6
-            yield {
-                "work": "encode",
-                "format": name,
-                "threads": n,
-                "mb_s": mb_s,
-                "mb_s_per_core": mb_s / n,
-            }
+class InMemory(Checkpoint):
+    """A checkpoint that keeps what was read."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._kept: dict[Read, Raw] = {}
+
+    def read(self, wanted: Read, into: Raw | None = None) -> Raw:
+        if wanted not in self._kept:
+            self._kept[wanted] = super().read(wanted)
+        return self._kept[wanted]
+
+
+def both_rates(
+    tensors: list[Tensor], checkpoint: Checkpoint, fmt: Format, pool: Pool
+) -> tuple[float, float]:
+    """Bytes of BF16 per second of the encoder and of its stage, which take turns strip by strip."""
+    stage, alone, turns = Encoder(checkpoint, Recipe(experts=fmt, dense=fmt), pool), 0.0, 0
+    stored = np.empty(packed_bytes(fmt, SIDE, SIDE), np.uint8)
+    matrices = np.frombuffer(noise()["BF16"], np.uint8).reshape(-1, 2 * SIDE * SIDE)
+    for _ in stage.encode(tensors):
+        source = Numbers(DType.BF16, matrices[turns % len(matrices)], SIDE, SIDE)
+        begun = time.perf_counter()
+        pool.pack(fmt, source.whole, stored)
+        alone, turns = alone + time.perf_counter() - begun, turns + 1
+    taken = stage.stages(0.0, 0.0)
+    return 2 * SIDE * SIDE * turns / alone, taken.rate(taken.encoding)
+
+
+def encoding(folder: Path, formats: tuple[str, ...], threads: int) -> Iterator[dict[str, Any]]:
+    """Encoder and encoding stage, each by itself, in turn: one row for each format and number of threads."""
+    with InMemory(folder) as checkpoint:
+        all_tensors = build(checkpoint.config).tensors
+        tensors = [replace(t, count=min(t.count, STAGE_EXPERTS)) for t in all_tensors]
+        for n in sorted({1, threads}):
+            pool = Pool(n)
+            for name in formats:
+                fmt = format_named(name)
+                rates = [both_rates(tensors, checkpoint, fmt, pool) for _ in range(ENCODER_RUNS)]
+                yield {
+                    "work": "encode",
+                    "checkpoint": "BF16",
+                    "format": name,
+                    "threads": n,
+                    "mb_s": median(alone for alone, _ in rates) / 1e6,
+                    "mb_s_per_core": median(alone for alone, _ in rates) / n / 1e6,
+                    "stage_mb_s": median(stage for _, stage in rates) / 1e6,
+                    "stage_share": median(stage / alone for alone, stage in rates),
+                    "runs": ENCODER_RUNS,
+                }
 
 
 def line(row: dict[str, Any]) -> str:
@@ -189,7 +228,8 @@ def line(row: dict[str, Any]) -> str:
     if row["work"] == "encode":
         return (
             f"encoder alone, {row['threads']} threads, {row['format']:<8} {row['mb_s']:6.0f} MB/s,"
-            f" {row['mb_s_per_core']:.0f} per core"
+            f" {row['mb_s_per_core']:.0f} per core; its stage alone {row['stage_mb_s']:6.0f},"
+            f" {row['stage_share']:.2f} of it"
         )
     alone = row["ceilings_mb_s"]
     return (
@@ -210,11 +250,9 @@ def main() -> None:
     options = parser.parse_args()
     machine = probe()
     found = []
-    for row in encoder(len(machine.cpu.cores)):
-        print(line(row), flush=True)
-        found.append(row)
+    parent, threads = options.folder or Path(tempfile.gettempdir()), len(machine.cpu.cores)
     for name in [options.only] if options.only else CASES:
-        for row in rows(name, options.folder or Path(tempfile.gettempdir())):
+        for row in rows(name, parent, threads):
             print(line(row), flush=True)
             found.append(row)
     out = options.out or result_path(machine.cpu.model, len(machine.cpu.cores), "conversion")

@@ -15,7 +15,7 @@ from ktcli.models.config import (
     Fields,
     read_eps,
 )
-from ktcli.models.rotation import STRETCHED, read_rope, rope_type, rotated_columns
+from ktcli.models.rotation import STRETCHED, read_rope, rope_type, rotated_columns, rotated_part
 from ktcli.ops.table.attention import GqaShape, MlaShape
 
 
@@ -26,11 +26,14 @@ def read_gqa(
     qkv_bias: bool = False,
     o_bias: bool = False,
     interleaved: bool = False,
+    partly: bool = False,
 ) -> GroupedQueryAttention:
     """Grouped-query attention.
 
     Args:
         interleaved: pairs of neighbours are rotated.
+        partly: the config may say that only the first columns of a head are rotated; others rotate all, and are
+            refused where it says so.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -39,6 +42,8 @@ def read_gqa(
     f.require_multiple("head_dim", dim, 2)
     f.require_width("num_attention_heads x head_dim", heads * dim)
     columns = rotated_columns(f, dim)
+    if not partly:
+        f.require("partial_rotary_factor", rotated_part(f) or 1.0, 1.0)
     # GGUF files of Llama have rows of q and k in the order that makes a pair two neighbours.
     interleaved = f.flag("rope_interleave", interleaved)
     rope, _ = read_rope(f, columns, interleaved=interleaved)
@@ -59,7 +64,7 @@ def read_mla(f: Fields) -> LatentAttention:
     f.require_multiple("qk_rope_head_dim", rope_dim, 2)
     f.require_width("num_attention_heads x head width", heads * (nope + max(rope_dim, v)))
     # The published code of the family rotates interleaved pairs; transformers has a switch for it.
-    rope, score_scale = read_rope(f, rope_dim, interleaved=f.flag("rope_interleave", True))
+    rope, score_scale = read_rope(f, rope_dim, interleaved=f.flag("rope_interleave", False))
     scale = (nope + rope_dim) ** -0.5 * score_scale
     shape = MlaShape(heads, nope, rope_dim, v, f.whole("kv_lora_rank"), scale)
     q_lora = f.whole("q_lora_rank") if f.has("q_lora_rank") else 0

@@ -25,6 +25,7 @@ _USUAL = {
     "topk_group": 4,
     "q_lora_rank": 1536,
     "first_k_dense_replace": 1,
+    "rope_interleave": True,
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "axk1": _USUAL,

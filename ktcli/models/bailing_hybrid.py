@@ -34,6 +34,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "topk_group": 4,
         "first_k_dense_replace": 2,
         "rope_theta": 6e6,
+        "rope_interleave": True,
         "num_key_value_heads": 32,
         "layer_group_size": 6,
         "head_dim": 128,

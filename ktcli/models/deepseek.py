@@ -32,6 +32,7 @@ _V3 = {
     "topk_group": 4,
     "q_lora_rank": 1536,
     "first_k_dense_replace": 3,
+    "rope_interleave": True,
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {
@@ -39,6 +40,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "topk_method": "greedy",
         "q_lora_rank": 1536,
         "first_k_dense_replace": 0,
+        "rope_interleave": True,
     },
     "deepseek_v3": _V3,
     "glm4_moe_lite": {
@@ -46,6 +48,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "routed_scaling_factor": 1.8,
         "q_lora_rank": 768,
         "first_k_dense_replace": 1,
+        "rope_interleave": True,
     },
     "kimi_k2": _V3,
     "kimi_k25": {"tie_word_embeddings": True, TEXT: _V3},
@@ -61,7 +64,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
     v2, bias = _is_v2(f), f.flag("mlp_bias", False)
-    if not v2:
+    if v2:
+        f.only({"rope_interleave": True})
+    else:
         f.require("mlp_bias", bias, False)
     attention = read_mla(f)
     routing = _v2_routing(f) if v2 else _v3_routing(f)

@@ -27,6 +27,7 @@ _FULL, _SHARED = "full", "shared"
 _USUAL = {
     **V3_EXPERTS,
     "first_k_dense_replace": 3,
+    "rope_interleave": True,
     "index_head_dim": 128,
     "index_topk": 2048,
 }
@@ -46,7 +47,14 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
-    f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
+    f.only(
+        {
+            "rope_interleave": True,
+            "attention_bias": False,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        }
+    )
     f.whole("q_lora_rank")  # the indexer reads the query latent
     attention = read_mla(f)
     indexer = _read_indexer(f, attention)

@@ -90,6 +90,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     f.require("attention_bias", f.flag("attention_bias", False), False)
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=1), 1)
+    f.require("n_shared_experts", f.whole("n_shared_experts", default=1), 1)
     kinds, by_id = _kinds(f), _by_id(f)
     attentions = {kind: _read_attention(f, kind) for kind in sorted(set(kinds))}
     routed = _read_mlp(f)
@@ -146,11 +147,12 @@ def _rate(f: Fields, kind: str) -> int:
 
 def _rotated(f: Fields, dim: int) -> int:
     """Columns of a head that are rotated."""
-    if f.has("qk_rope_head_dim"):
-        rotated = f.whole("qk_rope_head_dim", high=dim)
+    name, part = "qk_rope_head_dim", "partial_rotary_factor"
+    if f.has(name):
+        rotated = f.whole(name, high=dim)
     else:
-        rotated = int(dim * f.number("partial_rotary_factor", high=1.0, default=64 / 512))
-    f.require_multiple("qk_rope_head_dim", rotated, 2)
+        name, rotated = f"{part} of {dim}", int(dim * f.number(part, high=1.0, default=64 / 512))
+    f.require_multiple(name, rotated, 2)
     if not rotated:
         raise BadCheckpoint(f"{f.where}: no column of a head of {dim} is rotated")
     return rotated
@@ -179,6 +181,7 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
     if part and int(dim * part) != rotated:
         raise BadCheckpoint(
             f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
+            " (or partial_rotary_factor)"
         )
     rope, _ = read_rope(Fields({**f.values, "rope_parameters": own}), rotated, interleaved=True)
     return rope

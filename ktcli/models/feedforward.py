@@ -76,12 +76,12 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
     experts, top_k = routing.experts, routing.top_k
     n_group = f.whole("n_group", high=experts)
     topk_group = f.whole("topk_group", high=n_group)
-    f.require_multiple("n_routed_experts", experts, n_group)
+    f.require_multiple("n_routed_experts", experts, n_group, "n_group")
     available = experts // n_group * topk_group
     if top_k > available:
         raise BadCheckpoint(
             f"{f.where}: num_experts_per_tok is {top_k}, of only {available} experts in"
-            f" {topk_group} of {n_group} groups"
+            f" {topk_group} (topk_group) of {n_group} groups (n_group)"
         )
     return n_group, topk_group
 

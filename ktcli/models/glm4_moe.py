@@ -61,13 +61,17 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         norms=QkNorms() if norm else None,
         qkv_bias=bias,
         o_bias=bias and kind in _O_BIASED,
+        partly=kind == "glm4_moe",
     )
     names = _HY3 if kind == "hy_v3" else USUAL_SPARSE
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=names)
     is_dense, window = read_typed_dense(f), _windows(f, kind)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
+        dense = (
+            is_dense(i) and kind != "solar_open"
+        )  # of which all layers have experts, whatever the config says
+        return attention.within(window(i)), read_dense(f) if dense else sparse
 
     return assemble(f, "glm4_moe", parts)
 

@@ -82,7 +82,9 @@ def _heads(f: Fields) -> list[int]:
 
 def _attention(f: Fields, kind: str, heads: int) -> GroupedQueryAttention:
     own = Fields({**of_kind(f, kind).values, "num_attention_heads": heads}, f.where)
-    return replace(read_gqa(own, norms=QkNorms()), gates=OwnGates("g_proj", GateKind.SOFTPLUS))
+    return replace(
+        read_gqa(own, norms=QkNorms(), partly=True), gates=OwnGates("g_proj", GateKind.SOFTPLUS)
+    )
 
 
 def _sparse(f: Fields) -> SparseMlp:

@@ -118,7 +118,7 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
         values["num_key_value_heads"] = kv_heads
     bias = f.flag("attention_bias", False)
-    own = read_gqa(Fields(values, f.where), qkv_bias=bias)
+    own = read_gqa(Fields(values, f.where), qkv_bias=bias, partly=True)
     v = f.whole("v_head_dim", high=4096)
     f.require_width("num_attention_heads x v_head_dim", own.shape.heads * v)
     scale = f.number("attention_value_scale", high=1e3, default=1.0)

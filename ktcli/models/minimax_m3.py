@@ -64,7 +64,7 @@ _NAMES = SparseNames(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """The model that a config describes."""
     f = _text(config)
-    attention = read_gqa(f, norms=_NORMS)
+    attention = read_gqa(f, norms=_NORMS, partly=True)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
     indexed = _indexed(f, attention)
     dense, sparse = _mlps(f)

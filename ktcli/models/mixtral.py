@@ -40,7 +40,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     minimax = f.text("model_type", "") == "minimax_m2"
     if minimax:
         _require_known(f)
-        attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS))
+        attention = read_gqa(f, norms=QkNorms(NormedQk.ROWS), partly=True)
         routing = replace(routing, score=Score.SIGMOID)
     else:
         attention = read_gqa(f)

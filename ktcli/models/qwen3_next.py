@@ -62,7 +62,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
     kinds = _kinds(f)
-    full = replace(read_gqa(f, norms=QkNorms(plus=1.0)), gates=QueryGates())
+    full = replace(read_gqa(f, norms=QkNorms(plus=1.0), partly=True), gates=QueryGates())
     f.require_few("num_attention_heads", full.shape.heads)
     linear = _delta_net(f, by_head=next_one)
     mlp = _mlp(f)

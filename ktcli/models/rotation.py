@@ -57,12 +57,26 @@ def rope_type(rope: Fields) -> str:
 
 def rotated_columns(fields: Fields, head_dim: int) -> int:
     """How many columns of a head are rotated: a part of them, or a number given outright."""
-    rope = rope_fields(fields)
-    source = rope if rope.has("partial_rotary_factor") else fields
-    part = source.number("partial_rotary_factor", high=1.0, default=1.0)
-    dim = fields.whole("rotary_dim", high=head_dim, default=int(head_dim * part))
-    fields.require_multiple("rotary_dim", dim, 2)
-    return dim
+    part = rotated_part(fields)
+    dim = int(head_dim * (1.0 if part is None else part))
+    if part is not None and dim % 2:
+        raise BadCheckpoint(
+            f"{fields.where}: partial_rotary_factor {part:g} of head_dim {head_dim} is {dim} columns, which is odd"
+        )
+    given = fields.whole("rotary_dim", high=head_dim, default=dim)
+    if part is not None and given != dim:
+        raise BadCheckpoint(
+            f"{fields.where}: rotary_dim is {given}, but partial_rotary_factor {part:g} rotates {dim} columns"
+        )
+    fields.require_multiple("rotary_dim", given, 2)
+    return given
+
+
+def rotated_part(fields: Fields) -> float | None:
+    """The part of a head that is rotated, if the config says one."""
+    rope, name = rope_fields(fields), "partial_rotary_factor"
+    source = rope if rope.has(name) else fields
+    return source.number(name, high=1.0) if source.has(name) else None
 
 
 def rope_fields(fields: Fields) -> Fields:

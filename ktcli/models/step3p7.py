@@ -169,7 +169,7 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     if kind == _NEAR:
         heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
         own = Fields({**own.values, "num_attention_heads": heads}, f.where)
-    made = read_gqa(own, norms=QkNorms(plus=1.0))
+    made = read_gqa(own, norms=QkNorms(plus=1.0), partly=True)
     scalar = f.number("query_pre_attn_scalar", low=1e-6, default=float(made.shape.head_dim))
     shape = replace(made.shape, scale=scalar**-0.5)
     return replace(made, shape=shape, gates=OwnGates("g_proj"))

@@ -1,4 +1,4 @@
-"""Storages of 4-bit codes that lie across: GPTQ and AWQ keep a matrix as [inputs, outputs].
+"""Storages of 4-bit codes by input: GPTQ and AWQ keep a matrix as [inputs, outputs].
 
     X.qweight   I32: GPTQ [k / 8, n], eight inputs in a word from its low end on; AWQ [k, n / 8], eight outputs in
                 a word, in the order 0 2 4 6 1 3 5 7
@@ -32,12 +32,12 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """Parts: qweight, scales, qzeros, and g_idx where there is one.
+    """A GPTQ or AWQ matrix. Parts: qweight, scales, qzeros, and g_idx where there is one.
 
     Attributes:
-        group: inputs that share a scale; 0: all.
-        zero_plus: what is added to stored zeros.
-        outputs: AWQ: words hold outputs; else inputs.
+        group: the number of inputs that share a scale; 0: all.
+        zero_plus: the number added to stored zeros.
+        outputs: whether a word holds eight outputs (AWQ), not eight inputs.
     """
 
     label: str
@@ -110,10 +110,10 @@ def _outputs(words: Words, order: Sequence[int]) -> NDArray[np.uint8]:
 def _reordered(
     source: StorageSource, raw: Raw, group: int, groups: int
 ) -> NDArray[np.int32] | None:
-    """The group of each input; None: they are in order.
+    """The group of each input [k]; None: the inputs are in the order of their groups.
 
     Raises:
-        BadCheckpoint: one is no group.
+        BadCheckpoint: an input names a group that does not exist.
     """
     chosen = raw.view("<i4")
     if np.array_equal(chosen, np.arange(len(chosen)) // group):

@@ -1,5 +1,5 @@
-"""What must hold of a checkpoint before its first byte is converted: all that the model is made of is there, in the
-right shapes, and nothing else."""
+"""The check of a checkpoint before its first byte is converted: all tensors of the model are there, in the right
+shapes, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ COUNTED = 10_000  # names that are missing; a small config.json can ask for mill
 
 
 def check(model: Model, checkpoint: Reader) -> int:
-    """That a checkpoint has what a model is made of, in the shapes it must have, and nothing else; the bytes of
-    that.
+    """Checks that a checkpoint has every tensor of a model, in the right shape, and nothing else; returns their bytes.
 
     Raises:
         BadCheckpoint: something is missing, left over or of another shape; up to five names are listed.
@@ -52,7 +51,7 @@ def check(model: Model, checkpoint: Reader) -> int:
 
 
 def _asked(model: Model, checkpoint: Reader) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What a model is made of, by name, with the shapes it must have; some more than once."""
+    """Yields the name and the expected shape of every checkpoint tensor of a model; some more than once."""
     for tensor in model.tensors:
         for piece in pieces_of(tensor, checkpoint):
             for index in range(tensor.count if "{e}" in piece.name else 1):
@@ -63,7 +62,7 @@ _LAYER = re.compile(r".*\.layers\.[0-9]+\.\*")
 
 
 def _left_over(model: Model, unused: list[str]) -> list[str]:
-    """Those of the names that the model does not leave out on purpose.
+    """The unused names that the model does not leave out on purpose.
 
     A layer beyond the last predicts several tokens at once if it has the projection that such layers begin with;
     otherwise config.json says too few.

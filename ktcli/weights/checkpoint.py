@@ -49,7 +49,7 @@ class Checkpoint:
     """An open model folder, a `Reader`. Close it, or use it in a `with` statement.
 
     Attributes:
-        config: what `config.json` says, an object; its values are not checked here.
+        config: the object in `config.json`; its values are not checked here.
         parts: all tensors of the files by name.
         digest: tells checkpoints apart; SHA-256 over all headers.
     """
@@ -80,7 +80,7 @@ class Checkpoint:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors."""
+        """The names of all tensors."""
         return self._names
 
     def unused(self, taken: Collection[str]) -> list[str]:
@@ -92,7 +92,7 @@ class Checkpoint:
         ]
 
     def _is_no_bias(self, part: Part) -> bool:
-        """Whether it is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
+        """Tells whether a tensor is a bias of zeros: AutoGPTQ before 0.5 gave one to every matrix."""
         stem = part.name.removesuffix(".bias")
         if f"{stem}.qweight" not in self.parts or part.entry.size_bytes > MAX_BIAS_BYTES:
             return False
@@ -105,7 +105,7 @@ class Checkpoint:
         return tuple(n for n in names if extra_limit(n) and is_regular(inside(self.path, n)))
 
     def small_file(self, name: str) -> bytes:
-        """The whole of a small file."""
+        """The contents of a small file."""
         return read_bounded(inside(self.path, name), extra_limit(name))
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:

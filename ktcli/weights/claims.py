@@ -1,4 +1,5 @@
-"""Which storage a tensor of a folder has: from the names, types and shapes in its files, and its scheme.
+"""The rules that tell which storage a tensor of a folder has: from the names, types and shapes in its files, and its
+scheme.
 
 Every rule begins with the name that a model asks for and looks for the parts that would hold it; a part that
 is there without its companions, or whose shapes contradict each other, is refused.
@@ -28,7 +29,7 @@ Parts = Mapping[str, Part]
 Found = tuple[Storage, tuple[Part, ...]]
 Shaped = tuple[tuple[int, ...], Storage, tuple[Part, ...]]
 
-# What follows the name of a module or a weight whose numbers kt takes from another tensor, or which concern
+# Suffixes of a module's or weight's name. Their numbers kt takes from another tensor, or they concern
 # activations and caches, which kt rounds in its own way.
 COMPANIONS = re.compile(
     r".*[._](weight_shape|weight_zero_point|weight_g_idx|g_idx|input_scale|output_scale|input_zero_point|"
@@ -41,7 +42,7 @@ ROUTED = re.compile(r"(?:.*\.)?experts\..*")  # not the shared experts
 
 
 def source_names(parts: Parts) -> set[str]:
-    """What the sources of a checkpoint are called: its tensors, and weights that lie under other names."""
+    """The names of a checkpoint's sources: its tensors, and weights that lie under other names."""
     names = set(parts)
     for name in parts:
         for suffix in (".weight_packed", ".qweight"):
@@ -117,7 +118,7 @@ def _companion(
 
 
 def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
-    """Which rows and columns share a scale is told by how many scales there are."""
+    """The storage of an FP8 tensor; the number of scales tells which rows and columns share one."""
     if scheme.experts == "fp4" and ROUTED.fullmatch(part.name):
         raise BadCheckpoint(
             f"{part.name} in {part.file} is stored as F8_E4M3, but config.json says that experts are fp4",
@@ -153,12 +154,13 @@ def _fp8(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Found:
 
 
 def _short(name: str) -> str:
-    """What DeepSeek-V4 calls the scales of a weight."""
+    """The name of a weight's scales in DeepSeek-V4."""
     return name.removesuffix("weight") + "scale"
 
 
 def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
-    """DeepSeek-V4's experts. Signed bytes could be other numbers too, so config.json must say that they are these."""
+    """The storage of DeepSeek-V4's experts. Signed bytes could be other numbers too, so config.json must say that
+    they are FP4."""
     n, row_bytes = part.entry.shape
     scale = _short(part.name)
     if scheme.experts != "fp4" or not ROUTED.fullmatch(part.name):
@@ -178,7 +180,7 @@ def _fp4(part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
 
 
 def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
-    """compressed-tensors: bits and group are those the config names that fit the shapes."""
+    """The storage of a compressed-tensors matrix: bits and group are those in the config that fit the shapes."""
     scales = parts.get(f"{stem}.weight_scale")
     if part.entry.dtype != "I32" or len(part.entry.shape) != 2 or scales is None:
         raise BadCheckpoint(
@@ -209,7 +211,7 @@ def _packed(stem: str, part: Part, parts: Parts, scheme: Scheme, hint: str) -> S
 
 
 def _across(stem: str, parts: Parts, scheme: Scheme, hint: str) -> Shaped:
-    """GPTQ and AWQ."""
+    """The storage of a GPTQ or AWQ matrix."""
     part = parts[f"{stem}.qweight"]
     if (
         scheme.method not in ("gptq", "awq")

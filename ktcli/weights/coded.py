@@ -44,13 +44,13 @@ SCALES = {*PLAIN, *E8M0}  # how scales may be stored
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Codes and scales; parts: codes, scales, and zero points where there are any.
+    """A storage of codes and scales; parts: codes, scales, and zero points where there are any.
 
     Attributes:
-        bits: of a code, 4 or 8.
-        table: what each code means.
-        block: rows and columns that share a scale; 0: all of a matrix.
-        kind: of the codes; None: there is no format with the same.
+        bits: bits of a code, 4 or 8.
+        table: the value of each code.
+        block: the numbers of rows and of columns that share a scale; 0: all of a matrix.
+        kind: the kind of the codes; None: no format has the same.
     """
 
     label: str
@@ -102,7 +102,7 @@ class Coded:
         return np.ascontiguousarray(self._scales(pool, span, raws[1])[rows][:, columns])
 
     def _scales(self, pool: Pool, span: ByteSpan, raw: Raw) -> Matrix:
-        """Of the span's blocks, [rows of blocks, columns of blocks]."""
+        """The scales of the span's blocks, [rows of blocks, columns of blocks] f32."""
         dtype = span.source.parts[1].entry.dtype
         first, last = self._blocks(span)
         columns = -(-span.source.columns // self._block(span.source)[1])
@@ -114,7 +114,7 @@ class Coded:
         return pool.decode(Numbers.of(values.reshape(last - first, columns)).whole)
 
     def _zeros(self, span: ByteSpan, raw: Raw, groups: int) -> Matrix:
-        """What each group's zero means, [rows, groups]: codes of which several rows lie in one int32."""
+        """The zero point of each group, [rows, groups] f32, from codes of which 32 / bits rows lie in one int32."""
         per_word = 32 // self.bits
         words = raw.view("<u4").reshape(-1, groups)
         shifts = np.arange(per_word, dtype=np.uint32) * self.bits
@@ -135,14 +135,14 @@ class Coded:
         return self.block[0] or source.shape[-2], self.block[1] or source.columns
 
     def _blocks(self, span: ByteSpan) -> tuple[int, int]:
-        """The first row of blocks that the span has, and that after the last."""
+        """The first row of blocks that the span has, and the row after the last."""
         height, row = span.source.shape[-2], self._row(span)
         high = self._block(span.source)[0]
         above = span.start // height * -(-height // high)
         return above + row // high, above + -(-(row + span.rows) // high)
 
     def _all_blocks(self, source: StorageSource) -> int:
-        """Rows of blocks of the whole source."""
+        """The number of rows of blocks of the whole source."""
         return prod(source.shape[:-2]) * -(-source.shape[-2] // self._block(source)[0])
 
 
@@ -155,7 +155,7 @@ _SIGNED = tuple(float(code - 256 * (code > 127)) for code in range(256))
 
 
 def fp8(block: tuple[int, int]) -> Coded:
-    """E4M3 with scales of these blocks."""
+    """A storage of E4M3 codes with one scale for each block."""
     named = {
         (FP8_BLOCK, FP8_BLOCK): "blocks of 128 x 128",
         (1, 0): "rows",
@@ -166,7 +166,7 @@ def fp8(block: tuple[int, int]) -> Coded:
 
 
 def integers(bits: int, group: int, scale: str, *, symmetric: bool = True) -> Coded:
-    """Packed codes of 4 or 8 bits with a scale, stored as `scale`, for each `group` of columns (0: a row)."""
+    """A storage of packed codes of 4 or 8 bits with a `scale` for each `group` of columns (0: a row)."""
     of = f"groups of {group}" if group else "rows"
     label = f"int{bits} with {scale.lower()} scales of {of}"
     lossless = lossless_int4(group, scale) if bits == 4 and symmetric else None
@@ -178,8 +178,8 @@ MXFP4 = Coded("mxfp4", "mxfp4", 4, E2M1_VALUES, (1, 32))
 
 
 def lossless_int4(group: int, scale: str) -> str | None:
-    """The smallest 4-bit format that holds symmetric codes with such scales: its groups must not be larger, and
-    its scales as precise."""
+    """The name of the smallest 4-bit format that holds symmetric codes with such scales: its groups must not be
+    larger, and its scales as precise; None: there is none."""
     exact = [] if scale == "BF16" else ["-f32"]
     if group % 128 == 0:
         return "".join(["int4-g128", *exact])

@@ -19,12 +19,12 @@ from ktcli.weights.storage import ByteSpan, Matrix, Reader
 from ktcli.weights.strips import cut, sample
 from ktcli.weights.vectors import vector_of
 
-MOST = 256.0  # between the factors of two columns, either way from the middle
+MOST = 256.0  # the largest factor, and the inverse of the smallest
 
 
 def suffers(fmt: Format) -> bool:
-    """Whether large columns spoil others of this format: integer codes with shared scales, and nothing that spreads
-    what is large."""
+    """Tells whether large columns spoil others in this format: it has integer codes with shared scales and no
+    rotation that spreads what is large."""
     return fmt.bits <= 8 and fmt.codes is Codes.INTEGER and not fmt.rotation
 
 
@@ -32,8 +32,8 @@ def factors_of(largest: Matrix, gain: Matrix) -> Matrix:
     """Factors [k] f32 by which to divide the columns of a matrix, and to multiply the gain with.
 
     Args:
-        largest: of each column of a sample of its rows, the largest magnitude [k].
-        gain: [k], which its input was multiplied with.
+        largest: the largest magnitude of each column in a sample of the rows, [k].
+        gain: the norm's gain that the matrix's input was multiplied with, [k].
     """
     typical = np.abs(gain)
     factors = np.ones(len(largest), np.float32)
@@ -52,11 +52,11 @@ class Factors:
         self._found: dict[str, Matrix] = {}  # [k], by the vector
 
     def of_vector(self, name: str) -> Matrix | None:
-        """Factors [k] to multiply a vector with; None: no matrix was divided."""
+        """The factors [k] to multiply a vector with; None: no matrix was divided."""
         return self._found.get(name)
 
     def of_columns(self, tensor: Tensor, gain: Tensor) -> Matrix:
-        """Factors [k] to divide the columns of a matrix by that `gain` is to be multiplied with.
+        """The factors [k] that divide the columns of a matrix and multiply `gain`.
 
         Raises:
             BadCheckpoint: a value is NaN or Inf, or a file cannot be read.
@@ -69,10 +69,10 @@ class Factors:
         return self._found[gain.name]
 
     def largest(self, spans: list[ByteSpan]) -> Matrix:
-        """Magnitudes [k] of the largest numbers in the columns of spans, of which one is in memory at a time."""
+        """The largest magnitude in each column of the spans, [k]; one span is in memory at a time."""
         return reduce(np.maximum, (np.abs(self._values(span)).max(axis=0) for span in spans))
 
     def _values(self, span: ByteSpan) -> Matrix:
-        """What a span holds, ahead of its turn."""
+        """Reads and decodes a span, f32."""
         raws = [self._checkpoint.read(each) for each in span.source.storage.reads(span)]
         return self._checkpoint.decode(self._pool, span, raws)

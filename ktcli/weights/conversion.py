@@ -29,11 +29,11 @@ UNRECORDED = Provenance()
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a text says of the columns of a model's matrices.
+    """The importance of the columns of a model's matrices, measured on a text.
 
     Attributes:
         identity: names the text and the method; equal ones give equal importance.
-        importance: finds the importance, by tensor, [count, k] f32; asked once, and only if something is to be
+        importance: returns the importance by tensor, [count, k] f32; called once, and only if something is to be
             written.
     """
 
@@ -43,11 +43,11 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What will be written.
+    """The plan of a conversion: the pack that will be written.
 
     Attributes:
-        manifest: that of the pack, without its files.
-        recipe: what its formats are named after.
+        manifest: the pack's manifest, without its files.
+        recipe: the number formats of the pack.
         source_bytes: bytes of the tensors the pack is made from.
     """
 
@@ -69,14 +69,14 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
         source_bytes: bytes of the tensors the pack was made from.
-        kept_files: weight files that an earlier run had completed; all of them: nothing was left to do.
+        kept_files: the number of weight files that an earlier run had completed; all of them: nothing was left to do.
         error: relative error of the whole model by kind of tensor; see `FileRecord`.
-        stages: what took how long; None: there was nothing to do.
-        remarks: what a user should know of the checkpoint.
+        stages: how long each stage was busy; None: there was nothing to do.
+        remarks: sentences for the user about the checkpoint.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The folder that a conversion writes into: whose it is, what earlier runs completed, what is still to come.
+"""The folder that a conversion writes into: its owner, the files that earlier runs completed, and those still to write.
 
 Files are named when they are complete; `kt.json.part` lists them and becomes `kt.json` at the end. So a conversion
 that was killed goes on at the first file that is not listed.
@@ -33,7 +33,7 @@ class Destination:
     plan: Conversion
 
     def refuse_foreign(self) -> None:
-        """Never touch a folder that is not ours.
+        """Refuses a folder that holds something else than a pack or a started conversion.
 
         Raises:
             UsageError: it is a file, or holds files but neither a pack nor a started one.
@@ -52,12 +52,12 @@ class Destination:
 
     @property
     def leftovers(self) -> list[Path]:
-        """What only an unfinished conversion has; a finished one that was killed while it tidied up, too."""
+        """The files that only an unfinished conversion has, or one that was killed while it tidied up."""
         begun = self.path.glob(f"*{smallfiles.SUFFIX}")
         return [each for each in (*begun, self.path / PART, self.path / LOCK) if each.exists()]
 
     def complete(self) -> Manifest | None:
-        """The manifest of a pack that is already there, None if there is none.
+        """The manifest of a pack that is already there; None: there is none.
 
         Raises:
             UsageError: there is another one.
@@ -80,14 +80,14 @@ class Destination:
         return [file for file in self.plan.files if not is_regular(self.path / file.name)]
 
     def remaining_bytes(self) -> int:
-        """What is still to be written: files an earlier run completed count as there."""
+        """The bytes that are still to be written; files that an earlier run completed count as there."""
         return sum(file.size_bytes for file in self.missing) + self.plan.extra_bytes
 
     def check_space(self, what: str) -> None:
-        """Before anything is written.
+        """Checks that the disk has room for what is still to be written; called before anything is.
 
         Args:
-            what: needs it, for the message.
+            what: names the conversion in the message.
         Raises:
             NotEnoughDisk: the disk has less than what is still to be written.
         """
@@ -97,8 +97,8 @@ class Destination:
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """No other process writes here; afterwards only complete files are there, and the list of them if there are
-        some but not all.
+        """Holds the folder's lock for one conversion; afterwards only complete files are there, and the list of them if
+        some but not all are.
 
         Raises:
             Busy: another process holds it.
@@ -135,7 +135,7 @@ class Destination:
         return records
 
     def add(self, record: FileRecord) -> None:
-        """One more file is complete."""
+        """Records one more file as complete."""
         smallfiles.append_line(self.path / PART, _line(record))
 
     def _has(self, record: FileRecord, file: WeightFile) -> bool:
@@ -144,7 +144,7 @@ class Destination:
         return is_that and is_regular(path) and path.stat().st_size == file.size_bytes
 
     def _refuse_other(self, found: Manifest) -> None:
-        """
+        """Refuses a pack or a started conversion of another model or recipe.
         Raises:
             UsageError: what was found is not what is to be written.
         """

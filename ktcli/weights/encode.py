@@ -25,9 +25,9 @@ from ktcli.weights.storage import Matrix, Raw, Reader
 from ktcli.weights.strips import Strip, cut
 from ktcli.weights.vectors import vector_of
 
-LEAST_IMPORTANCE = 2.0**-20  # and its inverse the most: of kt_pack
+LEAST_IMPORTANCE = 2.0**-20  # the smallest that kt_pack takes; its inverse is the largest
 
-Raws = Sequence[Sequence[Raw]]  # what each span of a strip wants
+Raws = Sequence[Sequence[Raw]]  # the bytes that each span of a strip reads
 
 
 class Encoder:
@@ -44,11 +44,11 @@ class Encoder:
         pool: Pool,
         importance: Mapping[str, Matrix] = MappingProxyType({}),
     ) -> None:
-        """importance: of the columns of each matrix, by tensor, [count, k]; see kt_pack."""
+        """importance: the importance of the columns of each matrix, by tensor, [count, k] f32; see kt_pack."""
         self._checkpoint, self._recipe, self._pool = checkpoint, recipe, pool
         self._importance = importance
         self._ahead = ReadAhead(checkpoint)
-        self._parts = Slots(2)  # the one that is written, and the one that is made
+        self._parts = Slots(2)  # the part that is being written, and the part that is being encoded
         self._factors = Factors(checkpoint, pool)
         self._clock = Stopwatch()
         self.sums: dict[TensorKind, PackError] = {}
@@ -118,7 +118,7 @@ class Encoder:
         return np.ascontiguousarray(vector).view(np.uint8)
 
     def _table(self, gathered: Gathered, each: int) -> Raw:
-        """Plain rows of numbers of `each` bytes: bf16 or f32."""
+        """The stored bytes of plain rows: numbers of `each` bytes, bf16 or f32."""
         n, k = gathered.shape
         part = self._parts.take(each * n * k)
         dtype = np.uint16 if each == BF16_BYTES else np.float32
@@ -126,7 +126,7 @@ class Encoder:
         return part
 
     def _packed(self, strip: Strip, fmt: Format, gathered: Gathered, scales: Matrix | None) -> Raw:
-        """The panels of a strip; counts its errors."""
+        """The packed bytes of a strip; adds its errors to `sums`."""
         tensor = strip.tensor
         if tensor.gain is not None and scales is None and suffers(fmt):
             divisors = self._factors.of_columns(tensor, tensor.gain)
@@ -144,7 +144,7 @@ class Encoder:
     def _kept(
         self, fmt: Format, strip: Strip, raws: Raws, rows: NDArray[np.int32]
     ) -> Matrix | None:
-        """Scales [n, groups] of the rows that `fmt` holds exactly with them, 0 for others; None: there are none."""
+        """The scales [n, groups] of the rows that `fmt` holds exactly with them, 0 for others; None: there are none."""
         scales: Matrix | None = None
         for which, (span, raw) in enumerate(zip(strip.spans, raws, strict=True)):
             across = strip.is_transposed(which)
@@ -158,7 +158,7 @@ class Encoder:
         return scales
 
     def _counts(self, strip: Strip) -> Matrix | None:
-        """The importance [k] of a strip's columns, after they were divided; None: nobody found any."""
+        """The importance [k] of a strip's columns after they were divided by their factors; None: there is none."""
         found = self._importance.get(strip.tensor.name)
         if found is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-# Files that a pack takes over from the checkpoint as they are, with the most bytes believed of each.
+# The files that a pack takes over from the checkpoint as they are, with the largest size accepted of each, in bytes.
 EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
     (re.compile(pattern), limit)
     for pattern, limit in (
@@ -23,5 +23,5 @@ EXTRAS: tuple[tuple[re.Pattern[str], int], ...] = tuple(
 
 
 def extra_limit(name: str) -> int:
-    """The most bytes believed of a file that a pack takes over; 0: it takes over none of that name."""
+    """The largest size in bytes accepted of a file that a pack takes over; 0: it takes over no file of that name."""
     return next((limit for pattern, limit in EXTRAS if pattern.fullmatch(name)), 0)

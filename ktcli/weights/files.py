@@ -17,8 +17,8 @@ class Files:
     """Files by the name that a `Read` gives them. Not mapped: a failing disk is an error and not a signal.
 
     Args:
-        paths: by name.
-        hint: what to do about a file that is not what it was.
+        paths: the path of each file by that name.
+        hint: what the user can do about a file that is no longer what it was.
     """
 
     def __init__(self, paths: Mapping[str, Path], hint: str) -> None:
@@ -38,7 +38,7 @@ class Files:
         self._descriptors.clear()
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes, in the given memory or new one.
+        """The bytes of `wanted`, in the given memory or in new memory.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -84,6 +84,6 @@ class Files:
             raise self.refusal(span.source, error) from None
 
     def refusal(self, source: StorageSource, error: BadCheckpoint) -> BadCheckpoint:
-        """What is wrong with the numbers of a source, with its name and file."""
+        """The error that the numbers of a source are not as they must be, with its name and file."""
         what = "holds NaN or Inf" if isinstance(error, BadNumber) else f"is damaged: {error}"
         return BadCheckpoint(f"{source.name} in {source.file} {what}", hint=self._hint)

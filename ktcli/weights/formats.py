@@ -14,24 +14,24 @@ from ktcli.errors import UsageError
 from ktcli.native import Codes, Format, Scale
 
 LINEAR = tuple(range(-8, 8))
-# Closer together where weights are many: Lloyd's algorithm on groups scaled by the encoder's search, see
+# The values are closer together where weights are many: Lloyd's algorithm on groups scaled by the encoder's search, see
 # benchmarks/codebook.py.
 NON_LINEAR = (-127, -91, -69, -52, -39, -27, -17, -8, 0, 8, 17, 28, 40, 55, 73, 98)
 # Twice the values of E2M1, which are 0, 1/2, 1, 3/2, 2, 3, 4, 6 of either sign (OCP microscaling formats 1.0).
 E2M1 = (-12, -8, -6, -4, -3, -2, -1, 0, 0, 1, 2, 3, 4, 6, 8, 12)
 
-# Endings of the name of experts' formats, in this order.
+# Suffixes of the names of experts' formats, in this order.
 MIXED, CALIBRATED = "-mixed", "-calibrated"
 
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """A format, and what is decided by it.
+    """A format with the choices that depend on it.
 
     Attributes:
         better: name of the format one step more precise, for the down projections of "-mixed": their errors go
-            straight into the sum of all layers. "": nothing is.
-        automatic: with which endings of its name `--experts auto` may choose it; (): with none.
+            straight into the sum of all layers. "": no format is.
+        automatic: the suffixes of its name with which `--experts auto` may choose it; (): it may not.
     """
 
     format: Format
@@ -43,7 +43,7 @@ TABLE = (
     FormatRow(Format("int4", bits=4, group=64, scale=Scale.BF16, codebook=LINEAR), better="int8"),
     FormatRow(Format("int4-g32", bits=4, group=32, scale=Scale.BF16, codebook=LINEAR), better="int8"),
     FormatRow(Format("int4-g128", bits=4, group=128, scale=Scale.BF16, codebook=LINEAR), better="int8"),
-    # Take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
+    # They take GPTQ and symmetric AWQ checkpoints over, whose scales are f16, which is no part of bf16.
     FormatRow(Format("int4-g32-f32", bits=4, group=32, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("int4-g128-f32", bits=4, group=128, scale=Scale.F32, codebook=LINEAR)),
     FormatRow(Format("nl4", bits=4, group=64, scale=Scale.BF16, codebook=NON_LINEAR),
@@ -70,19 +70,19 @@ _BETTER = {row.format.name: row.better for row in TABLE if row.better}
 
 
 def better_than(fmt: Format) -> Format | None:
-    """The format one step more precise; None: nothing is."""
+    """The format one step more precise; None: there is none."""
     name = _BETTER.get(fmt.name)
     return None if name is None else FORMATS[name]
 
 
 def steps_from(fmt: Format) -> tuple[Format, ...]:
-    """The formats that are more precise, step by step."""
+    """The more precise formats, step by step."""
     following = better_than(fmt)
     return () if following is None else (following, *steps_from(following))
 
 
 def mixable() -> tuple[str, ...]:
-    """Names of the formats that something is more precise than."""
+    """The names of the formats that have a more precise one."""
     return tuple(_BETTER)
 
 

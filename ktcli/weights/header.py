@@ -21,11 +21,11 @@ from pathlib import Path
 from ktcli import smallfiles
 from ktcli.errors import BadCheckpoint
 
-ALIGNMENT = 64  # of the data in files we write: one cache line, and what the kernels load from
+ALIGNMENT = 64  # bytes, of the data in files we write: a cache line, and what kernels load from
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-MAX_TENSORS = 300_000  # of one model; the largest ones have 200 000
+MAX_TENSORS = 300_000  # tensors of one model; the largest ones have 200 000
 
-# Bits per element. Others than those that `checkpoint` reads may lie beside them in a file.
+# Bits per element. A file may also hold types that `checkpoint` does not read.
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -49,10 +49,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a safetensors file holds.
+    """The contents of a safetensors header.
 
     Attributes:
-        entries: by name, in the order of their data.
+        entries: the tensors by name, in the order of their data.
         raw: the JSON as it stands in the file, for hashing.
     """
 
@@ -62,7 +62,7 @@ class Header:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether `path` is a plain file: a pipe or a device would block or never end."""
+    """Tells whether `path` is a plain file: a pipe or a device would block or never end."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The whole of a small file.
+    """Reads the whole of a small file.
 
     Raises:
         BadCheckpoint: missing, not a plain file, or larger than `limit` bytes.
@@ -84,7 +84,7 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the safetensors file at `path`, every range checked against the file's size.
+    """Reads the header of the safetensors file at `path`, every range checked against the file's size.
 
     Raises:
         BadCheckpoint: anything about it is wrong; the sentence names file and values.
@@ -129,7 +129,7 @@ def read_header(path: Path) -> Header:
 def encode_header(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> bytes:
-    """Length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, no gaps.
+    """The length and JSON of a file that holds `tensors` (name to dtype and shape) in this order, without gaps.
 
     Padded with spaces so that the data begins at a multiple of 64 bytes.
     """
@@ -144,7 +144,7 @@ def encode_header(
 
 
 class _HeaderFault(Exception):
-    """What is wrong with a header, without the file's name."""
+    """A fault in a header, without the file's name."""
 
 
 _S = r"[ \t\n\r]*"  # white space of JSON
@@ -157,7 +157,7 @@ _SPACE = re.compile(_S)
 
 
 def _scan(text: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Entries with offsets as written (relative to the data), and the metadata."""
+    """The entries with offsets as written (relative to the data), and the metadata."""
     entries: dict[str, TensorEntry] = {}
     metadata: dict[str, str] | None = None
     at = _after(text, 0, "{")
@@ -185,7 +185,7 @@ def _scan(text: str) -> tuple[dict[str, TensorEntry], dict[str, str]]:
 
 
 def _after(text: str, at: int, mark: str) -> int:
-    """Where the next thing begins behind `mark`, which must stand at `at` but for white space."""
+    """The index of the next item behind `mark`, which must stand at `at` but for white space."""
     at = _end_of_space(text, at)
     if text[at : at + 1] != mark:
         raise _HeaderFault(f"{mark!r} is missing at byte {at}")
@@ -249,7 +249,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def _check_ranges(entries: dict[str, TensorEntry], data_bytes: int) -> None:
-    """Sort by offset, in place; the ranges must follow each other without gap or overlap to the end."""
+    """Sorts the entries by offset, in place; the ranges must follow each other without gap or overlap to the end."""
     ordered = sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size_bytes))
     end = 0
     for name, entry in ordered:

@@ -1,4 +1,4 @@
-"""What a conversion loses: the sums that the encoder counts, as the errors and cosines that a manifest records."""
+"""The losses of a conversion: the sums that the encoder counts, as the errors and cosines that a manifest records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _kind_name(tensor: Tensor) -> str:
 
 
 def _cosine(sums: PackError) -> float:
-    """Between W x and W' x, from <a, b> = (|a|^2 + |b|^2 - |a - b|^2) / 2; 1 where both are 0."""
+    """The cosine between W x and W' x, from <a, b> = (|a|^2 + |b|^2 - |a - b|^2) / 2; 1 where both are 0."""
     sizes = math.sqrt(sums.out_square * sums.out_stored)
     both = sums.out_square + sums.out_stored - sums.out_error
     return round(both / (2 * sizes), COSINE_DECIMALS) if sizes else 1.0

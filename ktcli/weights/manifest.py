@@ -1,4 +1,4 @@
-"""What the manifest of a pack says of its weights: the recipe they are stored by, and which files may be there.
+"""The part of a pack's manifest about its weights: the recipe they are stored by, and which files may be there.
 
 The document itself is read and written by `ktcli.manifest`.
 """
@@ -22,7 +22,7 @@ _WEIGHTS = re.compile(r"layer-[0-9]{5}\.safetensors|outer\.safetensors")
 
 
 def format_names(recipe: Recipe) -> FormatNames:
-    """What a manifest says of a recipe; `recipe_of` undoes it."""
+    """The entry of a manifest for a recipe; `recipe_of` undoes it."""
     chosen = (recipe.experts, recipe.dense, recipe.down)
     rows = {row.name: _format_row(row) for row in chosen if row}
     in_f32 = tuple(part.value for part in recipe.in_f32)
@@ -30,7 +30,7 @@ def format_names(recipe: Recipe) -> FormatNames:
 
 
 def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe]:
-    """The manifest in `data` and the recipe it names.
+    """Parses the manifest in `data` and the recipe it names.
 
     Raises:
         BadPack: it is no manifest of a pack, or of formats that this kt does not know.
@@ -43,7 +43,7 @@ def parse_pack(data: bytes, what: str = manifest.PACK) -> tuple[Manifest, Recipe
         raise BadPack(f"{what} lists a file that does not belong there")
     if not all(_WEIGHTS.fullmatch(record.name) for record in found.files):
         raise BadPack(f"{what} lists a weight file that is none")
-    assert found.formats is not None  # as of every manifest of a pack
+    assert found.formats is not None  # every manifest of a pack has them
     return found, recipe_of(found.formats, what)
 
 
@@ -51,7 +51,7 @@ def recipe_of(names: FormatNames, what: str = manifest.PACK) -> Recipe:
     """The recipe whose formats are named, and are the same in this kt.
 
     Raises:
-        BadPack: one is not.
+        BadPack: a format is unknown, or another one in this kt.
     """
 
     def read(name: str, named: Callable[[str], Recipe]) -> Recipe:

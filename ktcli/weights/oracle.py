@@ -26,7 +26,7 @@ _SCALES = {Scale.F32: ("<f4", 0), Scale.BF16: ("<u2", 16), Scale.E8M0: ("u1", 23
 
 
 def e4m3_value(code: int) -> float:
-    """What an E4M3 byte means, read digit by digit."""
+    """The value of an E4M3 byte, read digit by digit."""
     exponent, mantissa = code >> 3 & 15, code & 7
     if code & 127 == 127:
         return float("nan")
@@ -73,8 +73,8 @@ def pack(
     """The packed bytes of `matrix` [n, k] f32.
 
     Args:
-        scales: [n, groups]: given ones, for f32 scales.
-        importance: [k]: how much the errors of each column count.
+        scales: given scales [n, groups] f32, for formats with f32 scales.
+        importance: the weight of each column's errors, [k] f32.
     """
     n, k = matrix.shape
     lay = layout(fmt, k)
@@ -105,7 +105,7 @@ def pack(
 
 
 def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
-    """The matrix [n, k] f32 that packed bytes mean."""
+    """The matrix [n, k] f32 that packed bytes hold."""
     lay = layout(fmt, k)
     panels = -(-n // PANEL_ROWS)
     rows = data.reshape(panels, lay.panel_bytes)
@@ -125,7 +125,7 @@ def unpack(fmt: Format, data: NDArray[np.uint8], n: int, k: int) -> F32:
 
 
 def rotation_block(fmt: Format, k: int) -> int:
-    """Columns of each block that is rotated of a matrix with `k` columns."""
+    """The number of columns of each rotated block of a matrix with `k` columns."""
     block = fmt.rotation
     while -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
         block //= 2
@@ -157,10 +157,11 @@ def _block_means(counts: F32, block: int, k: int) -> F32:
 def encode(
     fmt: Format, matrix: F32, given: F32 | None = None, importance: F32 | None = None
 ) -> tuple[NDArray[np.generic], F32 | None]:
-    """Codes [n, k] and scales [n, groups] of a matrix of whole groups; scales None where there are none.
+    """The codes [n, k] and scales [n, groups] of a matrix of whole groups; scales are None where there are none.
 
     Codes are f32 values, bf16 bits, signed integers, E4M3 bytes, or indices into the codebook. Given
-    scales [n, groups] are used where their magnitude is within 2^-60..2^60. importance [k]: of the columns.
+    scales [n, groups] are used where their magnitude is within 2^-60..2^60. The errors of a column count by its
+    importance [k].
     """
     if fmt.bits == 32:
         return matrix.copy(), None
@@ -196,7 +197,7 @@ def decode(fmt: Format, codes: NDArray[np.generic], scales: F32 | None) -> F32:
 
 
 def round_to_bf16(x: F32) -> NDArray[np.uint16]:
-    """bf16 bits of finite values, rounded to nearest even; what overflows becomes infinite."""
+    """The bf16 bits of finite values, rounded to nearest even; values that overflow become infinite."""
     bits = x.view(np.uint32)
     return ((bits + (0x7FFF + (bits >> 16 & 1))) >> 16).astype(np.uint16)
 
@@ -208,7 +209,7 @@ def _round_scale(fmt: Format, s: F32) -> F32:
 
 
 def _encode_8_bits(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.integer[Any]], F32]:
-    """Groups x [G, g] to codes [G, g] and scales [G]."""
+    """Encodes groups x [G, g] as codes [G, g] and scales [G]."""
     amax = np.max(np.abs(x), axis=1)
     s = _round_scale(fmt, amax / np.float32(E4M3_MOST if fmt.codes is Codes.E4M3 else 127))
     if fmt.scale is Scale.E8M0:  # the least power of two >= s
@@ -224,12 +225,12 @@ def _encode_8_bits(fmt: Format, x: F32, given: F32) -> tuple[NDArray[np.integer[
 
 
 def _usable(given: F32) -> NDArray[np.bool_]:
-    """Which given scales are taken."""
+    """A mask of the given scales that are used."""
     return (np.abs(given) >= TINY) & (np.abs(given) <= 1 / TINY)
 
 
 def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
-    """The codes nearest to finite values, of two the even one; those beyond the range get its end."""
+    """The codes nearest to finite values, the even one of two; those beyond the range get its end."""
     sizes = E4M3_VALUES[:127].astype(np.float64)
     middles = (sizes[:-1] + sizes[1:]) / 2
     size = np.abs(v).astype(np.float64)
@@ -242,7 +243,7 @@ def nearest_e4m3(v: F32) -> NDArray[np.uint8]:
 def _encode_codebook(
     fmt: Format, x: F32, given: F32, importance: F32 | None
 ) -> tuple[NDArray[np.uint8], F32]:
-    """Groups x [G, g] to indices [G, g] and scales [G]; given scales [G], importance [G, g]."""
+    """Encodes groups x [G, g] as indices [G, g] and scales [G]; given scales [G], importance [G, g]."""
     book = np.array(fmt.codebook, dtype=np.float32)
     middles = (book[:-1] + book[1:]) / np.float32(2)
     is_linear = bool(np.all(np.diff(book) == 1))
@@ -296,7 +297,7 @@ def _searched(fmt: Format, book: F32, m: F32) -> list[F32]:
 
 
 def _total(e: F32, importance: F32 | None) -> F32:
-    """Sum of squares of [G, g], times their importance, in the specified order: 16 partial sums, then a tree."""
+    """The sum of squares of [G, g], times their importance, in the specified order: 16 partial sums, then a tree."""
     squares = e * e if importance is None else e * e * importance
     squares = squares.reshape(e.shape[0], -1, 16)
     q = np.zeros((e.shape[0], 16), dtype=np.float32)
@@ -325,7 +326,7 @@ def _load_scale(fmt: Format, stored: NDArray[np.generic]) -> F32:
 
 
 def _to_lines(fmt: Format, lay: PanelLayout, codes: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Codes [n, k] to the bytes of their panels [n/16, …]."""
+    """The bytes of the panels [n/16, …] of codes [n, k]."""
     panels = codes.shape[0] // PANEL_ROWS
     if fmt.bits == 4:  # [panel, row, step, half, line, 4] -> [panel, step, line, row, 4] per half
         halves = codes.reshape(panels, PANEL_ROWS, -1, 2, 8, 4).transpose(3, 0, 2, 4, 1, 5)
@@ -338,7 +339,7 @@ def _to_lines(fmt: Format, lay: PanelLayout, codes: NDArray[np.generic]) -> NDAr
 
 
 def _from_lines(fmt: Format, lay: PanelLayout, data: NDArray[np.uint8]) -> NDArray[np.generic]:
-    """The inverse of `_to_lines`."""
+    """Inverts `_to_lines`."""
     panels = data.shape[0]
     data = np.ascontiguousarray(data)
     if fmt.bits == 4:

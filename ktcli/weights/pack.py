@@ -76,10 +76,10 @@ OUTER = "outer.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One weight file as it will be.
+    """One weight file to be written.
 
     Attributes:
-        tensors: in the order of their data.
+        tensors: the tensors in the order of their data.
         header: the bytes before the data.
     """
 
@@ -90,7 +90,7 @@ class WeightFile:
 
 
 def file_name(layer: int | None) -> str:
-    """The file that holds the tensors of a layer; None: those of no layer."""
+    """The name of the file that holds the tensors of a layer; None: the tensors of no layer."""
     return OUTER if layer is None else f"layer-{layer:05}.safetensors"
 
 
@@ -122,7 +122,7 @@ def _weight_file(name: str, tensors: list[Tensor], recipe: Recipe) -> WeightFile
 
 
 def _stored_as(tensor: Tensor, recipe: Recipe) -> tuple[str, tuple[int, ...]]:
-    """dtype and shape in the safetensors header."""
+    """The dtype and shape of a tensor in the safetensors header."""
     if format_of(tensor, recipe) is not None:
         return "U8", (tensor.count, stored_bytes(tensor, recipe) // tensor.count)
     shape = (tensor.count, tensor.n, tensor.k)
@@ -140,7 +140,7 @@ def _meaning(tensor: Tensor, recipe: Recipe) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where the bytes of a tensor lie."""
+    """The place of a tensor's bytes."""
 
     path: Path
     offset: int
@@ -155,7 +155,7 @@ class Pack:
     """
 
     def __init__(self, path: Path) -> None:
-        """See `open`."""
+        """Opens the pack in `path`; see `open`."""
         self.path = path
         self.manifest, self.recipe = _read_manifest(path)
         self._entries: dict[str, tuple[Path, TensorEntry, str]] = {}
@@ -172,7 +172,7 @@ class Pack:
 
     @classmethod
     def open(cls, path: Path) -> Pack:
-        """The pack in the folder `path`.
+        """Opens the pack in the folder `path`.
 
         Raises:
             BadPack: there is none, or its manifest, a header or a file's size is not as it must be.
@@ -185,11 +185,11 @@ class Pack:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files but the manifest."""
+        """The bytes of all files but the manifest."""
         return self.manifest.size_bytes
 
     def locate(self, tensor: Tensor) -> Location:
-        """Where `tensor` lies.
+        """The place of `tensor`'s bytes.
 
         Raises:
             BadPack: it is missing, or stored with another format or shape than model and recipe say.
@@ -224,7 +224,7 @@ class Pack:
 
 
 def is_pack(path: Path) -> bool:
-    """Whether `path` is a folder that says it is a complete pack."""
+    """Tells whether `path` is a folder that says it is a complete pack."""
     return is_regular(path / manifest.PACK)
 
 

@@ -1,7 +1,7 @@
 """SentencePiece vocabularies as documents of the tokenizers library (`tokenizer.json`).
 
-A vocabulary is a list of pieces with scores; where it comes from (`tokenizer.model`, a GGUF file) is the
-business of others. Sources: sentencepiece_model.proto; the tokenizers library's file format.
+A vocabulary is a list of pieces with scores; others read it from its file (`tokenizer.model`, GGUF). Sources:
+sentencepiece_model.proto; the tokenizers library's file format.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 
 SPACE = "\u2581"  # stands for a space in a piece
-MAX_LETTERS = 256  # of a piece; a merge is tried at each place in it
+MAX_LETTERS = 256  # letters of a piece; a merge is tried at each place in it
 MAX_MERGES = 1_000_000  # a vocabulary of 256,000 pieces makes 580,000
 
 Json = dict[str, Any]
 
 
 class PieceKind(IntEnum):
-    """Of a piece; GGUF files count the same way."""
+    """The kind of a piece; GGUF files number them the same way."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -34,7 +34,7 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class VocabularyPiece:
-    """One token: its text, how much it is liked, and what it is."""
+    """One token: its text, its score and its kind."""
 
     text: str
     score: float
@@ -43,15 +43,15 @@ class VocabularyPiece:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A vocabulary, and how a text is prepared for it.
+    """A vocabulary with the settings that prepare a text for it.
 
     Attributes:
-        pieces: by id.
-        unigram: the likeliest cut is taken; else neighbours are joined, those with the best union first.
-        prefix: texts begin with a space.
-        first_only: but not those that follow a special token.
-        single_spaces: runs of spaces become one, those at the ends none.
-        charsmap: normalisation of characters, as the file has it; b"": none.
+        pieces: the tokens by id.
+        unigram: whether the likeliest cut is taken; otherwise neighbours are joined, the best union first.
+        prefix: whether a space is put before a text.
+        first_only: whether texts that follow a special token get no such space.
+        single_spaces: whether runs of spaces become one, and those at the ends none.
+        charsmap: the normalisation of characters in the file's binary form; b"": none.
     """
 
     pieces: tuple[VocabularyPiece, ...]
@@ -69,12 +69,12 @@ def document(vocabulary: Pieces) -> Json:
 
 
 def whole(added: list[Json], steps: Json) -> Json:
-    """A `tokenizer.json` of these parts."""
+    """A `tokenizer.json` with these added tokens and steps."""
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **steps}
 
 
 def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
-    """Those that are found in a text before it is cut."""
+    """The tokens that are found in a text before it is cut."""
     return [
         added_token(id, text, special=kind != PieceKind.USER_DEFINED)
         for id, (text, kind) in enumerate(tokens)
@@ -83,13 +83,13 @@ def added_tokens(tokens: Sequence[tuple[str, PieceKind]]) -> list[Json]:
 
 
 def added_token(id: int, text: str, *, special: bool) -> Json:
-    """One token that is found in a text before it is cut."""
+    """An entry for a token that is found in a text before it is cut."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id, "content": text, **flags, "special": special}
 
 
 def steps(vocabulary: Pieces) -> Json:
-    """Normalizer, pre-tokenizer, model and decoder."""
+    """The normalizer, pre-tokenizer, model and decoder of a vocabulary."""
     before, cut = _spaces(vocabulary)
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if vocabulary.prefix else []
     back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -134,7 +134,7 @@ def _cleaning(vocabulary: Pieces) -> list[Json]:
 
 
 def _spaces(vocabulary: Pieces) -> tuple[list[Json], Json | None]:
-    """The steps that spell spaces: of the normalizer, and the pre-tokenizer."""
+    """The steps that spell spaces: those of the normalizer, and the pre-tokenizer."""
     if vocabulary.prefix and vocabulary.first_only:
         first = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first"}
         return [], {**first, "split": False}
@@ -143,8 +143,9 @@ def _spaces(vocabulary: Pieces) -> tuple[list[Json], Json | None]:
 
 
 def _merged(vocabulary: Pieces) -> Json:
-    """SentencePiece joins the two neighbours whose union has the highest score; so every split of a piece
-    into two pieces is a merge, and merges are ordered by the score of the union.
+    """The model of a vocabulary whose pieces are merged. SentencePiece joins the two neighbours whose union has the
+    highest score; so every split of a piece into two pieces is a merge, and merges are ordered by the score of the
+    union.
 
     Raises:
         BadCheckpoint: there are more merges than any published vocabulary has.

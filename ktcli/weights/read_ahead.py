@@ -1,4 +1,4 @@
-"""Strips are read while others are encoded: by threads of their own, into memory that is used again and again."""
+"""Strips are read while others are encoded: by threads of their own, into memory that is reused."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ktcli.weights.storage import Raw, Read, Reader
 from ktcli.weights.strips import Strip
 
 DEPTH = 2  # strips, each read by its own thread
-_LINE = 64  # bytes that what is read begins at multiples of
+_LINE = 64  # bytes; each read begins at a multiple of it in memory
 
 
 class Slots:
-    """Memory used again and again, so that what a conversion needs is soon reached and never exceeded.
+    """A ring of memory that is reused, so that a conversion's need is soon reached and never exceeded.
 
-    What `take` returns stays as it is until `count` more were taken.
+    The memory that `take` returns stays as it is until `count` more were taken.
     """
 
     def __init__(self, count: int) -> None:
         self._slots = deque([np.empty(0, dtype=np.uint8)] * count)
 
     def take(self, size_bytes: int) -> Raw:
-        """Memory with undefined contents."""
+        """Returns memory with undefined contents."""
         self._slots.rotate(-1)
         if self._slots[0].size < size_bytes:
             self._slots[0] = np.empty(0, dtype=np.uint8)  # give it back first
@@ -36,20 +36,20 @@ class Slots:
 
 
 class ReadAhead:
-    """Reads what the strips of a checkpoint want, in their order.
+    """Reads the bytes of the strips of a checkpoint, in their order.
 
     Attributes:
         clock: runs while something is read.
-        total_bytes: asked for so far.
+        total_bytes: bytes requested so far.
     """
 
     def __init__(self, checkpoint: Reader) -> None:
         self._checkpoint = checkpoint
-        self._memory = Slots(DEPTH + 1)  # strips that are read, and the one that is used
+        self._memory = Slots(DEPTH + 1)  # the strips that are being read, and the one in use
         self.clock, self.total_bytes = Stopwatch(), 0
 
     def read(self, strips: Iterator[Strip]) -> Iterator[tuple[Strip, list[list[Raw]]]]:
-        """Each strip with the bytes that its spans want, which stay as they are until the next is asked for.
+        """Yields each strip with the bytes of its spans, which stay as they are until the next is asked for.
 
         Raises:
             BadCheckpoint: a file ended early or the disk failed.
@@ -74,7 +74,7 @@ class ReadAhead:
             readers.shutdown(cancel_futures=True)
 
     def _fill(self, wanted: list[Sequence[Read]], memory: Raw) -> list[list[Raw]]:
-        """What each span wants, in one block of memory."""
+        """Reads the bytes of all spans of a strip into one block of memory."""
         raws: list[list[Raw]] = [[] for _ in wanted]
         with self.clock.running():
             for reads, into in zip(wanted, raws, strict=True):
@@ -85,5 +85,5 @@ class ReadAhead:
 
 
 def _aligned(read: Read) -> int:
-    """Bytes that keep what follows aligned."""
+    """The bytes of a read, rounded up so that the next one is aligned."""
     return ceil_to(read.total_bytes, _LINE)

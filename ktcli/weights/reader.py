@@ -1,4 +1,4 @@
-"""Which reader a checkpoint needs: a folder of safetensors files, or GGUF files."""
+"""Opens a checkpoint with the reader it needs: a folder of safetensors files, or GGUF files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktcli.weights.storage import Reader
 
 
 def open_checkpoint(path: Path) -> Reader:
-    """The checkpoint at `path`, to be closed.
+    """Opens the checkpoint at `path`; the caller closes it.
 
     Raises:
         BadCheckpoint: there is none, or it is damaged, hostile or of a kind that cannot be read.
@@ -42,7 +42,7 @@ def config_of(path: Path) -> Mapping[str, Any]:
 
 
 def examine(path: Path) -> None:
-    """That the checkpoint at `path` can be converted, as far as its headers say.
+    """Checks that the checkpoint at `path` can be converted, as far as its headers tell.
 
     Raises:
         BadCheckpoint: it cannot.
@@ -55,7 +55,7 @@ def examine(path: Path) -> None:
 
 @contextmanager
 def small_files_of(path: Path) -> Iterator[Path]:
-    """A folder with the small files of the checkpoint at `path`: its own, or one that is gone afterwards.
+    """Yields a folder with the small files of the checkpoint at `path`: its own, or a temporary one.
 
     Errors about a file in it name the file at `path`.
     """

@@ -28,12 +28,12 @@ F32_BYTES = 4  # elements of a vector
 
 
 class TensorKind(Enum):
-    """Which tensors a recipe tells apart, and an error report counts together."""
+    """The kinds of tensors that a recipe tells apart, and that an error report counts together."""
 
     EXPERTS = "experts"  # gate and up of the routed experts
-    DOWN = "down"  # the way back, of the routed experts
+    DOWN = "down"  # the down projection of the routed experts
     DENSE = "dense"  # attention projections, dense MLP, shared experts, output head
-    KEPT = "kept"  # what stays as it is: bf16, or f32 where the checkpoint has more
+    KEPT = "kept"  # tensors that stay as they are: bf16, or f32 where the checkpoint has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,11 @@ class Recipe:
     """Number formats of the kinds of tensors that may be chosen.
 
     Attributes:
-        experts: of the routed experts.
-        dense: of attention projections, dense MLP, shared experts and the output head.
-        down: of the routed experts' down projection, where it is more precise than `experts`; None: it is not.
-        calibrated: scales were searched with the importance of columns, found by running the model on a text.
+        experts: the format of the routed experts.
+        dense: the format of attention projections, dense MLP, shared experts and the output head.
+        down: the format of the routed experts' down projection, where it is more precise than `experts`; None: it is
+            not.
+        calibrated: whether scales were searched with the importance of columns, found by running the model on a text.
         in_f32: parts of the model whose tables and kept tensors are stored as f32, because bf16 does not hold what
             the checkpoint has there; in the order of their names.
     """
@@ -57,7 +58,7 @@ class Recipe:
 
     @property
     def experts_name(self) -> str:
-        """What `named` makes this recipe's experts from: "int4", "int4-mixed", "int4-calibrated" …"""
+        """The name from which `named` makes this recipe's experts: "int4", "int4-mixed", "int4-calibrated" …"""
         mixed = MIXED if self.down else ""
         return f"{self.experts.name}{mixed}{CALIBRATED if self.calibrated else ''}"
 
@@ -71,7 +72,7 @@ class Recipe:
         """The recipe of these names; None takes the default.
 
         Args:
-            experts: of a format; with "-mixed", down projections are one step more precise; with
+            experts: the name of a format; with "-mixed", down projections are one step more precise; with
                 "-calibrated", the recipe says that it was calibrated.
         Raises:
             UsageError: there is no format of that name, or nothing more precise than it.
@@ -87,7 +88,8 @@ class Recipe:
 
     @property
     def bits_per_expert_weight(self) -> float:
-        """Of gate, up and down projections, which have equally many weights, in rows of many columns."""
+        """The average bits of gate, up and down projections, which have equally many weights, in rows of many
+        columns."""
         down = self.down or self.experts
         return (2 * self.experts.bits_per_weight + down.bits_per_weight) / 3
 
@@ -101,11 +103,11 @@ class Recipe:
 
     @property
     def searches(self) -> bool:
-        """Whether any of its formats searches scales, for which the importance of columns counts."""
+        """Tells whether any of its formats searches scales, for which the importance of columns counts."""
         return any(format_of_kind(kind, self).bits == 4 for kind in TensorKind)
 
     def mixed(self) -> Recipe:
-        """The same with down projections one step more precise.
+        """The same recipe with down projections one step more precise.
 
         Raises:
             UsageError: nothing is more precise than the experts' format.
@@ -126,16 +128,16 @@ def automatic() -> tuple[str, ...]:
 
 
 def names_experts(text: str) -> bool:
-    """Whether it is a format of experts, with or without its endings, and nothing more."""
+    """Tells whether a text is the name of a format of experts, with or without its suffixes."""
     return text.removesuffix(CALIBRATED).removesuffix(MIXED) in FORMATS
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """The names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") of "".
+    """The names in "<experts>-<dense>", either of which may have dashes of its own; ("", "") for "".
 
-    The table of formats says where the first ends; no text can be read as two pairs. One name alone is the
-    experts', without a dense one, unless it is a pair too ("int4-g32-f32"). Of a text with a name that nobody knows
-    the last dash is taken, and `Recipe.named` says which name is wrong.
+    The table of formats says where the first ends; no text can be read as two pairs. One name alone is the experts',
+    without a dense one, unless it is a pair too ("int4-g32-f32"). A text with an unknown name is cut at its last dash,
+    and `Recipe.named` says which name is wrong.
     """
     for dense in FORMATS:
         experts = text.removesuffix(f"-{dense}")
@@ -148,7 +150,7 @@ def split_pair(text: str) -> tuple[str, str]:
 
 
 def kind_of(tensor: Tensor) -> TensorKind | None:
-    """What a recipe and a report count a tensor as; None: it is stored as plain rows."""
+    """The kind that a recipe and a report count a tensor as; None: it is stored as plain rows."""
     if tensor.role is Role.EXPERTS:
         return TensorKind.DOWN if tensor.cut is Cut.COLUMNS else TensorKind.EXPERTS
     return {Role.DENSE: TensorKind.DENSE, Role.KEPT: TensorKind.KEPT}.get(tensor.role)
@@ -171,7 +173,7 @@ def format_of(tensor: Tensor, recipe: Recipe) -> Format | None:
 
 
 def is_in_f32(tensor: Tensor, recipe: Recipe) -> bool:
-    """Whether a table or kept tensor is stored as f32, not as bf16."""
+    """Tells whether a table or kept tensor is stored as f32, not as bf16."""
     return tensor.part in recipe.in_f32 and tensor.role in (Role.KEPT, Role.TABLE)
 
 
@@ -188,6 +190,6 @@ def stored_bytes(tensor: Tensor, recipe: Recipe) -> int:
 
 
 def plain_bytes(tensor: Tensor, recipe: Recipe) -> int:
-    """Bytes of an element of a table (bf16, or f32) or vector (f32)."""
+    """The bytes of an element of a table (bf16, or f32) or vector (f32)."""
     narrow = tensor.role is Role.TABLE and not is_in_f32(tensor, recipe)
     return BF16_BYTES if narrow else F32_BYTES

@@ -1,4 +1,4 @@
-"""What a config says of how its checkpoint is quantized, as far as kt reads it; the rest is refused by name.
+"""The quantization that a config declares, as far as kt reads it; the rest is refused by name.
 
 Which modules are quantized is not read here: `ignore` and `modules_to_not_convert` name those that lie there
 as they are, and the files show it.
@@ -25,15 +25,15 @@ class Scheme:
     """The quantization of a checkpoint.
 
     Attributes:
-        method: as the config calls it; "" where nothing is quantized.
-        group: of GPTQ and AWQ: columns that share a scale; 0: a whole row.
-        symmetric: of GPTQ and AWQ: all zero points are said to be 8.
-        reordered: GPTQ: groups are not in the order of the columns.
-        zero_plus: GPTQ: what is added to stored zero points.
-        groups: of compressed-tensors, for packed integers: bits; columns that share a scale, 0 for a whole row;
-            whether they are symmetric.
-        experts: of FP8: what the routed experts are said to be, "fp8" or "fp4"; "" where nothing is said.
-        scales: of FP8: how block scales are said to be made, "ue8m0" (powers of two, of any type) or "float";
+        method: the config's name of the method; "" where nothing is quantized.
+        group: GPTQ and AWQ: columns that share a scale; 0: a whole row.
+        symmetric: GPTQ and AWQ: whether all zero points are declared to be 8.
+        reordered: GPTQ: whether groups are not in the order of the columns.
+        zero_plus: GPTQ: the number added to stored zero points.
+        groups: compressed-tensors, for each kind of packed integers: bits; columns that share a scale, 0 for a whole
+            row; whether they are symmetric.
+        experts: FP8: the declared type of the routed experts, "fp8" or "fp4"; "" where nothing is said.
+        scales: FP8: the declared kind of block scales, "ue8m0" (powers of two, of any type) or "float";
             "" where nothing is said.
     """
 
@@ -79,7 +79,7 @@ def _refuse(what: str, value: object, kind: str = "which kt does not read") -> N
 
 
 def _require(found: Mapping[str, Any], key: str, *allowed: object) -> Any:
-    """The value of a key, which must be one of these; a missing one is None."""
+    """The value of a key, which must be one of the allowed; a missing one is None."""
     value = found.get(key)
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         known = ", ".join(repr(each) for each in allowed if each is not None)
@@ -89,7 +89,7 @@ def _require(found: Mapping[str, Any], key: str, *allowed: object) -> Any:
 
 
 def _group(found: Mapping[str, Any]) -> int:
-    """Columns per scale; 0: a whole row, which configs call -1."""
+    """The number of columns per scale; 0: a whole row, which configs call -1."""
     value = found.get("group_size")
     if value is None or value == -1:
         return 0
@@ -159,7 +159,7 @@ def _compressed(found: Mapping[str, Any]) -> Scheme:
 
 
 def _weights(weights: Mapping[str, Any]) -> tuple[int, int, bool] | None:
-    """Bits, group and symmetry of integer weights; None: they are FP8."""
+    """The bits, group and symmetry of integer weights; None: they are FP8."""
     kind = _require(weights, "type", "int", "float")
     if kind == "float":
         _require(weights, "num_bits", 8)

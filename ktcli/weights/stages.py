@@ -1,4 +1,4 @@
-"""How fast a conversion went, and how fast each of its stages alone would let it go.
+"""The speed of a conversion, and the speed that each of its stages alone would allow.
 
 Reading, encoding and writing overlap. The time in which a stage was busy, against the bytes of the checkpoint that went
 through, is its ceiling: disk and cores each have one, and the lower one bounds the conversion.
@@ -17,7 +17,7 @@ class Stopwatch:
     """The time during which at least one thread was busy.
 
     Attributes:
-        seconds: so far, of work that is over.
+        seconds: seconds of work that is over.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The calling thread is busy."""
+        """Counts the calling thread as busy within the `with` block."""
         with self._lock:
             if self._busy == 0:
                 self._since = time.perf_counter()
@@ -43,14 +43,13 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What one run of a conversion took.
+    """The times of the stages of one run of a conversion.
 
     Attributes:
-        source_bytes: read from the checkpoint in this run.
-        threads: that encoded.
-        seconds: from the first byte to the last.
-        reading, encoding, writing: seconds in which that stage was busy. Encoding is decoding and packing; writing is
-            hashing too.
+        source_bytes: bytes read from the checkpoint in this run.
+        threads: the number of threads that encoded.
+        seconds: seconds from the first byte to the last.
+        reading, encoding, writing: seconds in which that stage was busy. Encoding includes decoding, writing hashing.
     """
 
     source_bytes: int
@@ -61,7 +60,7 @@ class Stages:
     writing: float
 
     def rate(self, seconds: float) -> float:
-        """Bytes of the checkpoint per second."""
+        """The bytes of the checkpoint per second."""
         return self.source_bytes / max(seconds, 1e-9)
 
     @property

@@ -1,12 +1,13 @@
-"""How the numbers of a checkpoint's tensors lie in its files, and what a conversion asks of a checkpoint.
+"""Storages: the ways in which the numbers of a checkpoint's tensors lie in its files, and the questions a conversion
+asks.
 
 A *source* is one tensor as a model means it: a name, a shape, numbers. Its bytes may be several tensors of
-the files (*parts*: codes, scales, zero points …) under names of their own; which, and what they mean, is
-its *storage*. A source is read as rows: [a, b, c, k] is a * b * c rows of k numbers, a vector one row. A
-*span* is some of these rows; it lies within one matrix where the last two dimensions are matrices.
+the files (*parts*: codes, scales, zero points …) under names of their own; which, and what they mean, is its *storage*.
+A source is read as rows: [a, b, c, k] is a * b * c rows of k numbers, a vector one row. A *span* is some of these rows;
+it lies within one matrix where the last two dimensions are matrices.
 
 `Reader` is a checkpoint of any kind: a folder of safetensors files (`checkpoint.Checkpoint`) or one GGUF
-file. Both find sources, read bytes and decode spans, so that all that follows (`encode`) knows neither.
+file. Both find sources, read bytes and decode spans, so that the stages after it (`encode`) know neither.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class StorageSource:
     """One tensor of a checkpoint as its model means it.
 
     Attributes:
-        shape: of its numbers, which need not be that of a part.
-        parts: what of the files it is made of; the storage says in which order.
+        shape: the shape of its numbers, which need not be that of a part.
+        parts: the tensors of the files that it is made of; the storage says in which order.
     """
 
     name: str
@@ -71,7 +72,7 @@ class StorageSource:
 
     @property
     def rows(self) -> int:
-        """All dimensions but the last multiplied."""
+        """The product of all dimensions but the last."""
         return prod(self.shape[:-1])
 
     @property
@@ -81,12 +82,12 @@ class StorageSource:
 
     @property
     def file(self) -> str:
-        """Where its first part lies."""
+        """The file of its first part."""
         return self.parts[0].file
 
     @property
     def size_bytes(self) -> int:
-        """Of all its parts."""
+        """The bytes of all its parts."""
         return sum(part.entry.size_bytes for part in self.parts)
 
 
@@ -116,14 +117,14 @@ class Storage(Protocol):
 
     @property
     def label(self) -> str:
-        """For people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
+        """A name for people: "bf16", "FP8 (E4M3) in blocks of 128 x 128"."""
 
     @property
     def lossless(self) -> str | None:
-        """Name of the smallest format that holds all its numbers exactly; None: there is none but f32."""
+        """The name of the smallest format that holds all its numbers exactly; None: only f32 does."""
 
     def reads(self, span: ByteSpan) -> Sequence[Read]:
-        """The bytes of a span. Spans that together are a source want each of its bytes once; what many rows
+        """The bytes of a span. Spans that together are a source want each of its bytes once; bytes that many rows
         share (the scales of a block) may be wanted by each of them."""
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
@@ -134,12 +135,12 @@ class Storage(Protocol):
         """
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
-        """Scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: it chooses well
+        """The scales [span.rows, groups of `fmt`] with which `fmt` holds the span exactly; None: it chooses well
         enough by itself, or there is nothing to keep."""
 
 
 class Reader(Protocol):
-    """An open checkpoint. Its values are not believed: whoever reads them checks them."""
+    """An open checkpoint. Its values are not believed: the caller checks them."""
 
     @property
     def path(self) -> Path:
@@ -147,22 +148,22 @@ class Reader(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """As in a `config.json` of the hub."""
+        """The object of a `config.json` of the hub."""
 
     @property
     def digest(self) -> str:
-        """Tells checkpoints apart: SHA-256 over what describes the tensors."""
+        """The SHA-256 over what describes the tensors; it tells checkpoints apart."""
 
     @property
     def names(self) -> Collection[str]:
-        """Of all sources; others may be among them, which `find` refuses."""
+        """The names of all sources; others may be among them, which `find` refuses."""
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """What else there is besides the parts `taken`, by name, but for what only helps to read those."""
+        """The names of the parts besides `taken`, without those that only help to read these."""
 
     @property
     def small_files(self) -> tuple[str, ...]:
-        """Names of the small files that a pack takes over, sorted; "config.json" is one."""
+        """The names of the small files that a pack takes over, sorted; "config.json" is one."""
 
     def find(self, name: str, shape: tuple[int, ...] | None = None) -> StorageSource:
         """The source called `name`.
@@ -172,7 +173,7 @@ class Reader(Protocol):
         """
 
     def small_file(self, name: str) -> bytes:
-        """The whole of a small file."""
+        """The contents of a small file."""
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
         """The bytes, in the given memory or new one. Several threads may call it at once.
@@ -182,10 +183,10 @@ class Reader(Protocol):
         """
 
     def numbers(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Numbers:
-        """`Storage.numbers`, with errors that name source and file."""
+        """The numbers as of `Storage.numbers`, with errors that name source and file."""
 
     def decode(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw]) -> Matrix:
-        """The same as f32.
+        """The numbers of a span as f32.
 
         Raises:
             BadCheckpoint: a number is NaN or Inf.
@@ -201,7 +202,7 @@ class Reader(Protocol):
 def read_rows(
     source: StorageSource, checkpoint: Reader, pool: Pool
 ) -> Iterator[tuple[int, Matrix]]:
-    """The rows of a source, some at a time: the number of the first, and their values, f32.
+    """Yields the rows of a source, some at a time: the number of the first, and their values, f32.
 
     Raises:
         BadCheckpoint: a number is NaN or Inf, or a file cannot be read.
@@ -220,7 +221,7 @@ def rows_of(part: Part, row_bytes: int, start: int, stop: int) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class PlainStorage:
-    """The numbers themselves; one part."""
+    """A storage of the numbers themselves; one part."""
 
     dtype: DType
     lossless: str | None
@@ -243,7 +244,7 @@ class PlainStorage:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Whole numbers, rounded where f32 does not hold them: a table of experts; one part."""
+    """A storage of whole numbers, rounded where f32 does not hold them: a table of experts; one part."""
 
     dtype: str
     lossless: None = None

@@ -1,7 +1,7 @@
 """Tensors cut into strips: some rows of one matrix, few enough to be read, encoded and written while others are.
 
-A strip says which rows of which sources it is made of, and in which order they are stored. Where the cuts lie depends
-on shapes alone, so neither the bytes of a conversion nor its sums of errors depend on the machine.
+A strip says which rows of which sources it is made of, and in which order they are stored. The cuts depend on shapes
+alone, so neither the bytes of a conversion nor its sums of errors depend on the machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SAMPLE = 1024  # rows of a head, which are read twice
 
 @dataclass(frozen=True, slots=True)
 class StripRows:
-    """Rows of a checkpoint tensor that a strip uses.
+    """The rows of a checkpoint tensor that a strip uses.
 
     Attributes:
-        stored: what the model says of the tensor.
-        span: which of the strip's spans holds them.
-        chosen: which rows of the span, or of its transpose; which elements of a vector.
+        stored: the model's declaration of the tensor.
+        span: the index of the strip's span that holds them.
+        chosen: the rows of the span, or of its transpose; the elements of a vector.
     """
 
     stored: Stored
@@ -41,8 +41,8 @@ class Strip:
     """Some rows of one matrix of a tensor.
 
     Attributes:
-        spans: what is read of the sources, each span once.
-        rows: what is taken from the spans: stacked, or of gate and of up, which alternate. Nothing: zeros.
+        spans: the rows that are read of the sources, each span once.
+        rows: the rows that are taken from the spans: stacked, or those of gate and of up, which alternate. (): zeros.
         index: the number of the matrix.
     """
 
@@ -52,12 +52,12 @@ class Strip:
     index: int = 0
 
     def is_transposed(self, span: int) -> bool:
-        """Whether the rows that are taken from a span are its columns."""
+        """Tells whether the rows that are taken from a span are its columns."""
         return any(rows.stored.transposed for rows in self.rows if rows.span == span)
 
     @property
     def map(self) -> NDArray[np.int32]:
-        """The span of each row as it is stored and the row within it [n, 2]; -1 of both for a row of padding."""
+        """The span of each stored row and the row within it, [n, 2]; -1 for both of a row of padding."""
         slices = (rows.chosen for rows in self.rows)
         taken = [np.arange(each.start, each.stop, each.step) for each in slices]
         alternate = self.tensor.alternate
@@ -73,8 +73,8 @@ class Strip:
 
 
 def pieces_of(tensor: Tensor, checkpoint: Reader) -> tuple[Stored, ...]:
-    """The alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are
-    there, else the first whose names are, else the first."""
+    """The alternative of `tensor.sources` that the checkpoint has: the first whose names and shapes are there, else
+    the first whose names are, else the first."""
     named = [
         pieces
         for pieces in tensor.sources
@@ -111,7 +111,7 @@ def cut(tensor: Tensor, checkpoint: Reader) -> Iterator[Strip]:
 
 
 def _step(tensor: Tensor, pieces: Sequence[Stored]) -> int:
-    """Rows of one strip; 0: all. Whole blocks of FP8 where possible, so that no factor is read twice."""
+    """The number of rows of one strip; 0: all. Whole blocks of FP8 where possible, so that no factor is read twice."""
     if tensor.role is Role.VECTOR or any(piece.transposed for piece in pieces):
         return 0
     at_once = STRIP_ELEMENTS // (tensor.k * (2 if tensor.alternate else pieces[0].step))
@@ -125,8 +125,8 @@ def _shares(
     start: int,
     stop: int,
 ) -> Iterator[tuple[Stored, StorageSource, int, int]]:
-    """Which rows [first, last) of each piece make rows [start, stop) of the tensor's matrix; of both pieces
-    of gate and up the same."""
+    """Yields the rows [first, last) of each piece that make rows [start, stop) of the tensor's matrix; gate and up
+    give the same rows of both."""
     above = 0
     for piece, source in zip(pieces, sources, strict=True):
         low, high = max(start - above, 0), min(stop - above, piece.rows)
@@ -143,7 +143,7 @@ def _rows(
     high: int,
     spans: dict[ByteSpan, int],
 ) -> StripRows:
-    """Rows [low, high) of what `stored` gives, from a span that is added to `spans` if it is not there."""
+    """The rows [low, high) of `stored`, from a span that is added to `spans` if it is not there."""
     height = prod(stored.one[:-1])  # 1 for a vector, whose elements are chosen afterwards
     base = index * height if stored.matrix else 0
     if stored.band:

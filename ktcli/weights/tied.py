@@ -1,4 +1,4 @@
-"""A head that config.json calls the embedding, and that the checkpoint has as a tensor of its own."""
+"""The remark about a head that config.json ties to the embedding but that the checkpoint has as a tensor of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktcli.weights.storage import Reader, StorageSource, read_rows
 
 
 def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | None:
-    """What a user should know of a tied head with weights of its own; None: there is none, or they are equal.
+    """A sentence for the user about a tied head with weights of its own; None: there is none, or they are equal.
 
     Raises:
         BadCheckpoint: a file cannot be read.
@@ -35,6 +35,6 @@ def remark(tensors: Iterable[Tensor], checkpoint: Reader, pool: Pool) -> str | N
 
 
 def _differ(first: StorageSource, second: StorageSource, checkpoint: Reader, pool: Pool) -> bool:
-    """Whether any number differs; reading ends at the first piece in which one does."""
+    """Tells whether any number differs; reading ends at the first piece in which one does."""
     pieces = zip(*(read_rows(each, checkpoint, pool) for each in (first, second)), strict=True)
     return any(not np.array_equal(ours, theirs) for (_, ours), (_, theirs) in pieces)

@@ -1,4 +1,4 @@
-"""Vectors of a model out of the values of a checkpoint: elements chosen, moved, one behind the other or in turn."""
+"""The vectors of a model from the values of a checkpoint: elements chosen, moved, concatenated or interleaved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def vector_of(strip: Strip, values: Sequence[Matrix]) -> Matrix:
     """The vector [k] of a strip.
 
     Args:
-        values: of each span [rows, columns].
+        values: the values of each span, [rows, columns] f32.
     """
     parts = [_taken(values[rows.span], rows) for rows in strip.rows]
     if not parts:
@@ -33,7 +33,7 @@ def _taken(values: Matrix, rows: StripRows) -> Matrix:
 
 
 def _in_turn(parts: Sequence[Matrix]) -> Matrix:
-    """Two vectors [I, 1], padded with zeros to whole runs of 16: a run of the first, one of the second …"""
+    """Interleaves two vectors [I, 1], padded with zeros to whole runs of 16: a run of the first, one of the second …"""
     gap = -len(parts[0]) % PANEL_ROWS
     runs = [np.pad(each, ((0, gap), (0, 0))).reshape(-1, 1, PANEL_ROWS) for each in parts]
     return np.concatenate(runs, axis=1)

@@ -1,4 +1,4 @@
-"""Writing files that are either complete or not there: beside, flushed, renamed, hashed on the way."""
+"""Writes files that are either complete or not there: under another name, flushed, renamed, hashed on the way."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from ktcli import smallfiles
 from ktcli.errors import KtError, NotEnoughDisk
@@ -22,68 +23,82 @@ FLUSH_BYTES = 256 << 20
 class FileWriter:
     """One file: `write` its parts, then `finish`. Leaving the `with` block earlier removes it.
 
-    Hashing and writing happen in a thread of their own, in order; a part must not be changed after it
-    was handed over. Errors of the system surface as OSError in `write` or `finish`.
+    A part is hashed and written at the same time, by two threads of their own, and a third flushes; parts keep their
+    order. A part must not be changed after it was handed over until the next call returns. Errors of the system
+    surface as OSError in `write` or `finish`.
 
     Attributes:
-        size_bytes: handed over so far.
+        size_bytes: bytes handed over so far.
     """
 
     def __init__(self, path: Path, clock: Stopwatch | None = None) -> None:
-        """clock: runs while it is busy."""
+        """clock: runs while this file is being hashed or written."""
         self._path, self._clock = path, clock or Stopwatch()
         self._beside = path.with_name(path.name + smallfiles.SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self._beside, flags, 0o644)
         self._hash = sha256()
         self._unflushed = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kt-write")
-        self._writing: Future[None] | None = None
+        self._threads = ThreadPoolExecutor(3, thread_name_prefix="kt-write")
+        self._part: list[Future[None]] = []
+        self._flush: Future[None] | None = None
         self.size_bytes = 0
 
     def __enter__(self) -> FileWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
         os.close(self._file)
         if kind is not None:
             self._beside.unlink(missing_ok=True)
 
     def write(self, part: memoryview | bytes) -> None:
-        """Append `part`; returns when the one before is written."""
+        """Appends `part`; returns when the one before is hashed and written."""
         self.size_bytes += len(part)
         self._settle()
-        self._writing = self._thread.submit(self._put, part)
+        self._part = [self._start(self._hash.update, part), self._start(self._put, part)]
+        self._unflushed += len(part)
 
     def finish(self) -> str:
-        """The file is complete: flush it and give it its name. Returns its SHA-256."""
+        """Completes the file: flushes it and gives it its name. Returns its SHA-256."""
         self._settle()
+        self._end_flush()
         with self._clock.running():
             os.fsync(self._file)
             os.rename(self._beside, self._path)
             smallfiles.sync_folder(self._path.parent)
         return self._hash.hexdigest()
 
+    def _start(self, work: Callable[[Any], None], what: Any) -> Future[None]:
+        def run() -> None:
+            with self._clock.running():
+                work(what)
+
+        return self._threads.submit(run)
+
     def _settle(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+        """The last part is hashed and written, and what was written is flushed now and then."""
+        for each in self._part:
+            each.result()
+        self._part = []
+        if self._unflushed >= FLUSH_BYTES:
+            self._end_flush()
+            self._flush, self._unflushed = self._start(os.fdatasync, self._file), 0
+
+    def _end_flush(self) -> None:
+        if self._flush is not None:
+            self._flush.result()
+            self._flush = None
 
     def _put(self, part: memoryview | bytes) -> None:
-        with self._clock.running():
-            self._hash.update(part)
-            view = memoryview(part)
-            while view:
-                view = view[os.write(self._file, view) :]
-            self._unflushed += len(part)
-            if self._unflushed >= FLUSH_BYTES:
-                os.fdatasync(self._file)
-                self._unflushed = 0
+        view = memoryview(part)
+        while view:
+            view = view[os.write(self._file, view) :]
 
 
 def free_bytes(folder: Path) -> int:
-    """What may be written to the disk of `folder`, which need not exist yet."""
+    """The free bytes of the disk of `folder`, which need not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -91,10 +106,10 @@ def free_bytes(folder: Path) -> int:
 
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turn a failure to write into one sentence.
+    """Turns a failure to write into one sentence.
 
     Args:
-        need_bytes: what is still to be written, asked when the disk is full.
+        need_bytes: returns the bytes that are still to be written; called when the disk is full.
     Raises:
         NotEnoughDisk: the disk is full.
         KtError: anything else the system refused.

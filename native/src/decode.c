@@ -20,7 +20,10 @@ typedef struct decode_task {
 /* Index of the first Inf of x[0..k), k if there is none. */
 static int64_t first_infinite(const uint16_t *x, int64_t k)
 {
+    uint16_t any = 0;
     for (int64_t c = 0; c < k; c++)
+        any |= ((x[c] & 0x7f80u) + 0x0080u) & 0x8000u;
+    for (int64_t c = 0; any && c < k; c++)
         if ((x[c] & 0x7fff) == 0x7f80)
             return c;
     return k;
@@ -38,8 +41,8 @@ static int64_t decode_row(const decode_task *t, const kt_kernels *kernels, int64
     else if (found != out)
         memcpy(out, found, (size_t)k * sizeof *out);
     int64_t bad = first_bad(out, k);
-    for (int64_t c = 0; m->divisors && c < k; c++)
-        out[c] /= m->divisors[c];
+    if (m->divisors)
+        kernels->divide(out, m->divisors, k, out);
     if (!t->half || bad < k)
         return bad;
     kernels->to_bf16(out, k, k, t->half + i * k);

@@ -87,7 +87,7 @@ static const float *numbers_row(const kt_kernels *kernels, const kt_numbers *s, 
 {
     const uint8_t *at = (const uint8_t *)s->data + row * s->row_bytes;
     const plain_type *plain = plain_type_of(s->dtype);
-    const block_format *blocks = block_format_of(s->dtype);
+    const block_format *blocks = plain ? NULL : block_format_of(s->dtype);
     if (plain && s->column_bytes != plain->bytes)
         for (int64_t c = 0; c < k; c++)
             buffer[c] = plain->value(at + c * s->column_bytes);

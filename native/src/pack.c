@@ -43,8 +43,8 @@ static const float *pack_row(const pack_task *t, const kt_kernels *kernels, int6
     const float *row = i < m->n ? gathered_row(kernels, m, i, buffer) : NULL;
     if (!row)
         return NULL;
-    for (int64_t c = 0; m->divisors && c < m->k; c++)
-        buffer[c] = row[c] / m->divisors[c];
+    if (m->divisors)
+        kernels->divide(row, m->divisors, m->k, buffer);
     row = m->divisors ? buffer : row;
     if (t->block)
         kernels->rotate(row, m->k, t->block, buffer);

@@ -166,12 +166,13 @@ static void test_elementwise(const kt_kernels *kernels)
     for (int a = 0; a < N_SIZES; a++) {
         int64_t n = sizes[a], runs = (n + 15) / 16;
         float *both = random_floats_of((size_t)(32 * runs), &state), *out = allocate((size_t)n * 4);
-        float *sum = allocate((size_t)n * 4), *by = allocate((size_t)n * 8);
+        float *sum = allocate((size_t)n * 4), *ratio = allocate((size_t)n * 4), *by = allocate((size_t)n * 8);
         for (int64_t i = 0; i < 32 * runs; i++)
             both[i] *= i % 3 ? 3.0f : 40.0f;
         const kt_glu glu = a % 2 ? (kt_glu){1.0f, INFINITY, 0.0f, INFINITY} : (kt_glu){1.702f, 7.0f, 1.0f, 9.0f};
         kernels->swiglu(both, n, &glu, out);
         kernels->add(both, out, n, sum);
+        kernels->divide(both, out, n, ratio);
         kernels->gate(both, both + n, n, &(gate_by){0, KT_GATE_SIGMOID}, by);
         kernels->gate(both, both + n, n, &(gate_by){1, KT_GATE_SIGMOID}, by + n);
         for (int64_t c = 0; c < n; c++) {
@@ -184,6 +185,7 @@ static void test_elementwise(const kt_kernels *kernels)
             double bound = 5e-7 + (alpha == 1.0 ? 0.0 : 0x1p-24 * fabs(alpha * gate));
             broken += far((double)out[c], want, bound * fabs(want) + 1e-35);
             broken += sum[c] != both[c] + out[c];
+            broken += ratio[c] != both[c] / out[c];
             double each = (double)both[c] / (1.0 + exp(-(double)both[n + c]));
             double all = (double)both[c] / (1.0 + exp(-(double)both[n]));
             broken += far((double)by[c], each, 5e-7 * fabs(each) + 1e-35);
@@ -192,13 +194,14 @@ static void test_elementwise(const kt_kernels *kernels)
         free(both);
         free(out);
         free(sum);
+        free(ratio);
         free(by);
     }
     float nan[32] = {0}, out[16];
     nan[3] = nan[16 + 5] = NAN;         /* a limit does not hide what is no number */
     kernels->swiglu(nan, 16, &(kt_glu){1.702f, 7.0f, 1.0f, 7.0f}, out);
     broken += !isnan(out[3]) || !isnan(out[5]) || isnan(out[4]);
-    law(kernels->name, "swiglu, gate, add", N_SIZES, broken);
+    law(kernels->name, "swiglu, gate, add, divide", N_SIZES, broken);
 }
 
 /* e^x through swiglu: gate / (1 + e^-gate) with up = 1, where e^-gate dominates. */

@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model, in the words of the hub's `config.json`: one row per fact.
+"""The metadata of a GGUF file as the hub's `config.json`: one row per fact.
 
 Keys of the metadata begin with the architecture's name ("qwen3moe.block_count"). What they mean, and what a
 file leaves out because llama.cpp knows it of the architecture, is from the specification of GGUF and from
@@ -15,7 +15,7 @@ from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_LAYERS, Fields
 from ktcli.weights.header import TensorEntry
 
-# Of `config.json` -> (key without the architecture, kind).
+# Field of `config.json` -> (key without the architecture, kind).
 _Rows = Mapping[str, tuple[str, type]]
 
 _COMMON: _Rows = {
@@ -50,14 +50,14 @@ Changes = Callable[["Metadata", Entries], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How the files of one architecture are read.
+    """The rules by which the files of one architecture are read.
 
     Attributes:
-        model_type: of `config.json`.
+        model_type: the `model_type` of `config.json`.
         rows: facts beside the common ones.
         fixed: facts that hold for every file.
-        scaling: facts about a stretched context that hold for every file.
-        changes: facts that follow from several.
+        scaling: fields of `rope_scaling` that hold for every file.
+        changes: returns the facts that follow from several keys or from the tensors.
         names: tensor names that differ from the usual ones, see `names`.
     """
 
@@ -111,7 +111,7 @@ class Metadata:
 
 
 def _llama(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """Llama, Mistral and, with experts, Mixtral."""
+    """The facts of Llama, Mistral and, with experts, Mixtral."""
     width = m.whole("rope.dimension_count", 0)
     given: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in entries}
     if width and not m.has("attention.key_length"):
@@ -121,7 +121,7 @@ def _llama(m: Metadata, entries: Entries) -> dict[str, Any]:
 
 
 def _glm(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """The Air models have no norms of q and k."""
+    """The facts of GLM-4.5; the Air models have no norms of q and k."""
     width = m.whole("attention.key_length")
     return {
         "use_qk_norm": "blk.0.attn_q_norm.weight" in entries,
@@ -131,14 +131,14 @@ def _glm(m: Metadata, entries: Entries) -> dict[str, Any]:
 
 
 def _gpt_oss(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """Published files stretch the context; the family assumes it where nothing is said."""
+    """The facts of gpt-oss. Published files stretch the context; the family assumes it where nothing is said."""
     plain = not m.has("rope.scaling.type")
     return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 
 def _deepseek(m: Metadata, entries: Entries) -> dict[str, Any]:
-    """V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Files of today store the key and value widths of
-    the latent form, and those of the heads as `_mla`."""
+    """The facts of DeepSeek and Kimi-K2: V2 scores by softmax, V3 and Kimi-K2 by sigmoid. Files of today store the
+    key and value widths of the latent form, and those of the heads as `_mla`."""
     gating = m.whole("expert_gating_func", _SOFTMAX)
     if gating not in (_SOFTMAX, _SIGMOID):
         raise BadCheckpoint(
@@ -171,9 +171,9 @@ _BLOCK_SPARSE = {
 }
 _SHARED_EXPERT = {f"ffn_{p}_shexp": f"mlp.shared_expert.{p}_proj" for p in ("gate", "up", "down")}
 
-# By general.architecture.
+# The architectures by general.architecture.
 ARCHITECTURES: dict[str, Architecture] = {
-    # The rows of q and k are reordered so that the pairs that turn together are neighbours.
+    # The rows of q and k are reordered so that the pairs that are rotated together are neighbours.
     "llama": Architecture(
         "llama",
         {"num_experts_per_tok": ("expert_used_count", int)},
@@ -233,10 +233,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def architecture_of(metadata: Metadata, known: tuple[str, ...]) -> Architecture:
-    """The row of a file.
+    """The row of a file's architecture.
 
     Args:
-        known: model types of the families there are.
+        known: the model types that the families read.
     Raises:
         BadCheckpoint: there is none; the hint says what kt reads.
     """
@@ -257,7 +257,8 @@ def config_of(
     """The `config.json` that the model's makers would have written.
 
     Args:
-        factors: of the rotation, one per pair of columns, where the file has them (Llama 3.1).
+        factors: the frequency factors of the rotary embedding, one per pair of columns, where the file has them
+            (Llama 3.1).
     """
     extra = m.whole("nextn_predict_layers", 0, MAX_LAYERS)  # not run: they guess further tokens
     config: dict[str, Any] = {"model_type": row.model_type}

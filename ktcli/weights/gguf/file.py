@@ -38,8 +38,8 @@ class Gguf:
     """An open GGUF model. Close it, or use it in a `with` statement.
 
     Attributes:
-        path: the file that was named; of a set, any one of them.
-        config: as its makers would have written `config.json`; its values are not checked here.
+        path: the file that was opened; any one of a set.
+        config: the `config.json` that its makers would have written; its values are not checked here.
         parts: all tensors, by their names on the hub.
         digest: SHA-256 over the headers.
     """
@@ -99,13 +99,12 @@ class Gguf:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors, as on the hub."""
+        """The names of all tensors, as on the hub."""
         return self.parts.keys()
 
     def unused(self, taken: Collection[str]) -> list[str]:
-        """The tensors besides `taken`, but for the rotation's factors, which are part of the configuration here, and
-        those of layers that predict several tokens at once.
-        """
+        """The tensors besides `taken`, but for the rotary embedding's factors, which are part of the configuration
+        here, and those of layers that predict several tokens at once."""
         taken = {*taken, ROPE_FACTORS}
         return [name for name in self.parts if name not in taken and ".nextn." not in name]
 
@@ -115,7 +114,7 @@ class Gguf:
         return tuple(sorted(("config.json", *small_file_names(self._values))))
 
     def small_file(self, name: str) -> bytes:
-        """The whole of one of them."""
+        """The contents of a small file."""
         if name == "config.json":
             return json.dumps(self.config, indent=1).encode()
         return self._small_files[name]
@@ -151,7 +150,7 @@ class Gguf:
         return StorageSource(name, entry.shape, STORAGES[entry.dtype], (part,))
 
     def read(self, wanted: Read, into: Raw | None = None) -> Raw:
-        """The bytes, in the given memory or new one. Several threads may call it at once.
+        """The bytes of `wanted`, in the given memory or in new memory. Several threads may call it at once.
 
         Raises:
             BadCheckpoint: the file ended early or the disk failed.
@@ -180,7 +179,7 @@ class Gguf:
 
 
 def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
-    """The rotation's factors in this file; empty: there are none."""
+    """The frequency factors of the rotary embedding in this file; empty: there are none."""
     entry = header.entries.get(ROPE_FACTORS)
     if entry is None:
         return np.empty(0, np.float32)
@@ -192,7 +191,7 @@ def _rope_factors(path: Path, header: GgufHeader) -> Matrix:
 
 
 def _check_split(headers: Mapping[str, GgufHeader]) -> None:
-    """That the files say of themselves what their names say.
+    """Checks that the files of a set hold the number and count that their names say.
 
     Raises:
         BadCheckpoint: they do not.

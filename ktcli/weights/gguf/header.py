@@ -5,7 +5,7 @@ u32 dimensions, u64 each, fastest first, u32 type, u64 offset); padding to the a
 length and UTF-8. All little-endian. Source: ggml's docs/gguf.md, versions 2 and 3.
 
 The `gguf` package has a reader too; it believes counts and lengths, makes several arrays of each element and
-recurses into nested ones, so it is asked only for what types are called and how large their blocks are.
+recurses into nested ones, so it is asked only for the names of types and the sizes of their blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 64_000_000  # a vocabulary of 200 000 tokens with its merges takes 12 MB
 MAX_KEYS = 10_000  # published ones have about 50
 MAX_KEY_BYTES = 1_000
-MAX_ELEMENTS = 2_000_000  # of all arrays; the largest vocabularies with merges have 1.3 million
+MAX_ELEMENTS = 2_000_000  # in all arrays; the largest vocabularies with merges have 1.3 million
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 DEFAULT_ALIGNMENT = 32
@@ -40,10 +40,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says before its data.
+    """The contents of a GGUF header.
 
     Attributes:
-        values: by key: a number, text, flag, or list of one kind of them.
+        values: the metadata by key: a number, text, flag, or list of one kind of them.
         entries: tensors by name; shapes slowest dimension first, dtype the name of a ggml type.
         digest: SHA-256 of the header's bytes.
     """
@@ -54,7 +54,7 @@ class GgufHeader:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is called one; what is in it is checked when it is read."""
+    """Tells whether a file has a name of GGUF; its contents are checked when they are read."""
     return path.suffix.lower() == ".gguf"
 
 
@@ -77,11 +77,11 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 class _GgufFault(Exception):
-    """What is wrong with a header, without the file's name."""
+    """A fault in a header, without the file's name."""
 
 
 class _Reader:
-    """The bytes of a file from its start, no more of them in memory than were asked for and a block."""
+    """A reader of a file from its start; it keeps no more in memory than the requested bytes and a block."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self.size = file, size
@@ -90,18 +90,18 @@ class _Reader:
         self.elements = 0
 
     def digest(self) -> str:
-        """SHA-256 of what was taken."""
+        """The SHA-256 of the bytes that were taken."""
         self._keep()
         return self._seen.hexdigest()
 
     def _keep(self) -> bytes:
-        """Forget what was taken; what of the memory was not."""
+        """Drops the bytes that were taken from memory and returns the rest."""
         self._seen.update(self._bytes[: self.at - self._first])
         self._bytes, self._first = self._bytes[self.at - self._first :], self.at
         return self._bytes
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Returns the next `count` bytes."""
         end = self.at + count
         if end > min(self.size, MAX_HEADER_BYTES):
             limit = "the file" if end > self.size else "what is believable"
@@ -117,12 +117,12 @@ class _Reader:
         return self._bytes[start : start + count]
 
     def number(self, code: str) -> Any:
-        """One scalar by its struct code."""
+        """Reads one scalar by its struct code."""
         layout = struct.Struct(f"<{code}")
         return layout.unpack(self.take(layout.size))[0]
 
     def text(self, what: str, limit: int = MAX_HEADER_BYTES) -> str:
-        """A text of at most `limit` bytes."""
+        """Reads a text of at most `limit` bytes."""
         length = self.number("Q")
         if length > limit:
             raise _GgufFault(f"{what} has {length} bytes, at most {limit} are believable")
@@ -236,7 +236,7 @@ def _entries(infos: list[_Info], start: int, alignment: int, r: _Reader) -> dict
 
 
 def _sizes() -> Callable[[str, tuple[int, ...], int], tuple[str, int]]:
-    """Of a tensor's (name, shape, type): the name of its type, and its bytes."""
+    """Returns a function that maps a tensor's (name, shape, type) to the name of its type and its bytes."""
     from gguf.constants import GGML_QUANT_SIZES
 
     known = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

@@ -1,7 +1,7 @@
 """Tensor names of GGUF files, and the names the same tensors have on the hub.
 
-A file stores the experts of a layer as one tensor; on the hub each has its own. What lies in a file as rows
-of one tensor is therefore shown as many, each some of its bytes, so that a model's declarations fit both.
+A file stores the experts of a layer as one tensor; on the hub each has its own. A tensor that holds several in a file
+is therefore shown as these, each a range of its bytes, so that a model's declarations fit both.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _GATE_UP = "ffn_gate_up_exps"  # [E, 2 * I, H]: the rows of gate, then those of 
 def hub_tensors(
     entries: Mapping[str, TensorEntry], differing: Mapping[str, str]
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """Each tensor as the hub names it: (name there, name in the file, where it lies).
+    """Yields each tensor as the hub names it: (name there, name in the file, its entry).
 
-    What has no name there keeps its own.
+    A tensor without a name there keeps its own.
 
     Args:
-        differing: names that an architecture has instead of the usual ones.
+        differing: the names that an architecture has instead of the usual ones.
     """
     names = {**_LAYER, **differing}
     for name, entry in entries.items():
@@ -90,7 +90,7 @@ def hub_tensors(
 
 
 def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
-    """The gate of a shared expert is a matrix of one row on the hub."""
+    """The entry of a tensor with its shape on the hub: there the gate of a shared expert is a matrix of one row."""
     if stem == "ffn_gate_inp_shexp" and len(entry.shape) == 1:
         return TensorEntry(entry.dtype, (1, *entry.shape), entry.offset, entry.size_bytes)
     return entry
@@ -99,7 +99,7 @@ def _shaped(stem: str, entry: TensorEntry) -> TensorEntry:
 def _experts(
     hub_name: str, name: str, entry: TensorEntry, half: int = 0, halves: int = 1
 ) -> Iterator[tuple[str, str, TensorEntry]]:
-    """The matrices of a tensor [E, ...], or one part of `halves` equal ones of each."""
+    """Yields the matrices of a tensor [E, ...], or the part `half` of `halves` equal ones of each."""
     count, *shape = entry.shape
     if not shape or shape[0] % halves:  # no tensor of experts: under its own name nobody takes it
         yield name, name, entry

@@ -21,7 +21,7 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
-    """Tokenizer, template and sampling settings as hub files; without a tokenizer only what there is.
+    """Tokenizer, template and sampling settings as hub files; without a tokenizer only the others.
 
     Raises:
         BadCheckpoint: a value is of the wrong type, or the tokenizer is of a kind that kt does not read.
@@ -50,7 +50,7 @@ def small_files(values: Mapping[str, Any], where: str) -> dict[str, bytes]:
 
 
 def small_file_names(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names `small_files` would give, without making them."""
+    """The names that `small_files` would give, without making the files."""
     names = ["generation_config.json"]
     names += ["chat_template.jinja"] * bool(values.get(_TEMPLATE))
     known = values.get(f"{_KEY}model", "no_vocab") != "no_vocab"
@@ -61,7 +61,7 @@ _Tokens = list[tuple[str, PieceKind]]
 
 
 def _tokens(fields: Fields) -> _Tokens:
-    """Text and kind of each token, by id."""
+    """The text and the kind of each token, by id."""
     texts = _array(fields, "tokens", str)
     kinds = _array(fields, "token_type", int) if fields.has(f"{_KEY}token_type") else []
     kinds = kinds or [PieceKind.NORMAL] * len(texts)
@@ -87,7 +87,7 @@ def _array(fields: Fields, key: str, kind: type) -> list[Any]:
 
 
 def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
-    """Model and steps of a byte-level tokenizer."""
+    """The model and the steps of a byte-level tokenizer."""
     name = fields.text(f"{_KEY}pre", "none")
     words = WORDS.get(name)
     if words is None:
@@ -121,7 +121,7 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
 
 
 def _pieces(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
-    """Model and steps of a SentencePiece tokenizer."""
+    """The model and the steps of a SentencePiece tokenizer."""
     scores = _array(fields, "scores", float)
     if len(scores) != len(tokens):
         raise BadCheckpoint(f"{fields.where} has {len(scores)} scores of {len(tokens)} tokens")
@@ -146,7 +146,8 @@ def _settings(fields: Fields, tokens: _Tokens) -> bytes:
 
 
 def _generation(fields: Fields) -> bytes:
-    """`generation_config.json`: what ends an answer, and how the makers sample where the file says it."""
+    """`generation_config.json`: the tokens that end an answer, and the makers' sampling settings where the file has
+    them."""
     config: dict[str, Any] = {}
     if fields.has(f"{_KEY}bos_token_id"):
         config["bos_token_id"] = fields.whole(f"{_KEY}bos_token_id", low=0, high=1 << 32)

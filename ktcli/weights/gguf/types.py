@@ -1,5 +1,5 @@
-"""How the number types of GGUF files are decoded: the usual ones by the library (blocks.c), the rest by the `gguf`
-package, which knows them all and uses one core."""
+"""Decoders of the number types of GGUF files: the usual ones are decoded by the library (blocks.c), the rest by the
+`gguf` package, which knows them all and uses one core."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ktcli.weights.storage import PLAIN, ByteSpan, Matrix, PlainStorage, Raw, Re
 
 @dataclass(frozen=True, slots=True)
 class HalfScales(PlainStorage):
-    """Blocks that begin with an f16 scale and hold codes -8..7: with it, 4 bits and f32 scales hold them
-    exactly."""
+    """Blocks that begin with an f16 scale and hold codes -8..7: 4 bits and f32 scales hold them exactly."""
 
     def kept(self, pool: Pool, span: ByteSpan, raws: Sequence[Raw], fmt: Format) -> Matrix | None:
         elements, size = self.dtype.block
@@ -47,7 +46,7 @@ class Packaged:
         from gguf.quants import dequantize
 
         rows = raws[0].reshape(span.rows, -1)
-        with np.errstate(all="ignore"):  # what comes out is looked at below
+        with np.errstate(all="ignore"):  # the result is checked below
             out: Matrix = dequantize(rows, GGMLQuantizationType[self.dtype])
         if not np.isfinite(out).all():
             raise BadNumber("a value is NaN or Inf")
@@ -61,7 +60,7 @@ _OTHERS = (
     "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
     "TQ1_0", "TQ2_0",
 )  # fmt: skip
-# By their names in ggml.
+# The storages by the types' names in ggml.
 STORAGES: dict[str, Storage] = {
     **PLAIN,
     "Q4_0": HalfScales(DType.Q4_0, "int4-g32-f32"),

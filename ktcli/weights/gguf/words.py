@@ -1,4 +1,4 @@
-"""How texts are cut into words before their bytes are merged, by the name that GGUF files give it.
+"""Patterns that cut texts into words before their bytes are merged, by the name that GGUF files give them.
 
 The patterns are those of the models' own `tokenizer.json`; they are data that a GGUF file only names. A name
 that is not here is refused: another pattern gives other tokens, and nobody would see why a model is worse.
@@ -21,7 +21,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
 def _cased(upper: str, lower: str, end: str) -> str:
-    """Words that end where a lower-case letter meets an upper-case one."""
+    """A pattern of words that end where a lower-case letter meets an upper-case one."""
     before = r"[^\r\n\p{L}\p{N}]?"
     return rf"{before}[{upper}]*[{lower}]+{end}|{before}[{upper}]+[{lower}]*{end}"
 
@@ -68,12 +68,12 @@ _DEEPSEEK_LLM = (
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """One way to cut.
+    """One way to cut texts into words.
 
     Attributes:
-        patterns: each cuts what the ones before left whole.
-        ignore_merges: a word that is a token is taken as it is.
-        nfc: texts are composed first.
+        patterns: regular expressions; each cuts the pieces that the ones before left whole.
+        ignore_merges: whether a word that is a token is taken as it is.
+        nfc: whether texts are normalised to NFC first.
     """
 
     patterns: tuple[str, ...]

@@ -194,6 +194,12 @@ static void add(const float *a, const float *b, int64_t n, float *out)
         vf_store_upto(out, c, n, vf_add(vf_load_upto(a, c, n), vf_load_upto(b, c, n)));
 }
 
+static void divide(const float *a, const float *b, int64_t n, float *out)
+{
+    for (int64_t c = 0; c < n; c += LANES)
+        vf_store_upto(out, c, n, vf_div(vf_load_upto(a, c, n), vf_load_upto(b, c, n)));
+}
+
 enum { BLOCK_VECTORS = KT_BLOCK_COLUMNS / LANES };
 
 /* v[0..4) = x[0..64), of which only x[0..n) exists; the rest reads as -Inf. */
@@ -265,6 +271,7 @@ const kt_kernels NAME(KT_ISA) = {
     .swiglu = swiglu,
     .gate = gate,
     .add = add,
+    .divide = divide,
     .summarize = summarize,
     .attend_f32 = attend_f32,
     .attend_bf16 = attend_bf16,

@@ -136,11 +136,13 @@ static float usable_scale(const float *given)
 static void encode_panel(const kt_format *f, const panel_rows *rows, uint8_t *dst, kt_pack_error *error)
 {
     layout l = layout_of(f, rows->k);
-    codebook b = codebook_of(f);
+    codebook b = {0};
     row_error sums[LANES];
     for (int r = 0; r < LANES; r++)
         sums[r].wrong = sums[r].square = sums[r].out_wrong = sums[r].out_square = sums[r].out_stored = vf_set1(0.0f);
     memset(dst + l.scale_offset, 0, l.panel_bytes - l.scale_offset);
+    if (f->bits == 4)
+        b = codebook_of(f);
     if (f->bits >= 16)
         encode_plain(f->bits, &l, rows, dst, sums);
     for (int64_t g = 0; f->bits < 16 && g < l.groups; g++) {

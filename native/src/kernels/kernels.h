@@ -138,6 +138,7 @@ typedef struct kt_kernels {
     void (*swiglu)(const float *gate_up, int64_t width, const kt_glu *glu, float *out);
     void (*gate)(const float *x, const float *by, int64_t n, const gate_by *how, float *out);   /* kt_program_gate */
     void (*add)(const float *a, const float *b, int64_t n, float *out);
+    void (*divide)(const float *a, const float *b, int64_t n, float *out);     /* out may be a */
     /* peaks and sums of ceil(n / 64) blocks of x[0..n), as kt_program_summary has them */
     void (*summarize)(const float *x, int64_t n, float temperature, float *peaks, float *sums);
     void (*attend_f32)(const page_attention *a);
