@@ -1,1 +1,1 @@
-"""What the machine is: readers that turn the system's text into frozen facts. No model code."""
+"""The facts of a machine: readers that turn the system's text into frozen dataclasses. No model code."""

@@ -1,4 +1,4 @@
-"""Whether AMX tiles are used, and why not if they are not: a pure function of facts.
+"""Tells whether AMX tiles are used, and why not if they are not: a pure function of facts.
 
 Tiles need three things, in this order: a CPU that has them (CPUID), an operating system that saves their
 registers (XCR0), and its permission for this process (ARCH_REQ_XCOMP_PERM). CPU and system may also be
@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from errno import EINVAL, ENOSPC, ENOSYS, EOPNOTSUPP, EPERM
 
-ROW = "amx"  # of kernels
-FIRST_LINUX = (5, 16)  # that saves tile registers and gives permissions
+ROW = "amx"  # the row of kernels with tiles
+FIRST_LINUX = (5, 16)  # the first Linux that saves tile registers and gives permissions
 
 # (family, model) of CPUs with AMX, as /proc/cpuinfo shows them.
 _MODELS = {
@@ -36,18 +36,19 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decides about tiles.
+    """The facts that decide whether tiles are used.
 
     Attributes:
         tile, int8, bf16: CPUID lists these instructions. shape: tiles of 16 rows of 64 bytes, at least.
         os_state: XCR0 holds bits 17 and 18.
-        permission: 0 granted; else the errno of asking; None: not asked.
+        permission: 0: granted; otherwise the errno of the request; None: not requested.
         emulated: a test's emulator stands in for the CPU.
-        lacking: what the row misses, as the native library says it; None: this build has no such row.
+        lacking: the CPU features that the row misses, as the native library lists them; None: this build has no such
+            row.
         used_row: the row in use; empty: none. forced_isa: KT_ISA.
         model: the CPU's marketing name. signature: its family and model number; None: unknown.
         hypervisor: this is a virtual machine.
-        release: of the Linux kernel, "6.8.0-45-generic"; empty: unknown.
+        release: the release of the Linux kernel, "6.8.0-45-generic"; empty: unknown.
     """
 
     tile: bool = False
@@ -67,13 +68,13 @@ class Facts:
 
     @property
     def in_cpu(self) -> bool:
-        """CPUID lists all that the kernels use."""
+        """Tells whether CPUID lists all that the kernels use."""
         return self.tile and self.int8 and self.bf16 and self.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One condition: whether it holds (None: not asked), and what was seen."""
+    """One condition: whether it holds (None: not checked), and what was found."""
 
     ok: bool | None
     detail: str
@@ -81,10 +82,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The three conditions, whether tiles are used, and why.
+    """The three conditions, whether tiles are used, and the reason.
 
     Attributes:
-        fix: what brings tiles back where something stands in their way; empty if nothing does.
+        fix: the action that makes tiles usable; empty if nothing prevents them, or nothing helps.
     """
 
     cpuid: Check
@@ -96,7 +97,7 @@ class Verdict:
 
 
 def explain(facts: Facts) -> Verdict:
-    """The three conditions and what follows from them."""
+    """Judges the three conditions and whether tiles are used."""
     reason, fix = _reason(facts)
     return Verdict(
         cpuid=_cpuid(facts),
@@ -147,7 +148,7 @@ def _permission(facts: Facts) -> Check:
 
 
 def _reason(facts: Facts) -> tuple[str, str]:
-    """(why tiles are or are not used, what to do about it)."""
+    """Why tiles are or are not used, and what to do about it."""
     if facts.lacking is None:
         return "this build has no AMX kernels: its compiler did not know AMX", ""
     if not facts.in_cpu:
@@ -220,6 +221,6 @@ def _too_old(facts: Facts, what: str) -> tuple[str, str]:
 
 
 def _old(release: str) -> bool:
-    """Whether a release is older than tiles; so is one that is not known, as it is the likely cause."""
+    """Tells whether a release is older than tiles; an unknown one counts as old, as that is the likely cause."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return not found or (int(found[1]), int(found[2])) < FIRST_LINUX

@@ -17,7 +17,7 @@ _UNLIMITED = 1 << 60
 
 
 def cpu_quota(root: Path) -> float | None:
-    """CPUs' worth of time that may be used; None: no limit."""
+    """The CPU time that may be used, in CPUs; None: no limit."""
     quotas: list[float] = []
     for folder in _levels(root, "cpu"):
         words = [whole(word) for word in (read(folder / "cpu.max") or "").split()]
@@ -31,7 +31,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def memory_limit(root: Path) -> tuple[int, int] | None:
-    """(limit, used without page cache) of the level with least room, in bytes; None: no limit."""
+    """The limit and the use without page cache of the level with least room, in bytes; None: no limit."""
     found: list[tuple[int, int]] = []
     for folder in _levels(root, "memory"):
         limit = read_int(folder / "memory.max") or read_int(folder / "memory.limit_in_bytes")
@@ -42,7 +42,7 @@ def memory_limit(root: Path) -> tuple[int, int] | None:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes of page cache, which the kernel gives up when asked for memory."""
+    """The bytes of page cache, which the kernel gives up when asked for memory."""
     total = 0
     for line in (read(folder / "memory.stat") or "").splitlines():
         key, _, value = line.partition(" ")

@@ -12,7 +12,7 @@ from ktcli.hardware import cgroup
 from ktcli.hardware.machine import Cache, Cpu
 from ktcli.hardware.text import listed, read, read_int, whole
 
-# What doctor reports and the planner may ask about; a CPU has more than a hundred others.
+# The features that doctor reports and the planner may ask about; a CPU has more than a hundred others.
 INTERESTING = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni",
     "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "hypervisor",
@@ -22,7 +22,7 @@ _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
-    """The processor under `root`; `isa` is what the native library can run, best first."""
+    """Reads the processor under `root`; `isa` lists what the native library can run, best first."""
     info = read(root / "proc/cpuinfo") or ""
     cores, packages = _cores(root)
     allowed = allowed_cpus(root) or tuple(sorted(cpu for core in cores for cpu in core))
@@ -41,7 +41,7 @@ def read_cpu(root: Path, isa: tuple[str, ...]) -> Cpu:
 
 
 def read_signature(root: Path) -> tuple[int, int] | None:
-    """Family and model number of the CPU; None where the system does not say."""
+    """Reads the family and model number of the CPU; None: the system does not tell."""
     info = read(root / "proc/cpuinfo") or ""
     family, model = _field(info, "cpu family"), _field(info, "model")
     pair = whole(family), whole(model)
@@ -49,12 +49,12 @@ def read_signature(root: Path) -> tuple[int, int] | None:
 
 
 def allowed_cpus(root: Path) -> tuple[int, ...]:
-    """CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
+    """The CPUs this process may run on: cpuset, affinity mask and taskset all end here."""
     return listed(_field(read(root / "proc/self/status") or "", "Cpus_allowed_list"))
 
 
 def online_cpus(root: Path) -> tuple[int, ...]:
-    """CPUs that are switched on."""
+    """The CPUs that are switched on."""
     base = root / "sys/devices/system/cpu"
     numbers = (whole(path.name[3:]) for path in base.glob("cpu[0-9]*"))
     return listed(read(base / "online")) or tuple(sorted(n for n in numbers if n is not None))
@@ -68,7 +68,7 @@ def physical_cores(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _cores(root: Path) -> tuple[list[set[int]], set[int]]:
-    """(online CPUs of each physical core, package numbers)."""
+    """The online CPUs of each physical core, and the package numbers."""
     online = set(online_cpus(root))
     cores: dict[frozenset[int], set[int]] = {}
     packages: set[int] = set()
@@ -83,7 +83,7 @@ def _cores(root: Path) -> tuple[list[set[int]], set[int]]:
 
 
 def _caches(root: Path) -> tuple[Cache, ...]:
-    """Data caches by level; sharing decides how many there are."""
+    """The data caches by level; sharing decides how many there are."""
     online = online_cpus(root)
     found: dict[int, dict[str, int]] = {}
     for cpu in online:

@@ -1,4 +1,4 @@
-"""What the makers' data sheets say of GPUs: bandwidth and arithmetic where nobody has measured.
+"""The makers' data sheets of GPUs: bandwidth and arithmetic where nobody has measured.
 
 Rows are NVIDIA's data sheets and architecture papers: memory bandwidth, and bf16 tensor operations without
 sparsity, with f32 accumulation, a multiply and an add being two. A board of another memory size or power
@@ -17,8 +17,8 @@ class Sheet:
     """One row: bytes per second read from its memory, bf16 operations per second.
 
     Attributes:
-        name: what the name of the GPU contains; or the kind of GPU, where its name is not listed.
-        known: the name was listed.
+        name: a part of the GPU's name; or the kind of GPU, where its name is not listed.
+        known: whether the name is listed.
     """
 
     name: str
@@ -71,13 +71,13 @@ _NAMES = {
     "RTX 5080": (960, 112),
     "RTX 5090": (1792, 209),
 }
-# Of a GPU that is not listed: the slowest of its generation that is sold with enough memory to matter.
+# For a GPU that is not listed: the slowest of its generation that is sold with enough memory to matter.
 _CAPABILITIES = {"8": (256, 25), "9": (2000, 148), "10": (4000, 1000), "12": (448, 38)}
 _UNKNOWN = (200, 15)
 
 
 def data_sheet(gpu: Gpu) -> Sheet:
-    """The row of a GPU by its name, the longest that is part of it, else by its generation."""
+    """The row of a GPU: the longest name that is part of its own, else that of its generation."""
     words = f" {gpu.name} ".lower()
     matches = [name for name in _NAMES if f" {name.lower()}" in words and _ends(words, name)]
     if matches:
@@ -91,6 +91,6 @@ def data_sheet(gpu: Gpu) -> Sheet:
 
 
 def _ends(words: str, name: str) -> bool:
-    """Whether the name stands there as whole words: an "L4" is not an "L40S"."""
+    """Tells whether a name stands in the words as whole words: an "L4" is not an "L40S"."""
     after = words[words.index(f" {name.lower()}") + len(name) + 1 :][:1]
     return not after.isalnum()

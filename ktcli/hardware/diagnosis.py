@@ -1,4 +1,4 @@
-"""What is wrong with a machine, and the command that fixes it: a pure function of facts.
+"""The problems of a machine, and the commands that fix them: a pure function of facts.
 
 An *error* means kt cannot run here; a *warning* that it runs worse than it could, or will fail at
 something; a *note* is worth knowing and needs no action.
@@ -21,7 +21,7 @@ _LITTLE_DISK = 20 << 30  # less than the smallest model of the catalogue, pulled
 
 
 class Level(IntEnum):
-    """How bad; the worst one decides the exit code of `kt doctor`."""
+    """The severity of a problem; the worst one decides the exit code of `kt doctor`."""
 
     NOTE = 0
     WARNING = 1
@@ -49,14 +49,14 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class HostSetting:
-    """What the installation and the environment say.
+    """The settings of the installation and the environment.
 
     Attributes:
         system: "Linux x86_64".
-        native_error: why the native library does not load; empty if it does.
+        native_error: the reason why the native library does not load; empty if it does.
         forced_isa: KT_ISA; None if unset. forced_threads: KT_THREADS.
-        torch: PyTorch is installed.
-        nvidia_driver: a kernel driver for NVIDIA GPUs is loaded.
+        torch: whether PyTorch is installed.
+        nvidia_driver: whether a kernel driver for NVIDIA GPUs is loaded.
         home: the library folder. home_error: why it cannot be used; empty if it can. home_warning: why
             nothing can be added to it.
     """
@@ -73,7 +73,7 @@ class HostSetting:
 
 
 def explain_rows(rows: tuple[tuple[str, bool, str], ...], forced: str | None) -> tuple[Kernel, ...]:
-    """Rows (name, usable, what is missing), best first, with which one is used and why."""
+    """Explains which of the rows (name, usable, missing features), best first, is used, and why."""
     usable = [name for name, ok, _ in rows if ok]
     used = forced if forced in usable else (usable[0] if usable and not forced else None)
     kernels = []
@@ -98,7 +98,7 @@ def diagnose(
     setting: HostSetting,
     tiles: Verdict | None = None,
 ) -> tuple[Problem, ...]:
-    """Everything worth saying, worst first; `tiles`: what is known of AMX."""
+    """The problems of a machine, worst first; `tiles`: the verdict about AMX, if there is one."""
     found = [
         *_installation(kernels, setting),
         *_processor(machine, kernels, setting, tiles),
@@ -186,7 +186,7 @@ def _memory(machine: Machine) -> Iterator[Problem]:
 
 
 def _nodes(machine: Machine) -> Iterator[Problem]:
-    """Nodes that are only cores, or only memory."""
+    """The problems of nodes that have only cores, or only memory."""
     for node in machine.nodes if len(machine.nodes) > 1 else ():
         if node.cores and not node.has_memory:
             why = "has no memory" if node.allowed else "has memory that this process may not use"

@@ -10,7 +10,7 @@ from ktcli.hardware.text import read_int
 
 
 def read_disk(folder: Path) -> Disk | None:
-    """The disk that holds `folder`, or will when it is created; None if it cannot be asked."""
+    """Reads about the disk that holds `folder`, or will when it is created; None: it cannot be asked."""
     here = folder.absolute()
     while here != here.parent:
         try:
@@ -28,7 +28,7 @@ def read_disk(folder: Path) -> Disk | None:
 
 
 def _rotational(device: int) -> bool | None:
-    """What the block layer says; a partition's answer stands at its whole disk."""
+    """The block layer's answer whether a device spins; a partition's stands at its whole disk."""
     block = Path("/sys/dev/block") / f"{os.major(device)}:{os.minor(device)}"
     for folder in (block, block / ".."):
         answer = read_int(folder / "queue/rotational")

@@ -16,7 +16,7 @@ from ktcli.errors import UsageError
 from ktcli.hardware.machine import Gpu
 from ktcli.hardware.text import read, whole
 
-# What somebody may ask for: a GPU if that is faster, none, the best one ("cuda:N": that one).
+# The devices to choose from: a GPU if that is faster, none, the best one ("cuda:N": that one).
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
 
 QUERY = (
@@ -29,10 +29,10 @@ _LANE_BPS = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9
 
 
 def parse_device(said: str) -> tuple[str, int | None]:
-    """ "cuda:1" as ("cuda", 1); without a number it is None.
+    """Parses "cuda:1" as ("cuda", 1); without a number it is None.
 
     Raises:
-        UsageError: the words mean no device.
+        UsageError: the text names no device.
     """
     kind, colon, digits = said.partition(":")
     number = whole(digits)
@@ -42,7 +42,7 @@ def parse_device(said: str) -> tuple[str, int | None]:
 
 
 def read_gpus(root: Path) -> tuple[Gpu, ...]:
-    """The GPUs of the machine under `root`; none if the driver does not answer."""
+    """Reads the GPUs of the machine under `root`; none if the driver does not answer."""
     if root != Path("/"):
         return parse_gpus(read(root / "nvidia-smi.csv") or "")
     # Without this file no driver is loaded; the check saves starting a program.
@@ -64,7 +64,7 @@ def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, numbered as CUDA then numbers them.
 
     Args:
-        named: its value; None: unset. Other names than numbers (UUIDs) leave the list as it is.
+        named: the value of CUDA_VISIBLE_DEVICES; None: unset. Other names than numbers (UUIDs) leave the list as it is.
     """
     words = [] if named is None else [word.strip() for word in named.split(",")]
     if named is None or any(whole(word.removeprefix("-")) is None for word in words if word):
@@ -79,7 +79,7 @@ def visible(gpus: tuple[Gpu, ...], named: str | None) -> tuple[Gpu, ...]:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
+    """Parses rows of `nvidia-smi` in the order of `QUERY`; rows that do not parse are left out."""
     gpus = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -103,5 +103,5 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def torch_installed() -> bool:
-    """Whether the `gpu` extra is there; nothing is imported."""
+    """Tells whether the `gpu` extra is installed; nothing is imported."""
     return find_spec("torch") is not None

@@ -1,4 +1,4 @@
-"""A machine as data: what the planner plans for, what `kt doctor` shows, what a profile describes.
+"""A machine as data: the planner plans for it, `kt doctor` shows it, a profile describes it.
 
 Nothing here reads the system; `probe` does. A fact that is not known is None, never a guess. Core
 numbers are the system's own; only one CPU of each physical core is listed, because a second
@@ -16,20 +16,20 @@ class Cache:
 
     level: int
     size_bytes: int
-    count: int  # of them in the machine
+    count: int  # caches of this level in the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processor, and what of it this process may use.
+    """The processor, with the part of it that this process may use.
 
     Attributes:
         model: the marketing name; None where the system does not say.
         isa: rows of kernels that run here, best first; empty if the native library is missing.
         flags: features the system reports that kt looks at, e.g. "avx512_vnni", "amx_int8".
-        sockets, physical_cores, logical_cpus: of the whole machine, online only.
+        sockets, physical_cores, logical_cpus: counts of the whole machine, online only.
         cores: one CPU number per physical core of this process's cpuset: where threads are pinned.
-        quota: CPUs' worth of time a container limit allows; None: no limit.
+        quota: the CPU time that a container limit allows, in CPUs; None: no limit.
     """
 
     model: str | None
@@ -44,7 +44,7 @@ class Cpu:
 
     @property
     def threads(self) -> int:
-        """Threads worth starting: one per usable core, no more than the time allowed.
+        """The number of threads worth starting: one per usable core, no more than the CPU time allowed.
 
         Rounded down: a team that uses up its time is stopped as a whole until the next period.
         """
@@ -57,8 +57,8 @@ class Memory:
     """Main memory in bytes.
 
     Attributes:
-        available_bytes: what can be had without swapping, page cache given up.
-        limit_bytes, used_bytes: of the container, its page cache not counted; None: no limit.
+        available_bytes: memory available without swapping, page cache given up.
+        limit_bytes, used_bytes: the container's limit, and its use without page cache; None: no limit.
         swap_bytes: size of all swap.
         huge_pages: mode of transparent huge pages: "always", "madvise", "never"; None: unknown.
         huge_free_bytes: reserved huge pages that are free.
@@ -74,7 +74,7 @@ class Memory:
 
     @property
     def free_bytes(self) -> int:
-        """What a new process may take: of the machine, and of the container's limit."""
+        """The bytes that a new process may take, of the machine and within the container's limit."""
         if self.limit_bytes is None:
             return self.available_bytes
         return max(0, min(self.available_bytes, self.limit_bytes - (self.used_bytes or 0)))
@@ -86,8 +86,8 @@ class Node:
 
     Attributes:
         cores: physical cores of this process's cpuset; empty for a memory without CPUs.
-        free_bytes: unused or easily given up.
-        allowed: this process may have its memory (a cpuset can forbid it).
+        free_bytes: bytes unused or easily given up.
+        allowed: whether this process may use its memory (a cpuset can forbid it).
     """
 
     id: int
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def has_memory(self) -> bool:
-        """There is memory in it that we may use."""
+        """Tells whether it has memory that we may use."""
         return self.allowed and self.size_bytes > 0
 
 
@@ -110,8 +110,8 @@ class Gpu:
         link_bps: bytes per second of its PCIe link in one direction, on paper; None: unknown.
         capability: CUDA compute capability, e.g. "9.0".
         read_bps, bf16_ops: bytes per second read from its memory, bf16 operations per second (a multiply
-            and an add are two), measured; None: nobody did, and `datasheet` says what is assumed.
-        copy_bps: bytes per second copied to it from pinned memory, measured; None: nobody did.
+            and an add are two), measured; None: not measured, and `datasheet` says what is assumed.
+        copy_bps: bytes per second copied to it from pinned memory, measured; None: not measured.
     """
 
     index: int
@@ -131,7 +131,7 @@ class Disk:
     """The disk of the library folder.
 
     Attributes:
-        rotational: it has a spinning platter; None: unknown.
+        rotational: whether it has a spinning platter; None: unknown.
     """
 
     path: str
@@ -142,14 +142,13 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What `kt doctor --measure` found, with `threads` threads of kernel row `isa`, all cores at
-    once.
+    """The rates that `kt doctor --measure` found, with `threads` threads of kernel row `isa`, all cores at once.
 
     Attributes:
         read_bps: bytes per second read from memory.
         int8_ops, bf16_ops: operations per second; a multiply and an add are two.
-        date: of the measurement, YYYY-MM-DD.
-        nodes: NUMA nodes that were read at once, each by the team bound to it; 1: memory anywhere.
+        date: the day of the measurement, YYYY-MM-DD.
+        nodes: the number of NUMA nodes that were read at once, each by the team bound to it; 1: memory anywhere.
     """
 
     isa: str
@@ -176,5 +175,5 @@ class Machine:
 
     @property
     def worker_nodes(self) -> tuple[Node, ...]:
-        """Nodes with cores we may use: a memory without CPUs is not one."""
+        """The nodes with cores we may use: a memory without CPUs is not one."""
         return tuple(node for node in self.nodes if node.cores)

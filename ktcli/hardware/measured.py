@@ -1,9 +1,8 @@
 """Measured rates of this machine, kept with their date in `measured.json` of the library folder.
 
 A measurement belongs to one CPU model, thread count and kernel row; another combination does not
-use it. What is measured apart (see `measure.tiles`) lies in the same entry. That of a GPU belongs to its
-name. A damaged file counts as no measurement: it can always be made again. Here it is only read;
-`measure.rates` measures and writes.
+use it. Other measurements (see `measure.tiles`) lie in the same entry. A GPU's entry belongs to its name. A damaged
+file counts as no measurement: it can always be made again. Here it is only read; `measure.rates` measures and writes.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from ktcli import config, smallfiles
 from ktcli.hardware.machine import Cpu, Gpu, Measured
 
 MAX_RATE = 1e18  # per second; more is no measurement
-MAX_BYTES = 1 << 20  # of measured.json
+MAX_BYTES = 1 << 20  # the largest measured.json that is read
 GPU_RATES = ("read_bps", "bf16_ops", "copy_bps")
 
 
 def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
-    """The rates of this CPU with these threads and this row; None if nobody measured them.
+    """Reads the rates of this CPU with these threads and this row; None: nobody measured them.
 
     Args:
-        isa: None: KT_ISA, else the best.
+        isa: the row of kernels; None: KT_ISA, else the best.
     Raises:
         UsageError: KT_HOME names something that is not a folder.
     """
@@ -47,12 +46,12 @@ def load(cpu: Cpu, threads: int, isa: str | None = None) -> Measured | None:
 
 
 def entry(cpu: Cpu, threads: int, isa: str) -> dict[str, Any]:
-    """All that is kept of this CPU with these threads and this row, unchecked; empty: nothing."""
+    """Everything that is kept of this CPU with these threads and this row, unchecked; empty: nothing."""
     return entries().get(key(cpu.model, threads, isa), {})
 
 
 def with_rates(gpu: Gpu) -> Gpu:
-    """The GPU with what was measured of GPUs of its name; as it is if nobody measured one."""
+    """The GPU with the rates measured on GPUs of its name; unchanged if there are none."""
     found = entries().get(gpu_key(gpu), {})
     try:
         read, ops, copy = (float(found[name]) for name in GPU_RATES)
@@ -79,7 +78,7 @@ def path() -> Path:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """All entries by name; what cannot be one is dropped, and gone after the next write."""
+    """Reads all entries by name; a value that cannot be one is dropped, and gone after the next write."""
     try:
         known = smallfiles.json_object(smallfiles.read_bounded(path(), MAX_BYTES))
     except (OSError, ValueError):
@@ -90,7 +89,7 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def _is_flat(value: object, levels: int = 3) -> bool:
-    """Whether it nests no deeper than what is written here."""
+    """Tells whether a value nests no deeper than the entries that are written here."""
     if not isinstance(value, dict | list):
         return True
     parts = value.values() if isinstance(value, dict) else value

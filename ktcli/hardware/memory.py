@@ -11,7 +11,7 @@ from ktcli.hardware.text import kib, listed, read, table, whole
 
 
 def read_memory(root: Path) -> Memory:
-    """Memory of the machine and of the container under `root`."""
+    """Reads the memory of the machine and of the container under `root`."""
     info = table(read(root / "proc/meminfo"))
     total = kib(info.get("MemTotal")) or 0
     available = kib(info.get("MemAvailable"))
@@ -34,12 +34,12 @@ def read_memory(root: Path) -> Memory:
 
 
 def allowed_nodes(root: Path) -> tuple[int, ...] | None:
-    """Nodes whose memory this process may use, which a cpuset may limit; None: the system does not say."""
+    """The nodes whose memory this process may use, which a cpuset may limit; None: the system does not tell."""
     return listed(table(read(root / "proc/self/status")).get("Mems_allowed_list")) or None
 
 
 def read_nodes(root: Path, cores: tuple[int, ...], memory: Memory) -> tuple[Node, ...]:
-    """NUMA nodes in ascending order; one node of everything where the system shows none.
+    """Reads the NUMA nodes in ascending order; one node of everything where the system shows none.
 
     Args:
         cores: the physical cores this process may use.

@@ -1,11 +1,11 @@
-"""How weights and threads are spread over NUMA nodes: the value of `--numa` and of KT_NUMA.
+"""The spread of weights and threads over NUMA nodes: the value of `--numa` and of KT_NUMA.
 
     auto         a team per node that has cores and memory we may use (the default)
     off          one team over all cores; its memory lies where the system puts it
     N            N teams (1..16): more than nodes split a node, fewer put neighbours together
     nodes=LIST   a team on each of these nodes only, e.g. nodes=0,2-3
 
-What a machine makes of it is decided in `team`.
+The teams that it gives on a machine are decided in `team`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ktcli import config
 from ktcli.errors import UsageError
 from ktcli.hardware.text import cpu_list, cpu_text
 
-MAX_TEAMS = 64  # of a pool: KT_MAX_NODES of kt.h
-_MOST_ASKED = 16  # as a count; there are machines with more nodes, but none to try splitting on
+MAX_TEAMS = 64  # teams of a pool: KT_MAX_NODES of kt.h
+_MOST_ASKED = 16  # the largest count; no machine with more nodes was there to try splitting on
 _HINT = f"--numa is auto, off, a number of teams from 1 to {_MOST_ASKED}, or nodes=LIST, e.g. nodes=0,2-3"
 
 
 @dataclass(frozen=True, slots=True)
 class Numa:
-    """What was asked for.
+    """A parsed value of `--numa`.
 
     Attributes:
-        teams: how many; None: one per node.
-        bound: memory is tied to the teams that read it; False only for `off`.
+        teams: the number of teams; None: one per node.
+        bound: whether memory is bound to the teams that read it; False only for `off`.
         nodes: OS numbers of the only nodes to use, ascending; (): all there are.
     """
 
@@ -37,7 +37,7 @@ class Numa:
     nodes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """As on the command line."""
+        """The value as on the command line."""
         if not self.bound:
             return "off"
         if self.nodes:
@@ -50,7 +50,7 @@ OFF = Numa(teams=1, bound=False)
 
 
 def parse_numa(text: str, source: str = "--numa") -> Numa:
-    """The value of an option or a variable called `source`.
+    """Parses the value of an option or a variable called `source`.
 
     Raises:
         UsageError: it is none of the four.
@@ -78,10 +78,10 @@ def parse_numa(text: str, source: str = "--numa") -> Numa:
 
 
 def asked_numa(option: str | None) -> Numa:
-    """What --numa says, else KT_NUMA, else auto.
+    """The value of --numa, else of KT_NUMA, else auto.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: the value is none of the four.
     """
     if option is not None:
         return parse_numa(option)

@@ -23,10 +23,10 @@ SYSTEM_ROOT = Path("/")
 
 
 def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
-    """Read everything; milliseconds unless a GPU driver has to wake up.
+    """Reads everything; it takes milliseconds unless a GPU driver has to wake up.
 
     Args:
-        gpus: look for GPUs too.
+        gpus: whether to look for GPUs.
         root: the tree that holds `proc` and `sys`. Below another root than `/` nothing is asked of
             the running system: there are no kernel rows, no disk and no measurements.
     """
@@ -49,7 +49,7 @@ def probe(root: Path = SYSTEM_ROOT, *, gpus: bool = True) -> Machine:
 
 
 def _asked_name() -> str | None:
-    """The CPU's name from py-cpuinfo, which takes a second: only for what `/proc` does not say."""
+    """The CPU's name from py-cpuinfo, which takes a second: only where `/proc` does not have it."""
     try:
         import cpuinfo
 
@@ -62,7 +62,7 @@ def _asked_name() -> str | None:
 
 
 def _gpus(root: Path) -> tuple[Gpu, ...]:
-    """With their rates, where this is the running system and somebody measured them."""
+    """The GPUs with their rates, where this is the running system and somebody measured them."""
     found = read_gpus(root)
     if root != SYSTEM_ROOT:
         return found
@@ -80,7 +80,7 @@ def _library_disk() -> Disk | None:
 
 
 def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
-    """Those of the teams that a command would start now."""
+    """The measured rates of the teams that a command would start now."""
     try:
         teams = teams_here(nodes, cpu, None, asked_numa(None))
         return measured.load(cpu, sum(team.threads for team in teams))
@@ -89,7 +89,7 @@ def _rates(cpu: Cpu, nodes: Sequence[Node]) -> Measured | None:
 
 
 def amx_facts(machine: Machine, used_row: str) -> Facts:
-    """What decides about tiles on the running system.
+    """The facts about tiles on the running system.
 
     Args:
         used_row: the row of kernels in use; empty: none.
@@ -113,7 +113,7 @@ def amx_facts(machine: Machine, used_row: str) -> Facts:
 
 
 def usable_isa() -> tuple[str, ...]:
-    """Rows of kernels that run here, best first; empty if the native library is missing."""
+    """The rows of kernels that run here, best first; empty if the native library is missing."""
     from ktcli import native
 
     try:

@@ -32,7 +32,7 @@ MAX_NUMBER = 1e18  # bytes, or operations per second
 
 
 def document(machine: Machine) -> dict[str, Any]:
-    """The machine for JSON; `from_document` is the inverse."""
+    """The machine as a JSON object; `from_document` is the inverse."""
     found = asdict(machine)
     found["cpu"]["cores"] = cpu_text(machine.cpu.cores)
     for node, row in zip(machine.nodes, found["nodes"], strict=True):
@@ -41,7 +41,7 @@ def document(machine: Machine) -> dict[str, Any]:
 
 
 def from_document(found: Mapping[str, Any]) -> Machine:
-    """The machine of a parsed file.
+    """Builds the machine of a parsed file.
 
     Raises:
         ValueError: a field is missing, unknown or of the wrong type; the message names it.
@@ -78,8 +78,8 @@ def _check_gpu(gpu: Gpu) -> None:
 
 
 def _check_cores(found: Any) -> None:
-    """Stop at the first core that is listed twice, before the nodes are made: a short file could list all
-    cores a thousand times."""
+    """Stops at the first core that is listed twice, before the nodes are made: a short file could list all cores a
+    thousand times."""
     nodes = found.get("nodes") if isinstance(found, Mapping) else None
     seen: set[int] = set()
     for row in nodes if isinstance(nodes, list) else ():
@@ -91,7 +91,7 @@ def _check_cores(found: Any) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine that a file describes, or a machine of `profiles/machines` by its name.
+    """Reads the machine that a file describes, or a machine of `profiles/machines` by its name.
 
     Raises:
         NotFound: there is no such file; the hint names the machines that ship with kt.
@@ -125,7 +125,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def shipped() -> dict[str, Path]:
-    """Machines that come with kt, by name."""
+    """The machine files that come with kt, by name."""
     try:
         return {path.stem: path for path in data_path("profiles", "machines").glob("*.toml")}
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def shipped() -> dict[str, Path]:
 
 
 def _build(kind: type, found: Any, where: str) -> object:
-    """An object of a dataclass from a mapping."""
+    """Builds an object of a dataclass from a mapping."""
     if not isinstance(found, Mapping):
         raise ValueError(f"{where} is not a table")
     assert is_dataclass(kind)
@@ -159,7 +159,7 @@ def _build(kind: type, found: Any, where: str) -> object:
 
 
 def _value(hint: Any, found: Any, where: str) -> object:
-    """`found`, checked against a type and made of it."""
+    """Converts `found` to a type after checking it."""
     arms = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         if found is None and type(None) in arms:

@@ -1,6 +1,6 @@
 """The teams of threads that run the kernels: how many threads, on which cores, beside which memory.
 
-One thread per physical core of this process's cpuset, less where a container allows less time; one team
+There is one thread per physical core of this process's cpuset, fewer where a container allows less time, and one team
 per NUMA node. Whatever starts threads for the kernels asks here, so that what is planned, measured and
 run is the same. The decisions are pure functions of a probed or described machine.
 
@@ -30,9 +30,9 @@ class NodeTeam:
     """The threads of one team and the memory beside them.
 
     Attributes:
-        threads: how many, >= 1.
+        threads: the number of threads, >= 1.
         cpus: CPUs they are pinned to, one each; () = not pinned.
-        memory: OS numbers of the NUMA nodes that hold what belongs to it, ascending; () = anywhere.
+        memory: OS numbers of the NUMA nodes that hold the team's weights, ascending; () = anywhere.
     """
 
     threads: int
@@ -44,19 +44,19 @@ class NodeTeam:
 
 
 def team_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """Threads: as many as asked for, else as KT_THREADS says, else as are worth starting.
+    """The number of threads: `asked`, else KT_THREADS, else as many as are worth starting.
 
     Args:
-        gpus: how many are used; each takes a core, for the thread that drives it.
+        gpus: the number of GPUs in use; each takes a core, for the thread that drives it.
     Raises:
-        UsageError: KT_THREADS makes no sense, or either is more than there are cores.
+        UsageError: KT_THREADS is no number of threads, or more threads are asked for than there are cores.
     """
     forced = forced_size(cpu, asked)
     return max(1, cpu.threads - gpus) if forced is None else forced
 
 
 def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
-    """Threads that --threads or KT_THREADS ask for; None: neither does.
+    """The number of threads that --threads or KT_THREADS asks for; None: neither does.
 
     Raises:
         UsageError: as `team_size`.
@@ -68,7 +68,7 @@ def forced_size(cpu: Cpu, asked: int | None = None) -> int | None:
 
 
 def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
-    """Threads on a machine that is not this one: KT_THREADS does not speak of it.
+    """The number of threads on a machine that is not this one: KT_THREADS does not apply to it.
 
     Raises:
         UsageError: more are asked for than there are cores.
@@ -77,7 +77,7 @@ def planned_size(cpu: Cpu, asked: int | None = None, gpus: int = 0) -> int:
 
 
 def _within(cpu: Cpu, threads: int, saying: str) -> int:
-    """`threads`, if each has a core: a team waits for its slowest thread, and two on a core are slow."""
+    """Returns `threads` if each has a core: a team waits for its slowest thread, and two on a core are slow."""
     cores = max(1, len(cpu.cores))
     if threads <= cores:
         return threads
@@ -124,7 +124,7 @@ class _CorePlace:
 def node_teams(
     machine_nodes: Sequence[Node], cpu: Cpu, threads: int, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """`threads` threads as teams, in the order of their nodes.
+    """Divides `threads` threads into teams, in the order of their nodes.
 
     - Threads go to the teams in proportion to their cores, at least one to each.
     - With `auto` and fewer threads than nodes there are as many teams as threads; neighbouring nodes
@@ -161,7 +161,7 @@ def node_teams(
 
 
 def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
-    """Each usable memory with its cores of `cpu`, in the order of the nodes' numbers."""
+    """The usable memories with their cores of `cpu`, in the order of the nodes' numbers."""
     on_nodes(nodes, cpu, numa)
     chosen = numa.nodes or tuple(sorted(n.id for n in nodes if n.cores and n.has_memory))
     cores: dict[int, list[int]] = {number: [] for number in chosen}
@@ -174,7 +174,8 @@ def _places(nodes: Sequence[Node], cpu: Cpu, numa: Numa) -> list[_CorePlace]:
 
 
 def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
-    """Whose memory the cores of `node` use: its own, else see the top of this file; None: nobody's."""
+    """The number of the node whose memory the cores of `node` use: its own, else see the top of this file; None: no
+    node has any."""
     if node.has_memory:
         return node.id
     usable = sorted(other.id for other in nodes if other.cores and other.has_memory)
@@ -182,7 +183,7 @@ def home_of(node: Node, nodes: Sequence[Node]) -> int | None:
 
 
 def _merged(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
-    """Neighbours together, `count` groups; the first cores of a group come from all its nodes."""
+    """Merges neighbours into `count` groups; the first cores of a group come from all its nodes."""
     edges = [len(places) * i // count for i in range(count + 1)]
     groups = [places[first:last] for first, last in pairwise(edges)]
     return [
@@ -196,7 +197,7 @@ def _in_turn(group: Sequence[_CorePlace]) -> Iterator[int]:
 
 
 def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
-    """Nodes cut into pretend ones; a piece may have no core of its own."""
+    """Splits nodes into `count` parts in all; a part may have no core of its own."""
     pieces = proportional(count, [len(place.cores) for place in places])
     return [
         _CorePlace(
@@ -208,7 +209,7 @@ def _split(places: Sequence[_CorePlace], count: int) -> list[_CorePlace]:
 
 
 def proportional(count: int, weights: Sequence[int]) -> list[int]:
-    """`count` >= len(weights) things in parts of at least one, as near to the weights (> 0) as that allows.
+    """Divides `count` >= len(weights) things into parts of at least one, as near to the weights (> 0) as that allows.
 
     No part is larger than its weight unless `count` is larger than their sum.
     """
@@ -226,7 +227,7 @@ def proportional(count: int, weights: Sequence[int]) -> list[int]:
 
 
 def bound_nodes(teams: Sequence[Team]) -> int:
-    """Memories that teams are bound to, each by itself; 1 where they are not."""
+    """The number of memories that teams are bound to, each by itself; 1 where they are not bound."""
     return max(1, len({team.memory for team in teams if team.memory}))
 
 
@@ -236,7 +237,7 @@ def bound_nodes(teams: Sequence[Team]) -> int:
 def teams_here(
     nodes: Sequence[Node], cpu: Cpu, threads: int | None, numa: Numa
 ) -> tuple[NodeTeam, ...]:
-    """The teams that a command would start now, as the environment wants them.
+    """The teams that a command would start now, with the settings of the environment.
 
     Raises:
         UsageError: as `team_size` and `on_nodes`.
@@ -255,12 +256,12 @@ def make_team(
     isa: str | None = None,
     tile_min: tuple[int, int, int] | None = None,
 ) -> Pool:
-    """Start the threads of these teams; nothing is measured.
+    """Starts the threads of these teams; nothing is measured.
 
     Args:
-        isa: row of kernels; None: KT_ISA, else the best.
-        tile_min: from how many tokens per expert on tiles are used (see `measure.tiles`); None: the
-            library's own default.
+        isa: the row of kernels; None: KT_ISA, else the best.
+        tile_min: the fewest tokens per expert for which tiles are used (see `measure.tiles`); None: the library's own
+            default.
     Raises:
         NativeError: the native library is missing or refuses the row.
     """

@@ -1,6 +1,6 @@
-"""Reading the small text files of `/proc` and `/sys`, under any root; missing files are None.
+"""Reads the small text files of `/proc` and `/sys`, under any root; missing files are None.
 
-What such a file says is believed only if the kernel could have written it: anything else is as if it were
+A value is believed only if the kernel could have written it: anything else is as if it were
 missing. `cpu_list` alone refuses, since people write such lists, too.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def read(path: Path) -> str | None:
-    """The text of a file without surrounding white space; None if it cannot be read."""
+    """Reads the text of a file without surrounding white space; None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -19,17 +19,17 @@ def read(path: Path) -> str | None:
 
 
 def read_int(path: Path) -> int | None:
-    """A file that holds one whole number; None for anything else ("max" too)."""
+    """Reads a file that holds one whole number; None for anything else ("max" too)."""
     text = read(path) or ""
     number = whole(text.removeprefix("-"))
     return -number if number is not None and text.startswith("-") else number
 
 
-_DIGITS = 20  # of the largest number that a kernel writes, 2^64 - 1
+_DIGITS = 20  # digits of the largest number that a kernel writes, 2^64 - 1
 
 
 def whole(text: str) -> int | None:
-    """A number of decimal digits; None for anything else."""
+    """Parses a number of decimal digits; None for anything else."""
     plain = text.isascii() and text.isdigit() and len(text) <= _DIGITS
     return int(text) if plain else None
 
@@ -38,7 +38,7 @@ MAX_CPUS = 1 << 16  # eight times what Linux can be built for
 
 
 def listed(text: str | None) -> tuple[int, ...]:
-    """A list that the kernel wrote; empty for anything else."""
+    """Parses a list that the kernel wrote; empty for anything else."""
     try:
         return cpu_list(text)
     except ValueError:
@@ -46,13 +46,13 @@ def listed(text: str | None) -> tuple[int, ...]:
 
 
 def cpu_list(text: str | None) -> tuple[int, ...]:
-    """The kernel's list notation, "0-3,8,10-11", in ascending order.
+    """Parses the kernel's list notation, "0-3,8,10-11"; the result is in ascending order.
 
     Raises:
         ValueError: not such a list, or a number no machine has.
     """
     numbers: set[int] = set()
-    count = 0  # as listed: a short text could name all of them a thousand times
+    count = 0  # numbers as listed: a short text could name all of them a thousand times
     for part in (text or "").replace("\n", ",").split(","):
         first, dash, last = part.strip().partition("-")
         if first:
@@ -76,12 +76,12 @@ def cpu_text(numbers: Iterable[int]) -> str:
 
 
 def numbered(what: str, numbers: Collection[int]) -> str:
-    """ "node 2", "CPUs 0-31"."""
+    """Names numbered things: "node 2", "CPUs 0-31"."""
     return f"{what}{'' if len(numbers) == 1 else 's'} {cpu_text(numbers)}"
 
 
 def table(text: str | None) -> dict[str, str]:
-    """ "Key: value" lines, as in meminfo; the first of equal keys wins."""
+    """Parses "Key: value" lines, as in meminfo; the first of equal keys wins."""
     pairs: dict[str, str] = {}
     for line in (text or "").splitlines():
         key, colon, value = line.partition(":")
@@ -91,6 +91,6 @@ def table(text: str | None) -> dict[str, str]:
 
 
 def kib(value: str | None) -> int | None:
-    """Bytes of a meminfo value, "131072 kB"."""
+    """The bytes of a meminfo value, "131072 kB"."""
     number = whole((value or "").split(" ")[0])
     return None if number is None else number * 1024

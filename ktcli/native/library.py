@@ -1,4 +1,4 @@
-"""libkt itself: opened once, its enums, number formats as data, and memory for weights."""
+"""libkt: opened once, its enums, number formats as data, and memory for weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ERROR_BYTES = 400
 
 
 class Scale(IntEnum):
-    """How a format stores its scales; values of `kt_scale_type`."""
+    """The storage of a format's scales; values of `kt_scale_type`."""
 
     NONE = 0
     F32 = 1
@@ -31,12 +31,12 @@ class Scale(IntEnum):
 
     @property
     def bits(self) -> int:
-        """Of one scale."""
+        """The bits of one scale."""
         return (0, 32, 16, 8)[self]
 
 
 class Codes(IntEnum):
-    """What a format's codes of 8 bits are; values of `kt_code_type`."""
+    """The kind of a format's codes of 8 bits; values of `kt_code_type`."""
 
     INTEGER = 0
     E4M3 = 1
@@ -60,7 +60,7 @@ class DType(IntEnum):
 
     @property
     def block(self) -> tuple[int, int]:
-        """Elements of a block, and its bytes; (1, ...) where elements stand alone."""
+        """The number of elements of a block, and its bytes; (1, ...) where elements stand alone."""
         return _BLOCKS[self]
 
 
@@ -81,7 +81,7 @@ _BLOCKS = {
 
 
 class Ceiling(IntEnum):
-    """What `Pool.ceiling` measures; values of `kt_ceiling`."""
+    """The quantities that `Pool.ceiling` measures; values of `kt_ceiling`."""
 
     READ = 0
     INT8 = 1
@@ -93,7 +93,7 @@ class Format:
     """One number format of packed weights, as data; see kt.h for the layout.
 
     Attributes:
-        bits: 4, 8, 16 or 32 per code.
+        bits: bits of a code: 4, 8, 16 or 32.
         group: columns per scale; 0 = one scale per row.
         codebook: 16 ascending values in -127..127 for 4 bits, else empty.
         codes: signed integers, or (8 bits only) E4M3 bytes.
@@ -109,8 +109,8 @@ class Format:
     rotation: int = 0
 
     def of_columns(self, k: int) -> Format:
-        """The format of a matrix with `k` columns: its rotation is that of its blocks, so that parts of its
-        columns have the same ones."""
+        """The format of a matrix with `k` columns: it rotates the blocks that such a matrix has, so that parts of
+        its columns are rotated alike."""
         block = self.rotation
         while block and -(-k // ROTATION_UNIT) * ROTATION_UNIT % block:
             block //= 2
@@ -118,12 +118,12 @@ class Format:
 
     @property
     def bits_per_weight(self) -> float:
-        """Code and share of a scale, in a row of many columns."""
+        """The bits of a code and its share of a scale, in a row of many columns."""
         return self.bits + (self.scale.bits / self.group if self.group else 0)
 
     @property
     def activation_bits(self) -> int:
-        """As what the CPU's products with it read their activations: int8, bf16 or f32."""
+        """The bits of activations in the CPU's products with it: 8 (int8), 16 (bf16) or 32 (f32)."""
         if self.bits <= 8:
             return 8 if self.codes is Codes.INTEGER else 32
         return self.bits
@@ -131,7 +131,7 @@ class Format:
 
 @cache
 def library() -> tuple[Any, Any]:
-    """(ffi, lib), opened on first use."""
+    """The pair (ffi, lib), opened on first use."""
     try:
         from ktcli._native import ffi
     except ImportError as error:
@@ -152,7 +152,7 @@ def library() -> tuple[Any, Any]:
 
 
 def _installed(beside: Path) -> Path:
-    """libkt.so beside this file, or beside the generated module (editable installs keep it there)."""
+    """The path of libkt.so beside this file, or beside the generated module (editable installs keep it there)."""
     import ktcli._native as generated
 
     module = Path(generated.__file__ or beside).with_name("libkt.so")
@@ -185,10 +185,10 @@ def isa_rows() -> tuple[IsaRow, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AmxInfo:
-    """The conditions of the row with tiles; see kt_amx_info of kt.h.
+    """The conditions for the kernels with tiles; see kt_amx_info of kt.h.
 
     Attributes:
-        permission: 0 granted; else the errno of asking; None: not asked, as something else is missing.
+        permission: 0: granted; otherwise the errno of the request; None: not requested, as something else is missing.
     """
 
     tile: bool
@@ -201,7 +201,7 @@ class AmxInfo:
 
 
 def amx_info() -> AmxInfo:
-    """What CPU and system say about tiles. Asks for the permission, which then holds for the process."""
+    """Asks CPU and system about tiles, and for the permission, which then holds for the process."""
     ffi, lib = library()
     info = ffi.new("kt_amx_info *")
     lib.kt_amx(info)
@@ -217,7 +217,7 @@ def amx_info() -> AmxInfo:
 
 
 def cache_bytes(level: int) -> int:
-    """Size of the data cache of a level, as the CPU reports it; 0: unknown."""
+    """The size of the data cache of a level, as the CPU reports it; 0: unknown."""
     return int(library()[1].kt_cache_bytes(level))
 
 
@@ -237,7 +237,7 @@ def c_format(fmt: Format) -> Any:
 
 
 def packed_bytes(fmt: Format, n: int, k: int) -> int:
-    """Bytes of one packed matrix [n, k].
+    """The bytes of one packed matrix [n, k].
 
     Raises:
         NativeError: the format cannot hold this shape.
@@ -249,7 +249,7 @@ def packed_bytes(fmt: Format, n: int, k: int) -> int:
 
 
 def cut_columns(fmt: Format) -> int:
-    """Columns between the places where a packed weight can be cut: a step of the kernels, or a group."""
+    """The number of columns between the places where a packed weight can be cut: a step of the kernels, or a group."""
     return int(library()[1].kt_cut_columns(c_format(fmt)))
 
 
@@ -257,10 +257,10 @@ class Arena:
     """Zeroed memory on huge pages where the system gives them.
 
     Args:
-        memory: bit i: it comes from OS node i while there is room, in turn from several; 0: anywhere.
+        memory: mask of OS nodes: bit i is set where pages may come from node i, in turn from several; 0: anywhere.
     Attributes:
         bytes: the memory as a uint8 array, which keeps it alive.
-        refused: why the system did not bind it; "" if it did, or was not asked.
+        refused: the reason why the system did not bind it; "" if it did, or was not asked.
     """
 
     def __init__(self, size_bytes: int, *, memory: int = 0) -> None:
@@ -274,7 +274,7 @@ class Arena:
         self.size_bytes = size_bytes
         refused = lib.kt_arena_refused(handle)
         self.refused = os.strerror(refused) if refused else ""
-        # Whoever holds the array, or a view of it, holds the memory.
+        # The array, and every view of it, keeps the memory alive.
         pointer = ffi.gc(lib.kt_arena_data(handle), lambda _, handle=self._handle: None)
         buffer = ffi.buffer(pointer, max(size_bytes, 64))
         self.bytes: NDArray[np.uint8] = np.frombuffer(buffer, dtype=np.uint8)
@@ -282,8 +282,8 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive. Of what a node does not
-    have, n or k is 0."""
+    """`count` packed matrices [n, k] at `address`; `owner` keeps the memory alive. n or k is 0 for a node without a
+    share."""
 
     format: Format
     n: int
@@ -298,7 +298,7 @@ class Weight:
 
 
 def c_weights(*weights: Weight) -> Any:
-    """An array of kt_weight structs. Whoever has C keep it keeps the weights, too."""
+    """An array of kt_weight structs. If C keeps it, its caller must keep the weights, too."""
     ffi, _ = library()
     rows = [
         {
@@ -314,6 +314,6 @@ def c_weights(*weights: Weight) -> Any:
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise NativeError(what) unless the condition holds."""
+    """Raises NativeError(what) unless the condition holds."""
     if not condition:
         raise NativeError(what)

@@ -19,7 +19,7 @@ class BadNumber(BadCheckpoint):
 
     Attributes:
         row: the first row of the gathered matrix that has one.
-        is_finite: the number is too large.
+        is_finite: whether the number is finite, and so too large.
     """
 
     def __init__(self, message: str, row: int = 0, is_finite: bool = False) -> None:
@@ -29,14 +29,15 @@ class BadNumber(BadCheckpoint):
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """What the codes of a checkpoint mean: (table[code] - zero) * scale; see kt_codes.
+    """The meaning of a checkpoint's codes: (table[code] - zero) * scale; see kt_codes.
 
     Attributes:
-        bits: 8, or 4 with the first of two in the low nibble.
-        table: [2 ** bits].
-        block: rows and columns that share a scale.
-        scale: [blocks of rows, blocks of columns]; `zero` too, None: all 0.
-        row: how many rows of the first block lie above.
+        bits: bits of a code: 8, or 4 with the first of two in the low nibble.
+        table: the value of each code, [2 ** bits] f32.
+        block: the numbers of rows and columns that share a scale.
+        scale: scales [blocks of rows, blocks of columns] f32.
+        zero: zero points of the same shape; None: all 0.
+        row: the number of rows of the first block that lie above the matrix.
     """
 
     bits: int
@@ -52,9 +53,9 @@ class Numbers:
     """A matrix [n, k] as it is stored, row by row; see kt_numbers.
 
     Attributes:
-        kind: the type of its elements or blocks, or what its codes mean.
-        data: bytes. Rows of codes may have more bytes than codes.
-        transposed: it is stored as [k, n]; not of blocks and codes.
+        kind: the type of its elements or blocks, or the meaning of its codes.
+        data: the bytes. Rows of codes may have more bytes than codes.
+        transposed: whether it is stored as [k, n]; never with blocks or codes.
     """
 
     kind: DType | Blocked
@@ -65,7 +66,7 @@ class Numbers:
 
     @classmethod
     def of(cls, matrix: NDArray[np.float32]) -> Numbers:
-        """An f32 matrix."""
+        """Wraps an f32 matrix [n, k]."""
         require(
             matrix.dtype == np.float32 and matrix.flags.c_contiguous, "matrix is not contiguous f32"
         )
@@ -73,7 +74,7 @@ class Numbers:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its elements stand alone, in no blocks and without scales."""
+        """Tells whether its elements stand alone, in no blocks and without scales."""
         return isinstance(self.kind, DType) and self.kind.block[0] == 1
 
     @property
@@ -84,7 +85,7 @@ class Numbers:
 
     @property
     def whole(self) -> Gathered:
-        """All its rows in order."""
+        """A gathered matrix of all its rows in order."""
         rows = np.zeros((self.n, 2), np.int32)
         rows[:, 1] = np.arange(self.n)
         return Gathered((self,), rows, self.k)
@@ -92,12 +93,12 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A matrix of rows from several sources; see kt_gathered.
+    """A matrix whose rows come from several sources; see kt_gathered.
 
     Attributes:
-        sources: with k columns each.
+        sources: matrices of k columns each.
         rows: [n, 2] i32: the source of each row, negative for a row of zeros, and the row in it.
-        divisors: [k], by which the columns are divided; None: by nothing.
+        divisors: numbers [k] that the columns are divided by; None: by nothing.
     """
 
     sources: tuple[Numbers, ...]
@@ -111,7 +112,7 @@ class Gathered:
 
 
 class CGathered:
-    """The `kt_gathered` struct of a matrix; it and what it points to live as long as this."""
+    """The `kt_gathered` struct of a matrix; it and the memory it points to live as long as this object."""
 
     def __init__(self, matrix: Gathered) -> None:
         ffi, self._lib = library()
@@ -134,7 +135,7 @@ class CGathered:
         return found
 
     def _numbers(self, numbers: Numbers) -> tuple[Any, ...]:
-        """The fields of kt_numbers."""
+        """The fields of the kt_numbers of a source."""
         n, k, data = numbers.n, numbers.k, numbers.data
         pointer = self._pointer("char[]", data.reshape(-1).view(np.uint8), np.uint8)
         if isinstance(numbers.kind, Blocked):

@@ -20,11 +20,11 @@ from ktcli.native.program import Program
 
 @dataclass(frozen=True, slots=True)
 class PartSpan:
-    """One part as it ran.
+    """The times of one part in a step.
 
     Attributes:
-        late: it computed what the layer deferred.
-        start_ns, end_ns: CLOCK_MONOTONIC, as `time.monotonic_ns` gives it.
+        late: whether it computed the layer's deferred experts.
+        start_ns, end_ns: times of CLOCK_MONOTONIC, as of `time.monotonic_ns`.
     """
 
     layer: int
@@ -34,16 +34,16 @@ class PartSpan:
 
 
 class Offload:
-    """Parts of a finished program, layer by layer, beside a stream.
+    """Runs parts of a finished program, layer by layer, beside a stream.
 
     Args:
-        now: of each layer the part that the stream waits for.
-        late: of each layer the part that runs after it in steps that defer; -1: none.
-        timeout_ms: a step in which nothing happens for so long has failed.
-        spin_us: how long the thread, or a wait, spins before it sleeps.
+        now: the part of each layer that the stream waits for.
+        late: the part of each layer with its deferred experts, which runs after `now` in steps that defer; -1: none.
+        timeout_ms: milliseconds after which a step in which nothing happens has failed.
+        spin_us: microseconds that the thread, or a wait, spins before it sleeps.
         flags: int32 [2 * layers], which the stream can write; None: it calls `submit` and `wait`.
     Attributes:
-        layers: how many there are.
+        layers: the number of layers.
         submit, wait: addresses of the functions that the stream calls with a layer's `ticket`.
     Raises:
         NativeError: the program or a part cannot be offloaded.
@@ -79,7 +79,7 @@ class Offload:
         handle = lib.kt_offload_create(program.handle, options, error, ERROR_BYTES)
         if handle == ffi.NULL:
             raise NativeError(ffi.string(error).decode())
-        # The thread uses both until it is joined, so they must not go before the handle.
+        # The thread uses both until it is joined, so they must not be freed before the handle.
         kept = (program.handle, program.pool, flags, address)
         self._handle = ffi.gc(handle, lambda pointer, kept=kept: lib.kt_offload_free(pointer))
         self.flags = flags
@@ -87,13 +87,13 @@ class Offload:
         self.wait = self._address(ffi.addressof(lib, "kt_offload_wait"))
 
     def ticket(self, layer: int) -> int:
-        """What `submit` and `wait` take for a layer: an address that is valid as long as this object."""
+        """The argument of `submit` and `wait` for a layer: an address that is valid as long as this object."""
         ticket = self._lib.kt_offload_ticket(self._handle, layer)
         require(ticket != self._ffi.NULL, f"layer {layer} of {self.layers}")
         return self._address(ticket)
 
     def begin(self, n_tokens: int, defer: int = 0) -> None:
-        """A step of `n_tokens` will be launched, in which each layer comes once.
+        """Prepares a step of `n_tokens`, in which each layer comes once; call it before the step is launched.
 
         Raises:
             KtError: a count is out of range, or the last step still runs; nothing will be computed.
@@ -101,7 +101,7 @@ class Offload:
         self._check(self._lib.kt_offload_begin(self._handle, n_tokens, defer))
 
     def result(self) -> None:
-        """The stream is through with the step: returns when nothing runs any more.
+        """Waits until nothing of the step runs any more; call it when the stream is through with it.
 
         Raises:
             KtError: the first thing that went wrong in the step.
@@ -109,13 +109,13 @@ class Offload:
         self._check(self._lib.kt_offload_result(self._handle))
 
     def spans(self) -> tuple[PartSpan, ...]:
-        """The parts of the last step, in the order in which they ran; after `result`."""
+        """The parts of the last step, in the order in which they ran; call it after `result`."""
         out = self._ffi.new("kt_span[]", 2 * self.layers)
         n = self._lib.kt_offload_spans(self._handle, out, 2 * self.layers)
         return tuple(PartSpan(s.layer, bool(s.late), s.start_ns, s.end_ns) for s in out[0:n])
 
     def close(self) -> None:
-        """End the thread, in the middle of a step too. Tickets are worth nothing after it."""
+        """Ends the thread, in the middle of a step too. Its tickets are invalid afterwards."""
         self._ffi.release(self._handle)
 
     def _address(self, pointer: object) -> int:

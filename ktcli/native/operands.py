@@ -1,4 +1,4 @@
-"""What a program's operations and steps are made of."""
+"""The operands of a program's operations and of its steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 
 class Glu(NamedTuple):
-    """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within
-    -limit..limit, g / (1 + e^(-alpha g)) * (up + shift).
+    """The activation between gate and up, and down: with g = min(gate, gate_limit), and up kept within -limit..limit, g
+    / (1 + e^(-alpha g)) * (up + shift).
 
     Attributes:
-        limit: 0: none.
-        gate_limit: 0: that of up.
+        limit: the bound of up; 0: none.
+        gate_limit: the bound of gate; 0: the same as up's.
     """
 
     alpha: float = 1.0
@@ -38,17 +38,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What changes from step to step.
+    """The inputs of one step.
 
     Attributes:
         ids: [T] int32 token ids.
-        start: position of the first.
-        pages: int32 cache page of each run of 64 positions.
-        first_output: rows from here on give outputs; T: none.
-        temperature: of the sums of a summary; 0: none are wanted.
-        defer: experts per token that a split defers, at most; 0: none.
-        state: what operations that keep a state left before `start`; None, at 0 only: nothing came before.
-        next_state: where they leave it now; None: there are no such operations.
+        start: the position of the first token.
+        pages: the cache page of each run of 64 positions, int32.
+        first_output: the first row that gives outputs, as all after it do; T: none.
+        temperature: the temperature of the sums of a summary; 0: no sums are wanted.
+        defer: the most experts per token that a split defers; 0: none.
+        state: the state of the sequence before `start`, f32; None: there is none yet, at start 0 only.
+        next_state: memory for the state after this step; None: no operation keeps a state.
     """
 
     ids: NDArray[np.int32]

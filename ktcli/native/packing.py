@@ -1,7 +1,7 @@
-"""Values by field name become the struct that an operation of a program is told with.
+"""Packs values by field name into the struct that an operation of a program takes.
 
-How a value is packed, the C type of its field says: an array of numbers is borrowed, a tuple of them copied, weights
-become an array with one for each node or the one that is a field itself, whatever has names is a struct of its own,
+The C type of a field says how its value is packed: an array of numbers is borrowed, a tuple of them copied, weights
+become an array with one for each node or the one that is a field itself, a value with fields is a struct of its own,
 and everything else is a number. None is 0 or NULL. There is no list of operations here.
 """
 
@@ -20,7 +20,7 @@ from ktcli.native.library import Weight, c_weights, library, require
 _DTYPES = {"float": "float32", "int32_t": "int32", "uint16_t": "uint16", "uint8_t": "uint8"}
 _WEIGHT = "struct kt_weight"
 
-# What packs a value: it gives what cffi stores, and adds to a list what must live as long as the struct is read.
+# A packer returns the value that cffi stores, and adds to a list the objects that must live as long as the struct.
 Packer = Callable[[Any, list[Any]], Any]
 
 
@@ -28,8 +28,8 @@ class Packing:
     """How the fields of one struct are packed.
 
     Args:
-        name: of the struct, e.g. "kt_norm".
-        nodes: of the pool: so many weights a pointer to weights needs.
+        name: the struct's name, e.g. "kt_norm".
+        nodes: the number of the pool's nodes, which is that of the weights behind a pointer to weights.
     """
 
     def __init__(self, name: str, nodes: int) -> None:
@@ -39,7 +39,7 @@ class Packing:
         self._packers = {field: _packer(of.type, nodes) for field, of in fields}
 
     def pack(self, values: Mapping[str, Any], keep: list[Any]) -> Any:
-        """The struct; what is not given is 0.
+        """Packs the struct; fields that are not given are 0.
 
         Raises:
             NativeError: there is no such field, or an array of another type.

@@ -40,11 +40,11 @@ class Team(Protocol):
 
 
 class PackError(NamedTuple):
-    """Sums of squares over what was packed; see kt_pack_error.
+    """The sums of squares over the packed values; see kt_pack_error.
 
     Attributes:
-        error, square: of stored values less source values, and of source values.
-        out_error, out_square, out_stored: weighted by importance: of errors, source and stored values.
+        error, square: sums over stored minus source values, and over source values.
+        out_error, out_square, out_stored: sums weighted by importance, over errors, source and stored values.
     """
 
     error: float
@@ -55,13 +55,13 @@ class PackError(NamedTuple):
 
 
 class Axis(IntEnum):
-    """Along what a weight is cut between nodes; values of `kt_cut`."""
+    """The axis along which a weight is cut between nodes; values of `kt_cut`."""
 
     ROWS = 0
     COLUMNS = 1
 
 
-# The bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
+# The number of bits of kt_pool_options.node_memory; memory of a node beyond them is not bound.
 _MEMORY_BITS = 64
 
 
@@ -69,17 +69,17 @@ class Pool:
     """Pinned teams of threads, one per node, and the row of kernels they run.
 
     Args:
-        threads: size of the team, the calling thread included.
+        threads: the number of threads, the calling thread included.
         isa: row name; None takes KT_ISA from the environment, else the best usable row.
         cpus: OS numbers to pin to, one per thread; None: not pinned.
         spin_us: how long an idle worker spins before it sleeps.
-        teams: of each node; together they have all threads. None: one team, its memory anywhere.
+        teams: the team of each node; together they have all threads. None: one team, its memory anywhere.
         tile_min: fewest tokens for which a product of int4, int8 and bf16 weights uses tiles, on a row
             that has some; None: 2.
     Attributes:
         teams: as given; empty for one team.
-        node_threads: threads of each node.
-        unpinned: why the system refused to pin them, although `cpus` says where; "" if it did not.
+        node_threads: the number of threads of each node.
+        unpinned: the reason why the system refused to pin them to `cpus`; "" if it did not.
     Raises:
         NativeError: unknown row (the sentence lists them) or a CPU without it.
     """
@@ -120,7 +120,7 @@ class Pool:
         self.tile_min = tile_min
 
     def check(self, result: int) -> None:
-        """Raise what a negative result of a pool function means."""
+        """Raises the error of a negative result of a pool function."""
         if result >= 0:
             return
         sentence = self._ffi.string(self._lib.kt_pool_error(self.handle)).decode()
@@ -128,7 +128,8 @@ class Pool:
         raise (BadCheckpoint if of_a_file else NativeError)(sentence)
 
     def _check_numbers(self, result: int, bad_row: int) -> None:
-        """`check` for what reads a checkpoint's numbers: names the row of one that cannot be stored."""
+        """Raises the error of a function that reads a checkpoint's numbers, with the row of one that cannot be
+        stored."""
         try:
             self.check(result)
         except (BadCheckpoint, NativeError) as error:
@@ -138,10 +139,10 @@ class Pool:
             raise BadNumber(str(error), bad_row, is_finite) from None
 
     def decode(self, source: Gathered, dst: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The numbers of a checkpoint's matrix [n, k] as f32; see kt_decode.
+        """Decodes a checkpoint's matrix [n, k] to f32; see kt_decode.
 
         Args:
-            dst: where to write them, f32, or uint16 for the bits of bf16; None: to new memory, as f32.
+            dst: the array to write to, f32, or uint16 for the bits of bf16; None: a new f32 array.
         Raises:
             BadNumber: a value is NaN or Inf, or too large for bf16.
         """
@@ -166,12 +167,12 @@ class Pool:
         scales: NDArray[np.float32] | None = None,
         importance: NDArray[np.float32] | None = None,
     ) -> PackError:
-        """Encode a checkpoint's matrix [n, k] into `dst`, which holds its panels; see kt_pack.
+        """Encodes a checkpoint's matrix [n, k] into `dst`, which holds its panels; see kt_pack.
 
         Args:
-            scales: [n, groups], instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0: it
-                chooses.
-            importance: [k], of the squared errors of each column, 2^-20..2^20.
+            scales: scales [n, groups] instead of those the encoder would choose, for 4 and 8 bits with f32 scales; 0:
+                it chooses.
+            importance: the weight of each column's squared errors, [k], 2^-20..2^20.
         Raises:
             BadNumber: a value is NaN or Inf.
         """
@@ -202,18 +203,18 @@ class Pool:
         return PackError(*map(float, sums))
 
     def unpack(self, weight: Weight, index: int = 0) -> NDArray[np.float32]:
-        """Matrix `index` decoded to f32 [n, k]."""
+        """Decodes matrix `index` to f32 [n, k]."""
         out = np.empty((weight.n, weight.k), dtype=np.float32)
         pointer = self._ffi.from_buffer("float[]", out, True)
         self.check(self._lib.kt_unpack(self.handle, c_weights(weight), index, pointer))
         return out
 
     def fill_random(self, weight: Weight, seed: int) -> None:
-        """Random codes and scales straight into the weight's memory."""
+        """Writes random codes and scales straight into the weight's memory."""
         self.check(self._lib.kt_fill_random(self.handle, c_weights(weight), seed))
 
     def read_file(self, fd: int, offset: int, dst: NDArray[np.uint8]) -> None:
-        """Fill `dst` from an open file by parallel reads.
+        """Fills `dst` from an open file by parallel reads.
 
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
@@ -222,8 +223,8 @@ class Pool:
         self.check(self._lib.kt_read(self.handle, fd, offset, dst.nbytes, pointer))
 
     def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Copy memory with all threads: (to, from, bytes) of each piece, addresses that the caller keeps
-        alive; no piece goes to where another comes from or goes to."""
+        """Copies memory with all threads: (to, from, bytes) of each piece, addresses that the caller keeps alive; no
+        piece is written where another is read or written."""
         cast = self._ffi.cast
         rows = [(cast("void *", to), cast("void *", start), size) for to, start, size in pieces]
         given = self._ffi.new("kt_copy_piece[]", rows)
@@ -238,12 +239,12 @@ class Pool:
         cuts: Sequence[range],
         slices: Sequence[Weight],
     ) -> None:
-        """Fill the nodes' slices of a packed weight from an open file; see kt_place.
+        """Fills the nodes' slices of a packed weight from an open file; see kt_place.
 
         Args:
-            whole: only its shape counts.
-            cuts: rows or columns of each node, which follow one another; may be empty.
-            slices: what these are, as weights of their own.
+            whole: the whole weight, of which only the shape counts.
+            cuts: the rows or columns of each node, which follow one another; may be empty.
+            slices: these rows or columns as weights of their own.
         Raises:
             BadCheckpoint: the file is shorter, or a read failed.
         """
@@ -256,7 +257,7 @@ class Pool:
         self.check(self._lib.kt_place(self.handle, fd, offset, weight, int(axis), given))
 
     def arena(self, size_bytes: int, node: int | None = None) -> Arena:
-        """Memory of a node; None: of all of them in turn."""
+        """Allocates memory on a node; None: on all of them in turn."""
         every = 0
         for memory in self._memory:
             every |= memory
@@ -265,10 +266,10 @@ class Pool:
     def ceiling(
         self, kind: Ceiling, seconds: float, data: Sequence[NDArray[np.uint8]] = ()
     ) -> float:
-        """Bytes or operations per second of the best plain loop.
+        """The bytes or operations per second of the best plain loop.
 
         Args:
-            data: READ only: of each node, equally large and larger than the caches.
+            data: for READ only: an array of each node, equally large and larger than the caches.
         """
         ffi = self._ffi
         rate = ffi.new("double *")
@@ -281,5 +282,5 @@ class Pool:
 
 
 def _bits(nodes: Sequence[int]) -> int:
-    """OS nodes as a mask; 0, anywhere, if a number has no bit."""
+    """The OS nodes as a mask; 0, anywhere, if a number has no bit."""
     return sum(1 << node for node in set(nodes)) if max(nodes, default=0) < _MEMORY_BITS else 0

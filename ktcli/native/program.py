@@ -25,7 +25,7 @@ F32Array = NDArray[np.float32]
 
 @cache
 def operation(name: str) -> tuple[Any, int, bool]:
-    """(function, views, whether it is told a struct kt_<name>) of an operation.
+    """The function of an operation, its number of views, and whether it takes a struct kt_<name>.
 
     Raises:
         NativeError: there is no such operation.
@@ -46,10 +46,10 @@ class Program:
     """Operations, and the memory they work on.
 
     Args:
-        max_tokens: rows of a step, at most.
-        max_outputs: output rows of a step, at most.
-        exact: f32 activations and f32 KV cache instead of the fast path.
-        kv_f32: f32 KV cache although the rest is fast.
+        max_tokens: the most rows of a step.
+        max_outputs: the most output rows of a step.
+        exact: whether activations and KV cache are f32, instead of the fast path.
+        kv_f32: whether the KV cache is f32 although the rest is fast.
     Attributes:
         handle: a kt_program.
         labels: the name of each operation.
@@ -69,7 +69,7 @@ class Program:
         self.kv_f32 = exact or kv_f32
         self.labels: list[str] = []
         self._step = ffi.new("kt_step *")
-        self._keep: list[Any] = []  # what C borrows
+        self._keep: list[Any] = []  # objects whose memory C borrows
 
     # -- recording -----------------------------------------------------------------------------------
 
@@ -82,10 +82,10 @@ class Program:
         """Append the operation kt_program_<name>; see kt_operations.h for what each computes.
 
         Args:
-            views: in the order of its parameters; None: an operand that may be missing.
-            facts: everything else, by the fields of kt_<name>; what is left out is 0 or NULL.
+            views: the operands in the order of its parameters; None: an operand that may be missing.
+            facts: everything else, by the fields of kt_<name>; a field that is left out is 0 or NULL.
         Returns:
-            The number that it gives: of a routing or a choice; else 0.
+            The number of the routing or choice that it makes; else 0.
         Raises:
             NativeError: there is no such operation or field, or C refuses a value.
         """
@@ -101,22 +101,22 @@ class Program:
         return number
 
     def given(self, experts: int, top_k: int) -> int:
-        """A routing whose ids and gate the caller writes before each run (`routing` gives the arrays).
+        """Appends a routing whose ids and gate the caller writes before each run (`routing` gives the arrays).
 
         Returns its number.
         """
         return self._check(self._lib.kt_program_given(self.handle, experts, top_k))
 
     def input(self, x: View) -> None:
-        """The caller writes `x` before what is recorded next runs."""
+        """Declares that the caller writes `x` before the operations that are recorded next run."""
         self._check(self._lib.kt_program_input(self.handle, self._view(x)))
 
     def part(self) -> int:
-        """What is recorded from here on is the next part; returns its number."""
+        """Begins the next part of the recording; returns its number."""
         return self._check(self._lib.kt_program_part(self.handle))
 
     def finish(self) -> int:
-        """Reserve buffers and scratch; returns their bytes."""
+        """Reserves buffers and scratch; returns their bytes."""
         size = self._ffi.new("size_t *")
         result = self._lib.kt_program_finish(self.handle, size)
         if result == self._lib.KT_ERR_MEMORY:
@@ -127,7 +127,7 @@ class Program:
     # -- running -------------------------------------------------------------------------------------
 
     def attach(self, cache: Arena, page_bytes: int) -> None:
-        """Use `cache` as the page pool of the following steps."""
+        """Uses `cache` as the page pool of the following steps."""
         self._cache = cache
         self._step.cache = self._ffi.cast("void *", cache.address)
         self._step.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
@@ -137,8 +137,9 @@ class Program:
         """Run every operation for one step.
 
         Raises:
-            KtError: an id or page out of range, and nothing was computed; or an expert of a given
-                routing that there is not, and the others were.
+            KtError: an id or page is out of range, and nothing was computed; or a given routing names an expert that
+            does
+                not exist, and the others were computed.
         """
         self._run(self._lib.kt_program_run, step)
 
@@ -162,7 +163,7 @@ class Program:
             raise KtError(self._error())
 
     def _states(self, step: Step) -> tuple[Any, Any, int]:
-        """(state, next_state, bytes) of a step."""
+        """The state, the next state and the bytes of each, as C takes them."""
         before, after = step.state, step.next_state
         sizes = {state.nbytes for state in (before, after) if state is not None}
         require(len(sizes) <= 1, "states of different sizes")
@@ -187,7 +188,7 @@ class Program:
         return rows[:, view.column : view.column + view.width]
 
     def routing(self, number: int, n: int, top_k: int) -> tuple[NDArray[np.int32], F32Array]:
-        """(ids, gate) [n, top_k] in place: of the last run, or to be written if the routing is given."""
+        """The ids and gate [n, top_k] in place: those of the last run, or those to write if the routing is given."""
         gate = self._ffi.new("const float **")
         ids = self._lib.kt_program_routing(self.handle, number, gate)
         require(ids != self._ffi.NULL, "no such routing")
@@ -195,7 +196,8 @@ class Program:
         return self._array(ids, shape, np.int32), self._array(gate[0], shape, np.float32)
 
     def chosen(self, routing: int) -> NDArray[np.int64]:
-        """[E] how often each expert was chosen since the program was made, in place: read between runs."""
+        """The number of times that each expert was chosen since the program was made, [E] in place: read between
+        runs."""
         experts = self._ffi.new("int32_t *")
         counts = self._lib.kt_program_chosen(self.handle, routing, experts)
         require(counts != self._ffi.NULL, f"routing {routing} is not counted")
@@ -204,13 +206,13 @@ class Program:
         return view
 
     def profile(self) -> list[tuple[str, int]]:
-        """(operation, nanoseconds so far) in recording order."""
+        """The (operation, nanoseconds so far) pairs in recording order."""
         times = self._ffi.new("int64_t[]", len(self.labels))
         n = self._lib.kt_program_profile(self.handle, times, len(self.labels))
         return list(zip(self.labels[:n], times[0:n], strict=False))
 
     def _array(self, pointer: Any, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        """The program's memory as an array. Whoever holds it holds the program."""
+        """The program's memory as an array, which keeps the program alive."""
         pointer = self._ffi.gc(pointer, lambda _, handle=self.handle: None)
         size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
         return np.frombuffer(self._ffi.buffer(pointer, size_bytes), dtype=dtype).reshape(shape)
