@@ -1,1 +1,1 @@
-"""The parts models are made of, over a backend that runs them."""
+"""The parts that models are made of, over a backend that runs them."""

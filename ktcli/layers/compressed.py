@@ -1,4 +1,4 @@
-"""Attention over a window and over windows before it that became one row each (DeepSeek-V4).
+"""Attention over a sliding window and over pooled rows of the positions before it (DeepSeek-V4).
 
 All heads share one key, which is its own value. Source: DeepSeek-V4 report, section 2.3; transformers 5.23.
 """
@@ -21,14 +21,15 @@ from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 @dataclass(frozen=True)
 class CompressedAttention:
-    """Multi-query attention whose key is its value, so that what it gives is turned back.
+    """Multi-query attention whose key is its value, so that its output is rotated back.
 
     Attributes:
-        rope: of the last columns of each head.
-        groups, o_lora: the output projection is one of each group of heads, to o_lora columns, and one of all.
-        compressor: None: a token sees the window alone.
-        indexer: chooses among pooled rows; None: a token sees all.
-        layer, source: as everywhere.
+        rope: the rotation of the last columns of each head.
+        groups, o_lora: the output projection is one of each group of heads, to o_lora columns, then one of all.
+        compressor: makes the pooled rows; None: a token attends to the window alone.
+        indexer: chooses among pooled rows; None: a token attends to all.
+        layer: number of the decoder layer.
+        source: checkpoint prefix of the attention.
     """
 
     hidden: int
@@ -68,7 +69,8 @@ class CompressedAttention:
 
     @cached_property
     def o_a(self) -> tuple[Tensor, ...]:
-        """Of each group; they lie one below the other."""
+        """The output projection of each group, [o_lora, width of a group]; the checkpoint has them one below the
+        other."""
         shape = (self.groups * self.o_lora, self._width // self.groups)
         whole_one = Stored(f"{self.source}.wo_a.weight", shape, count=self.o_lora)
         made = self._matrix("o_a", shape[1], ("wo_a", self.o_lora))
@@ -87,7 +89,7 @@ class CompressedAttention:
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        """Of the query latent and of the key."""
+        """The gains of the norms of the query latent and of the key."""
         return (
             self._vector("q_norm", "q_norm.weight", self.q_lora),
             self._vector("kv_norm", "kv_norm.weight", self.shape.dim),
@@ -119,13 +121,13 @@ class CompressedAttention:
 
     @property
     def _pools(self) -> tuple[PoolShape, ...]:
-        """Of compressor and indexer."""
+        """The pools of compressor and indexer."""
         parts = (self.compressor, self.indexer and self.indexer.compressor)
         return tuple(part.shape for part in parts if part)
 
     @property
     def state(self) -> LayerState:
-        """The window and open windows, whatever the length; pooled rows, and index keys behind them."""
+        """The state: the window and open windows, whatever the length; pooled rows, and index keys behind them."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         per_key = 4 * s.heads * s.dim
         return LayerState(
@@ -139,7 +141,7 @@ class CompressedAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         s, at = self.shape, self.shape.dim - self.rope.dim
         latent, kv = b.split(b.linear(x, self.qkv_a), self.q_lora, s.dim)
         latent = b.norm(latent, self.norms[0], self.eps)

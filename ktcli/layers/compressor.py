@@ -1,4 +1,4 @@
-"""Windows of positions that become one row each, and small heads that choose among them (DeepSeek-V4).
+"""Pooling of windows of positions into one row each, and small heads that choose among these (DeepSeek-V4).
 
 Source: DeepSeek-V4 report, section 2.3; transformers 5.23.
 """
@@ -22,7 +22,7 @@ class Compressor:
     rotation of the window's first position.
 
     Attributes:
-        rope: of the last columns, as positions have it.
+        rope: the rotation of the last columns.
         name, source: prefixes of stored names, and of the checkpoint's.
     """
 
@@ -36,7 +36,7 @@ class Compressor:
 
     @cached_property
     def projection(self) -> Tensor:
-        """Rows, then their scores; published in bf16 where all else is in 8 bits, and kept so."""
+        """The matrix of the rows, then of their scores; published in bf16 where all else is in 8 bits, and kept so."""
         shape = (self.shape.columns, self.hidden)
         pieces = (Stored(f"{self.source}.{of}.weight", shape) for of in ("wkv", "wgate"))
         name = f"{self.name}.projection"
@@ -66,7 +66,8 @@ class Compressor:
         return self.projection, self.bias, self.norm
 
     def forward(self, b: Backend, x: Value, first: int) -> Value:
-        """x [T, hidden] -> [T, dim], of which rows count that complete a window. first: of its state."""
+        """Maps x [T, hidden] to [T, dim], of which only rows that complete a window count; its state begins at
+        `first`."""
         s, dim = self.shape, self.rope.dim
         rows, scores = b.split(b.linear(x, self.projection), s.columns, s.columns)
         pooled = b.pooling(rows, scores, self.bias, s, layer=self.layer, first=first)
@@ -81,7 +82,7 @@ class WindowIndexer:
     """Chooses windows: small heads score the rows of a compressor of its own.
 
     Attributes:
-        compressor: of the keys; its names are found from this part's.
+        compressor: makes the keys; its names are derived from this part's.
         q_lora: width of the query latent.
     """
 
@@ -94,7 +95,7 @@ class WindowIndexer:
 
     @cached_property
     def keys(self) -> Compressor:
-        """The compressor in its place."""
+        """The compressor with the names that it has in this part."""
         name = f"layers.{self.layer}.attn.index_pool"
         source = f"{self.source}.compressor"
         return replace(self.compressor, layer=self.layer, name=name, source=source)
@@ -108,7 +109,7 @@ class WindowIndexer:
 
     @cached_property
     def weights(self) -> Tensor:
-        """[heads, hidden]: decides like a router, and is kept like one."""
+        """The projection [heads, hidden] of the heads' weights: it decides like a router, and is kept like one."""
         stored = Stored(f"{self.source}.weights_proj.weight", (self.shape.heads, self.hidden))
         name = f"layers.{self.layer}.attn.index_weights"
         return matrix(
@@ -125,7 +126,7 @@ class WindowIndexer:
         return self.queries, self.weights, *self.keys.tensors
 
     def forward(self, b: Backend, x: Value, latent: Value, first: int) -> None:
-        """x [T, hidden], latent [T, q_lora]; first: where the state of its keys begins."""
+        """Chooses windows from x [T, hidden] and latent [T, q_lora]; the state of its keys begins at `first`."""
         s, rope = self.shape, self.keys.rope
         key = self.keys.forward(b, x, first)
         q = b.rope(b.linear(latent, self.queries), rope, head_width=s.dim, first=s.dim - rope.dim)

@@ -34,7 +34,7 @@ def below(prefix: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Multipliers:
-    """Numbers that a model multiplies with: embedded rows, what attention and MLP add, logits (Granite)."""
+    """The factors of a model's embedded rows, of the outputs of attention and MLP, and of its logits (Granite)."""
 
     embedding: float = 1.0
     residual: float = 1.0
@@ -49,12 +49,12 @@ class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
     Attributes:
-        added: what attention and MLP give is multiplied with.
-        after: names of norms of what they give (Trinity); "": there is none.
+        added: the factor of the outputs of attention and MLP.
+        after: names of norms of these outputs (Trinity); "": there is none.
         source: checkpoint prefix, e.g. "model.layers.3".
-        norm_plus: added to the weights of its norms.
-        norm_names: of those, below it.
-        mixers: what goes around attention and MLP instead of a sum; None: nothing does.
+        norm_plus: the number added to the weights of its norms.
+        norm_names: names of its norms, below `source`.
+        mixers: the hyper-connections around attention and MLP; None: each is added to the residual.
     """
 
     layer: int
@@ -100,7 +100,7 @@ class DecoderLayer:
 
     @property
     def scratch(self) -> Scratch:
-        """Of attention and MLP, which use the same buffers in turn, and of what goes around them."""
+        """The scratch of attention and MLP, which use the same buffers in turn, and of their mixers."""
         return largest(part.scratch for part in (self.attention, self.mlp, *(self.mixers or ())))
 
     def forward(self, b: Backend, x: Value) -> Value:
@@ -119,16 +119,16 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The whole stack.
+    """The whole model: embedding, layers, last norm and head.
 
     Attributes:
-        tied: a checkpoint may have only one of embedding and head, which is then both.
+        tied: whether a checkpoint may have only one of embedding and head, which is then both.
         body: checkpoint prefix of embedding and norm, e.g. "model".
         head_source: checkpoint prefix of the head.
-        norm_plus: added to the weight of the last norm.
-        embedding_name: below the body.
-        mixer: makes one stream of all, where the layers go around with several; None: there is one.
-        multipliers: those of the layers are in the layers.
+        norm_plus: the number added to the weights of the last norm.
+        embedding_name: the name of the embedding, below the body.
+        mixer: makes one stream of the residual's several; None: there is only one.
+        multipliers: factors of embedded rows and logits; the layers have their own.
     """
 
     hidden: int
@@ -166,7 +166,7 @@ class Decoder:
 
     @property
     def _rows(self) -> tuple[Stored, Stored]:
-        """A row for each token of the vocabulary: of the embedding, and of the head."""
+        """The rows of embedding and of head, one for each token of the vocabulary."""
         names = below(self.body, self.embedding_name), self.head_source
         embedding, head = (Stored(f"{name}.weight", (self.vocab, self.hidden)) for name in names)
         return embedding, head
@@ -186,11 +186,11 @@ class Decoder:
 
     @property
     def scratch(self) -> Scratch:
-        """Of all layers, which use the same buffers in turn."""
+        """The scratch of all layers, which use the same buffers in turn."""
         return largest(layer.scratch for layer in self.layers)
 
     def forward(self, b: Backend) -> Value:
-        """ids of the step in, logits [outputs, vocab] out."""
+        """Maps the step's ids to logits [outputs, vocab]."""
         x = scaled(b, b.embed(self.embedding), self.multipliers.embedding)  # [T, hidden]
         if self.mixer:
             x = b.spread(x, self.mixer.streams)
@@ -208,7 +208,7 @@ class Decoder:
 
 
 def scaled(b: Backend, x: Value, by: float) -> Value:
-    """x times a number; consumes x."""
+    """Multiplies x by a number; consumes x."""
     return x if by == 1.0 else b.scale(x, by)
 
 

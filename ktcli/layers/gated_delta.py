@@ -17,25 +17,25 @@ from ktcli.ops.table.recurrent import DeltaShape
 from ktcli.ops.table.rowwise import GateKind, Reads
 from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, matrix, vector
 
-STATE_LINE = 16  # f32 elements: where a part of the state begins
+STATE_LINE = 16  # f32 elements; a part of the state begins at a multiple of them
 
 
 def projection(name: str, pieces: tuple[Stored, ...], role: Role, layer: int) -> Tensor:
-    """A projection of a layer with linear attention; what is kept exact are its gates."""
+    """A projection of a layer with linear attention; its gates are those that are kept exact."""
     part = ModelPart.LINEAR if role is Role.DENSE else ModelPart.LINEAR_GATES
     return matrix(name, *pieces, role=role, layer=layer, part=part)
 
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
-    """q, k and v through a short causal convolution; the gated delta rule; a norm gated by z.
+    """The gated delta rule over q, k and v of a short causal convolution, with a norm gated by z.
 
     Source: Gated Delta Networks, arXiv 2412.06464.
 
     Attributes:
-        conv_width: rows that the convolution sees.
-        by_head: the checkpoint has q, k, v, z in one tensor, key head by key head, and b, a in another
-            (Qwen3-Next); else [q | k | v], z, b and a are tensors of their own (Qwen3.5).
+        conv_width: the number of rows that the convolution reads.
+        by_head: whether the checkpoint has q, k, v, z in one tensor, key head by key head, and b, a in another
+            (Qwen3-Next); otherwise [q | k | v], z, b and a are tensors of their own (Qwen3.5).
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.2.linear_attn".
     """
@@ -50,7 +50,7 @@ class GatedDeltaNet:
 
     @property
     def _widths(self) -> tuple[int, int, int]:
-        """Columns of q, k and v."""
+        """The numbers of columns of q, k and v."""
         s = self.shape
         return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
 
@@ -64,8 +64,8 @@ class GatedDeltaNet:
 
     @cached_property
     def gates(self) -> Tensor:
-        """How much is learned of a token, and how much is forgotten before: kept in bf16, as what they
-        lose adds up over the tokens."""
+        """The projections of the learning rate and of the decay: kept in bf16, as their errors add up over the
+        tokens."""
         s = self.shape
         each = s.heads // s.key_heads
         sizes = {"in_proj_b": s.heads, "in_proj_a": s.heads}
@@ -80,7 +80,7 @@ class GatedDeltaNet:
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """Log of each head's rate of forgetting, and what is added before."""
+        """The log of each head's decay rate, and the bias of its decay."""
         shape = (self.shape.heads,)
         return (
             self._vector("log_rate", Stored(f"{self.source}.A_log", shape)),
@@ -110,14 +110,14 @@ class GatedDeltaNet:
 
     @property
     def state(self) -> LayerState:
-        """The convolution's last rows, then S of every head, of which an element takes 7 operations."""
+        """The state: the convolution's last rows, then S of every head, of which an element takes 7 operations."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
         elements = self._conv_elements + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         s, (keys, _, values) = self.shape, self._widths
         qkv, z = b.split(b.linear(x, self.qkvz), 2 * keys + values, values)
         beta, decay = b.split(b.linear(x, self.gates, reads=Reads.F32), s.heads, s.heads)
@@ -128,7 +128,7 @@ class GatedDeltaNet:
         return b.linear(b.gate(mixed, z, GateKind.SILU), self.o)
 
     def _by_head(self, name: str, parts: tuple[int, ...]) -> tuple[Stored, ...]:
-        """All heads' first part, all heads' second part … of a tensor that holds head by head."""
+        """The first part of all heads, then the second part of all … of a tensor that holds head by head."""
         heads, each = self.shape.key_heads, sum(parts)
         shape = (heads * each, self.hidden)
 

@@ -1,4 +1,4 @@
-"""Gates on what the heads of an attention mix, by a projection that reads what q does."""
+"""Gates on the outputs of attention heads, by a projection that reads the same input as q."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ktcli.ops.table.rowwise import GateKind
 
 @dataclass(frozen=True, slots=True)
 class OwnGates:
-    """Gates by a projection of their own.
+    """Gates that have a projection of their own.
 
     Attributes:
         source: checkpoint name of the projection, below the attention.
-        kind: what of them multiplies.
-        per_column: each column of a head has one; else each head.
+        kind: the function of a gate's score that the output is multiplied with.
+        per_column: whether each column of a head has a gate; otherwise each head has one.
     """
 
     source: str
@@ -22,17 +22,17 @@ class OwnGates:
     per_column: bool = False
 
     def width(self, heads: int, columns: int) -> int:
-        """Their number, for `heads` heads of `columns` columns."""
+        """The number of gates of `heads` heads of `columns` columns."""
         return heads * (columns if self.per_column else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGates:
-    """A gate for each column, in the projection of the queries: each head there has its query and then its gates
+    """Gates of each column in the projection of the queries: each head there has its query and then its gates
     (Qwen3-Next)."""
 
     kind: GateKind = GateKind.SIGMOID
 
     def width(self, heads: int, columns: int) -> int:
-        """Their number, for `heads` heads of `columns` columns."""
+        """The number of gates of `heads` heads of `columns` columns."""
         return heads * columns

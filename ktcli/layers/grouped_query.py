@@ -22,7 +22,7 @@ from ktcli.ops.tensors import Stored, Tensor, matrix, vector
 
 
 class NormedQk(Enum):
-    """What of q and k is normalised, and when."""
+    """The extent of the norms of q and k, and their place before or after the rotation."""
 
     HEADS = "heads"  # each head, before the rotation (Qwen3)
     ROTATED = "rotated"  # each head, after the rotation (Hunyuan)
@@ -34,8 +34,9 @@ class QkNorms:
     """RMSNorms of q and k.
 
     Attributes:
-        names: what checkpoints call them.
-        plus: added to their weights.
+        of: the extent and place of the norms.
+        names: their checkpoint names.
+        plus: the number added to their weights.
     """
 
     of: NormedQk = NormedQk.HEADS
@@ -48,15 +49,15 @@ class GroupedQueryAttention:
     """Attention whose query heads share key/value heads.
 
     Attributes:
-        rope: may rotate only the first columns of each head; None: the layer has no positions (K-EXAONE's without a
-            window).
-        norms: of q and k; None: there are none.
-        qkv_bias, o_bias: on q, k and v; on o.
-        sinks_name: of what the checkpoint gives each head's softmax as one more score (gpt-oss); "": nothing.
-        value_scale: what its values are multiplied with (MiMo-V2).
-        gates: on what each head attends to; None: there are none. Need no bias.
-        indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to
-            all. Its projections lie behind those of q, k and v.
+        rope: the rotation, which may be of only the first columns of each head; None: the layer has no positions
+            (K-EXAONE's without a window).
+        norms: the norms of q and k; None: there are none.
+        qkv_bias, o_bias: whether q, k and v have biases; whether o has one.
+        sinks_name: checkpoint name of the sinks, one more score of each head's softmax (gpt-oss); "": there are none.
+        value_scale: the factor of the values (MiMo-V2).
+        gates: the gates on the heads' outputs; None: there are none. They exclude biases.
+        indexer: chooses the blocks of positions that a token attends to, for each kv head; None: it attends to all. Its
+            projections lie behind those of q, k and v.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -76,12 +77,12 @@ class GroupedQueryAttention:
     source: str = ""
 
     def within(self, window: int) -> GroupedQueryAttention:
-        """The same, whose tokens see so many positions; 0: all."""
+        """The same attention with a sliding window of `window` positions; 0: it attends to all."""
         return replace(self, shape=replace(self.shape, window=window))
 
     @property
     def _name(self) -> str:
-        """Prefix of the stored names."""
+        """The prefix of the stored names."""
         return f"layers.{self.layer}.attn"
 
     @property
@@ -96,7 +97,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def qkv(self) -> Tensor:
-        """The rows of q, k and v, then of the gates."""
+        """The projection of q, k and v, then of the indexer and the gates, where there are any."""
         pieces = tuple((f"{p}_proj.weight", w) for p, w in zip("qkv", self._widths, strict=True))
         index = self.indexer.projections if self.indexer else ()
         own = isinstance(self.gates, OwnGates) and f"{self.gates.source}.weight"
@@ -114,7 +115,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def _indexer(self) -> BlockIndexer | None:
-        """The indexer in its place."""
+        """The indexer with this attention's place."""
         return self.indexer and replace(self.indexer, layer=self.layer, source=self.source)
 
     @cached_property
@@ -125,7 +126,7 @@ class GroupedQueryAttention:
 
     @cached_property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of q, k, v, and of o."""
+        """The biases of q, k, v, and of o."""
         assert not (self.qkv_bias and self.gates), "no family has biases on gated attention"
         pieces = ((f"{p}_proj.bias", w) for p, w in zip("qkv", self._widths, strict=True))
         qkv = self._bias("qkv_bias", *pieces) if self.qkv_bias else None
@@ -174,7 +175,8 @@ class GroupedQueryAttention:
 
     @property
     def state(self) -> LayerState:
-        """Keys and values, and the index key behind them; scores and weighted values of every head."""
+        """The state: keys and values, and the index key behind them; its operations are scores and weighted values
+        of every head."""
         s, index = self.shape, self.indexer.shape if self.indexer else None
         return LayerState(
             position_elements=s.kept + s.beside,
@@ -186,7 +188,7 @@ class GroupedQueryAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         d = self.shape.head_dim
         qkv_bias, o_bias = self.biases
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
@@ -218,7 +220,7 @@ class GroupedQueryAttention:
 
 
 def _head_halves(stored: Stored, shape: GqaShape) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """Of a projection with 2 * head_dim rows for each head, every head's first half, and every second."""
+    """The first and the second halves of all heads in a projection with 2 * head_dim rows for each head."""
     d = shape.head_dim
     first, second = (
         tuple(replace(stored, first=(2 * head + half) * d, count=d) for head in range(shape.heads))

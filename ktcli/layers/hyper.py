@@ -1,7 +1,7 @@
 """Hyper-connections: a residual of several streams instead of one.
 
-Each token computes for itself how its streams become what a block reads, and how they and what the block gives
-become the next streams. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4).
+Each token computes the weights by which its streams become a block's input, and by which they and the block's
+output become the next streams. Source: mHC, arXiv 2512.24880; transformers 5.23 (deepseek_v4).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 @dataclass(frozen=True)
 class HyperConnection:
-    """What goes around one block, or, at the end of the stack, makes one stream of all.
+    """The mixing of streams around one block, or, at the end of the stack, into a single stream.
 
     Attributes:
-        eps: of the norm of the streams, which has no gain.
-        at_end: nothing follows that the streams go around.
+        eps: eps of the norm of the streams, which has no gain.
+        at_end: whether it stands at the end of the stack.
         layer: number of the decoder layer; None at the end.
         name: prefix of the stored names, e.g. "layers.3.attn_mix".
-        source: what the checkpoint's names begin with, e.g. "layers.3.hc_attn".
+        source: prefix of the checkpoint's names, e.g. "layers.3.hc_attn".
     """
 
     hidden: int
@@ -47,8 +47,9 @@ class HyperConnection:
 
     @cached_property
     def projection(self) -> Tensor:
-        """[weights, streams * hidden]: decides like a router, and is kept like one. Published in f32, of which
-        bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in bf16 by 0.013."""
+        """The projection [weights, streams * hidden]: it decides like a router, and is kept like one. It is
+        published in f32; bf16 moves the logits of random models by 0.0005 of their spread, the dense matrices in
+        bf16 by 0.013."""
         shape = (self._weights, self.shape.streams * self.hidden)
         stored = Stored(f"{self.source}_fn", shape)
         name = f"{self.name}.fn"
@@ -83,7 +84,7 @@ class HyperConnection:
         return Scratch(streams=self.shape.streams * self.hidden)
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, Value | None]:
-        """Streams [T, streams * hidden] -> what the block reads, [T, hidden], and what `expand` takes."""
+        """Maps streams [T, streams * hidden] to the block's input [T, hidden] and the weights that `expand` takes."""
         wanted = b.linear(b.norm(x, None, self.eps), self.projection, reads=Reads.F32)
         weights = b.mix(wanted, self.scale, self.base, self.shape)
         if self.at_end:
@@ -105,7 +106,7 @@ class StreamMean:
         return ()
 
     def enter(self, b: Backend, x: Value) -> tuple[Value, None]:
-        """Streams [T, streams * hidden] -> their mean, [T, hidden]."""
+        """Maps streams [T, streams * hidden] to their mean, [T, hidden]."""
         first, *others = b.split(x, *(self.streams * (self.hidden,)))
         for other in others:
             first = b.add(first, other)

@@ -1,9 +1,9 @@
 """Lightning indexers: small heads that score every cached position, so that a token attends to few of them.
 
-In GLM-5.3 they score windows of positions, whose keys become one by a learned weight of each. Sources:
-DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines turn queries and keys by a
-Hadamard matrix and round them to FP8; the turn changes no product and the rounding is only for speed, so neither
-is done here, as in transformers 5.23.
+In GLM-5.3 they score windows of positions, whose keys are pooled by a learned weight of each. Sources:
+DeepSeek-V3.2 report, section 2.1; transformers 5.23 (glm5_next). Published engines rotate queries and keys by a
+Hadamard matrix and round them to FP8; the rotation changes no product and the rounding is only for speed, so neither is
+done here, as in transformers 5.23.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, matrix, vector
 
 @dataclass(frozen=True)
 class Indexer:
-    """The parts that an attention does not share with it; the projections of keys and queries lie in its own.
+    """The parts of an indexer besides its attention's: the projections of keys and queries lie in those of the
+    attention.
 
     Attributes:
-        rope: of the first columns of each head; None: nothing is rotated.
+        rope: the rotation of the first columns of each head; None: nothing is rotated.
         pool: makes one key of a window of them; None: each position has its own.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn.indexer".
@@ -37,17 +38,17 @@ class Indexer:
     layer: int = 0
     source: str = ""
 
-    # Of the norm of the keys, whatever the config says, as the reference does.
+    # The eps of the norm of the keys, whatever the config says, as in the reference.
     EPS = 1e-6
 
     @property
     def width(self) -> int:
-        """Columns of all queries."""
+        """The number of columns of all queries."""
         return self.shape.heads * self.shape.dim
 
     @cached_property
     def key_norm(self) -> tuple[Tensor, Tensor]:
-        """Gain and bias, [dim]."""
+        """The gain and the bias of the norm of keys, [dim]."""
         return self._vector("weight"), self._vector("bias", neutral=0.0)
 
     def _vector(self, of: str, neutral: float = 1.0) -> Tensor:
@@ -57,8 +58,8 @@ class Indexer:
 
     @cached_property
     def weights(self) -> Tensor:
-        """[heads, hidden], and behind them the scores of a window's keys, [dim, hidden]: decides like a router,
-        and is kept like one."""
+        """The projection [heads, hidden] of the heads' weights, and behind it that of the scores of a window's keys,
+        [dim, hidden]: it decides like a router, and is kept like one."""
         sizes = {"weights_proj.weight": self.shape.heads}
         if self.pool:
             sizes["index_kpool_compress_gate"] = self.shape.dim
@@ -75,7 +76,7 @@ class Indexer:
 
     @cached_property
     def pool_bias(self) -> Tensor | None:
-        """[every, dim], of the scores."""
+        """The bias of the scores, [every, dim]; None: there is no pool."""
         if self.pool is None:
             return None
         shape = self.pool.every, self.pool.dim
@@ -89,10 +90,12 @@ class Indexer:
         return (self.weights, *self.key_norm, *bias)
 
     def forward(self, b: Backend, x: Value, q: Value, key: Value) -> None:
-        """Choose, for the attentions up to the next indexer.
+        """Chooses positions for the attentions up to the next indexer.
 
         Args:
-            x: [T, hidden], what the attention reads; q: [T, heads * dim] and key: [T, dim], projected.
+            x: the attention's input [T, hidden].
+            q: the projected queries [T, heads * dim].
+            key: the projected key [T, dim].
         """
         weight = b.linear(x, self.weights, reads=Reads.F32)
         key = b.layer_norm(key, *self.key_norm, self.EPS)
@@ -106,12 +109,12 @@ class Indexer:
 
 @dataclass(frozen=True)
 class BlockIndexer:
-    """The indexer of MiniMax-M3: for each kv head a head that chooses blocks of positions. Its projections lie
-    with those of the attention.
+    """The indexer of MiniMax-M3: one head for each kv head chooses blocks of positions. Its projections lie with those
+    of the attention.
 
     Attributes:
-        rope: of the first columns of each head.
-        norm_plus: added to the weights of the norms.
+        rope: the rotation of the first columns of each head.
+        norm_plus: the number added to the weights of the norms.
         source: checkpoint prefix of the attention.
     """
 
@@ -124,13 +127,13 @@ class BlockIndexer:
 
     @property
     def projections(self) -> tuple[tuple[str, int], ...]:
-        """(name, rows) of queries and key."""
+        """The names and rows of the projections of queries and key."""
         s = self.shape
         return ("index_q_proj.weight", s.heads * s.dim), ("index_k_proj.weight", s.dim)
 
     @cached_property
     def norms(self) -> tuple[Tensor, Tensor]:
-        """Gains of each query head and of the key, [dim]."""
+        """The gains of each query head's norm and of the key's, [dim]."""
         return self._norm("q"), self._norm("k")
 
     def _norm(self, of: str) -> Tensor:
@@ -139,7 +142,7 @@ class BlockIndexer:
         return vector(f"layers.{self.layer}.attn.index_{of}_norm", stored, layer=self.layer)
 
     def forward(self, b: Backend, q: Value, key: Value) -> None:
-        """Choose, for the attention of this layer; q [T, heads * dim] and key [T, dim], projected."""
+        """Chooses blocks for the attention of this layer by q [T, heads * dim] and key [T, dim], projected."""
         dim = self.shape.dim
         q, key = (
             b.rope(b.norm(x, gain, self.eps, head_width=dim), self.rope, head_width=dim)

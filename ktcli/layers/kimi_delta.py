@@ -1,4 +1,4 @@
-"""Linear attention with a decay of each channel (Kimi Linear, GLM-5.3, Ling 3)."""
+"""Linear attention with one decay for each channel (Kimi Linear, GLM-5.3, Ling 3)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ktcli.ops.tensors import Role, Stored, Tensor, ceil_to, vector
 
 @dataclass(frozen=True)
 class KimiDelta:
-    """q, k and v through a short causal convolution each; the gated delta rule, whose decay is each channel's own;
-    a norm gated by the sigmoid of a projection through few columns, as the decay is one.
+    """The gated delta rule with one decay for each channel, over q, k and v of short causal convolutions; its norm is
+    gated by the sigmoid of a low-rank projection, and the decay is a low-rank projection, too.
 
     Sources: Kimi Linear, arXiv 2510.26692; transformers 5.23 (glm5_next, bailing_hybrid).
 
     Attributes:
-        conv_width: rows that the convolutions see.
-        direct: the projections of gate and decay do not go through few columns (Ling 3).
-        o_names: what checkpoints call the last projection.
+        conv_width: the number of rows that the convolutions read.
+        direct: whether the projections of gate and decay have full rank (Ling 3).
+        o_names: checkpoint names of the last projection.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.language_model.layers.2.self_attn".
     """
@@ -40,13 +40,13 @@ class KimiDelta:
 
     @property
     def _widths(self) -> tuple[int, int, int]:
-        """Columns of q, k and v."""
+        """The numbers of columns of q, k and v."""
         s = self.shape
         return s.key_heads * s.dk, s.key_heads * s.dk, s.heads * s.dv
 
     @property
     def _entering(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """(name, rows) of the projections that gate and decay begin with."""
+        """The names and rows of the first projections of gate and decay."""
         s = self.shape
         if self.direct:
             return ("g_proj", self._widths[2]), ("f_proj", s.decays)
@@ -54,14 +54,14 @@ class KimiDelta:
 
     @cached_property
     def qkvg(self) -> Tensor:
-        """q, k, v, and what the gate of the norm is made of."""
+        """The projection of q, k, v, and the first one of the norm's gate."""
         named = dict(zip(("q_proj", "k_proj", "v_proj"), self._widths, strict=True))
         gate, rows = self._entering[0]
         return self._matrix("qkvg", Role.DENSE, {**named, gate: rows}, self.hidden)
 
     @cached_property
     def gates(self) -> Tensor:
-        """How much is learned of a token, and what the decay is made of: kept in bf16, as what they lose adds up
+        """The projection of the learning rate, and the first one of the decay: kept in bf16, as their errors add up
         over the tokens."""
         decay, rows = self._entering[1]
         sizes = {"b_proj": self.shape.heads, decay: rows}
@@ -89,7 +89,7 @@ class KimiDelta:
 
     @cached_property
     def convs(self) -> tuple[Tensor, ...]:
-        """Of q, k and v."""
+        """The convolutions of q, k and v."""
         return tuple(
             self._vector(f"{of}_conv", f"{of}_conv1d.weight", (width, 1, self.conv_width))
             for of, width in zip("qkv", self._widths, strict=True)
@@ -97,7 +97,7 @@ class KimiDelta:
 
     @cached_property
     def learned(self) -> tuple[Tensor, Tensor]:
-        """Log of each head's rate of forgetting, and what is added before to each channel."""
+        """The log of each head's decay rate, and the bias of each channel's decay."""
         rate = self._vector("log_rate", "A_log", (self.shape.heads,))
         return rate, self._vector("rate_bias", "dt_bias", (self.shape.decays,), neutral=0.0)
 
@@ -112,7 +112,7 @@ class KimiDelta:
 
     @property
     def _conv_elements(self) -> tuple[int, ...]:
-        """Of the states of the convolutions."""
+        """The f32 elements of the states of the convolutions."""
         return tuple(ceil_to((self.conv_width - 1) * width, STATE_LINE) for width in self._widths)
 
     @property
@@ -121,14 +121,14 @@ class KimiDelta:
 
     @property
     def state(self) -> LayerState:
-        """The convolutions' last rows, then S of every head, of which an element takes 7 operations."""
+        """The state: the convolutions' last rows, then S of every head, of which an element takes 7 operations."""
         s = self.shape
         ops = 7 * s.heads * s.dk * s.dv + 2 * self.conv_width * sum(self._widths)
         elements = sum(self._conv_elements) + s.state_elements
         return LayerState(sequence_elements=elements, ops_per_token=ops)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         s, first, mixed = self.shape, 0, []
         (_, of_gate), (_, of_decay) = self._entering
         *qkv, gate = b.split(b.linear(x, self.qkvg), *self._widths, of_gate)
@@ -145,7 +145,7 @@ class KimiDelta:
         return b.linear(b.gate(out, gate, GateKind.SIGMOID), self.o)
 
     def _matrix(self, name: str, role: Role, sizes: dict[str, int], k: int) -> Tensor:
-        """Of projections that lie one below the other, {name: rows}."""
+        """A matrix of projections that lie one below the other, {name: rows}."""
         pieces = tuple(Stored(f"{self.source}.{of}.weight", (n, k)) for of, n in sizes.items())
         return projection(f"layers.{self.layer}.delta.{name}", pieces, role, self.layer)
 

@@ -25,12 +25,12 @@ class LatentAttention:
 
     Attributes:
         q_lora: width of the query latent; 0 = the query is projected directly (V2-Lite).
-        rope: of the last columns of each head and of the latent; None: there are none.
-        inner_eps: of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
-        gates: gates by another projection (Ling 3); None: there are none. Need no bias.
+        rope: the rotation of the last columns of each head and of the latent; None: nothing is rotated.
+        inner_eps: eps of the norms of the latents. DeepSeek's code leaves them at this, whatever the config says.
+        gates: gates by another projection (Ling 3); None: there are none. They exclude biases.
         o_name: checkpoint name of the last projection.
-        chosen: a token attends to at most so many positions, which an indexer chooses; 0: to all.
-        indexer: what chooses them; None: that of an earlier layer did. Needs a query latent, no bias.
+        chosen: the most positions that a token attends to, which an indexer chooses; 0: all.
+        indexer: chooses them; None: an earlier layer's does. It needs a query latent and excludes biases.
         layer: number of the decoder layer.
         source: checkpoint prefix, e.g. "model.layers.3.self_attn".
     """
@@ -50,7 +50,7 @@ class LatentAttention:
 
     @property
     def _name(self) -> str:
-        """Prefix of the stored names."""
+        """The prefix of the stored names."""
         return f"layers.{self.layer}.attn"
 
     @property
@@ -63,13 +63,14 @@ class LatentAttention:
 
     @cached_property
     def _indexer(self) -> Indexer | None:
-        """The indexer in its place."""
+        """The indexer with this attention's place."""
         source = f"{self.source}.indexer"
         return self.indexer and replace(self.indexer, layer=self.layer, source=source)
 
     @property
     def _a_pieces(self) -> tuple[tuple[str, int], ...]:
-        """The index key stands before the latent, so that blocks of 128 rows (FP8) stay whole; gates come last."""
+        """The names and rows of the first projection. The index key stands before the latent, so that blocks of 128
+        rows (FP8) stay whole; gates come last."""
         q = ("q_a_proj", self.q_lora) if self.q_lora else ("q_proj", self._q_width)
         key = (("indexer.wk", self.indexer.shape.dim),) if self.indexer else ()
         s = self.shape
@@ -104,7 +105,7 @@ class LatentAttention:
 
     @cached_property
     def kv_b(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head.
+        """The tensors (uk_in [lora, nope], uk_out [nope, lora], uv [v, lora]), one matrix per head.
 
         GGUF files have it in two: k_b [heads, lora, nope] and v_b [heads, v, lora].
         """
@@ -162,8 +163,8 @@ class LatentAttention:
 
     @property
     def scratch(self) -> Scratch:
-        """Absorbed, each head has its queries over a whole row of the cache, and results over the latent: as they are
-        attended with, and in halves of those bytes as its products read them."""
+        """The scratch of the absorbed form: each head has its queries over a whole row of the cache and its results
+        over the latent, as attention computes them, and again as its products read them, at half the bytes."""
         s = self.shape
         heads = s.heads * (self.state.position_elements + 3 * s.lora // 2)
         chosen = self.indexer.shape.top_k if self.indexer else 0
@@ -172,8 +173,9 @@ class LatentAttention:
 
     @property
     def state(self) -> LayerState:
-        """The latent, and the index key behind it; scores and weighted latents of every head, absorbed, or scores and
-        weighted values of expanded ones. Of a window of keys that is open, what they come to so far."""
+        """The state: the latent and the index key behind it, and the sums of a window of keys that is open. Its
+        operations are scores and weighted latents of every head (absorbed), or scores and weighted values
+        (expanded)."""
         s = self.shape
         index = self.indexer.shape if self.indexer else None
         pool = self.indexer.pool if self.indexer else None
@@ -189,7 +191,7 @@ class LatentAttention:
         )
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         s = self.shape
         a = b.linear(x, self.qkv_a, bias=self.qkv_a_bias)
         q, *others = b.split(a, *(width for _, width in self._a_pieces))

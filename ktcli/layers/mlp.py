@@ -19,12 +19,12 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, vector
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """down(silu(gate x) * up x).
+    """A gated MLP: down(silu(gate x) * up x).
 
     Attributes:
         glu: the activation, where it is another.
-        part: what its tensors are counted under.
-        bias: gate, up and down have one each (Llama's `mlp_bias`).
+        part: the part of the model that its tensors are counted as.
+        bias: whether gate, up and down have biases (Llama's `mlp_bias`).
         layer: number of the decoder layer.
         name: prefix of the stored names, e.g. "layers.0.mlp".
         source: checkpoint prefix, e.g. "model.layers.0.mlp".
@@ -52,7 +52,7 @@ class DenseMlp:
 
     @property
     def _inner(self) -> int:
-        """Rows of gate and up, each in whole panels."""
+        """The rows of gate and of up, each in whole panels."""
         return 2 * ceil_to(self.width, PANEL_ROWS)
 
     @cached_property
@@ -62,7 +62,7 @@ class DenseMlp:
 
     @cached_property
     def gate_up_bias(self) -> Tensor | None:
-        """In the order of the rows of `gate_up`."""
+        """The bias of gate and up, in the order of the rows of `gate_up`."""
         made = self._bias("gate_up_bias", (self.names.gate, self.names.up), self.width)
         return made and replace(made, k=self._inner, alternate=True)
 
@@ -71,7 +71,7 @@ class DenseMlp:
         return self._bias("down_bias", (self.names.down,), self.hidden)
 
     def _bias(self, name: str, weights: tuple[str, ...], each: int) -> Tensor | None:
-        """The biases beside weights, of `each` elements."""
+        """The biases that lie beside `weights`, of `each` elements."""
         if not self.bias:
             return None
         names = (f"{self.source}.{weight.removesuffix('weight')}bias" for weight in weights)
@@ -95,6 +95,6 @@ class DenseMlp:
         return Scratch.of(self.tensors)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         both = b.linear(x, self.gate_up, bias=self.gate_up_bias)
         return b.linear(b.swiglu(both, self.width, self.glu), self.down, bias=self.down_bias)

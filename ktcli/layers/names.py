@@ -1,7 +1,7 @@
-"""Where checkpoints keep the parts of an MLP: their names, and how experts lie in a tensor that holds many.
+"""The names of an MLP's parts in checkpoints, and the layouts of experts in a tensor that holds many.
 
-Publishers differ in both. Names are data of a family; each way of keeping experts is a class, which says of a layer's
-experts what of the checkpoint gives them. Ways are alternatives: the one whose names a checkpoint has is taken.
+Publishers differ in both. Names are data of a family; each layout of experts is a class, which names the checkpoint's
+tensors of a layer's experts. Layouts are alternatives: the one whose names a checkpoint has is taken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Sources = tuple[Pieces, ...]  # alternatives, as `Tensor.sources`
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:
-    """Checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one for both."""
+    """The checkpoint names below the prefix of a dense MLP; `fused`, [2I, H] with gate above up, is one tensor for
+    both."""
 
     gate: str = "gate_proj.weight"
     up: str = "up_proj.weight"
@@ -32,7 +33,7 @@ USUAL_MLP = MlpNames()
 
 @dataclass(frozen=True, slots=True)
 class StoredExperts:
-    """The experts of one layer as a checkpoint has them: `count` of `width` columns.
+    """The experts of one layer in a checkpoint: `count` of `width` columns.
 
     Attributes:
         source: checkpoint prefix of the MLP.
@@ -46,9 +47,9 @@ class StoredExperts:
 
 @dataclass(frozen=True, slots=True)
 class EachExpert:
-    """Gate, up and down of each expert are tensors of their own; "{e}" is the expert's number.
+    """The layout with tensors of their own for gate, up and down of each expert; "{e}" is the expert's number.
 
-    A name without it is of one tensor of all experts' gates, ups or downs, [E, I, H] or [E, H, I] (Step-3.5).
+    A name without it is that of one tensor of all experts' gates, ups or downs, [E, I, H] or [E, H, I] (Step-3.5).
     """
 
     gate: str = "experts.{e}.gate_proj.weight"
@@ -82,10 +83,10 @@ class EachExpert:
 
 @dataclass(frozen=True, slots=True)
 class FusedExperts:
-    """All experts in two tensors: [E, 2I, H] with gate above up, and [E, H, I]; without biases.
+    """The layout of all experts in two tensors: [E, 2I, H] with gate above up, and [E, H, I]; without biases.
 
     Attributes:
-        across: they lie transposed, [E, H, 2I] with gate beside up, and [E, I, H] (Qwen3-VL).
+        across: whether they lie transposed, [E, H, 2I] with gate beside up, and [E, I, H] (Qwen3-VL).
     """
 
     gate_up: str = "experts.gate_up_proj"
@@ -113,8 +114,8 @@ class FusedExperts:
 
 @dataclass(frozen=True, slots=True)
 class InterleavedExperts:
-    """All experts in two tensors where rows of gate and up lie in turn (gpt-oss): transposed, or, packed in 4 bits,
-    as they are. Biases are [E, 2I], in turn too, and [E, H]."""
+    """The layout of all experts in two tensors with interleaved rows of gate and up (gpt-oss): transposed, or,
+    packed in 4 bits, not. Biases are [E, 2I], interleaved too, and [E, H]."""
 
     gate_up: str = "experts.gate_up_proj"
     down: str = "experts.down_proj"
@@ -148,7 +149,7 @@ class InterleavedExperts:
 
 
 def _in_turn(both: Stored) -> Pieces:
-    """Gate and up of a tensor whose rows are theirs in turn."""
+    """The rows of gate and of up in a tensor that interleaves them."""
     gate = replace(both, step=2)
     return gate, replace(gate, first=1)
 
@@ -158,11 +159,11 @@ def _in_turn(both: Stored) -> Pieces:
 
 @dataclass(frozen=True, slots=True)
 class CorrectionNames:
-    """The learned bias that experts are chosen with.
+    """The name of the learned bias that experts are chosen with.
 
     Attributes:
-        is_row: it is [1, E] (ERNIE).
-        may_lack: it is of zeros where a checkpoint has none (A.X K1).
+        is_row: whether its shape is [1, E] (ERNIE).
+        may_lack: whether a checkpoint may lack it, which then means zeros (A.X K1).
     """
 
     bias: str = "gate.e_score_correction_bias"
@@ -177,7 +178,7 @@ class CorrectionNames:
 
 @dataclass(frozen=True, slots=True)
 class RouterNames:
-    """Checkpoint names of what chooses experts; `table` is of those that a token's id says."""
+    """The checkpoint names of the router; `table` is that of the experts of each token id."""
 
     weight: str = "gate.weight"
     bias: str = "gate.bias"
@@ -187,13 +188,13 @@ class RouterNames:
 
 @dataclass(frozen=True, slots=True)
 class SharedNames:
-    """Where the shared expert lies.
+    """The checkpoint names of the shared expert.
 
     Attributes:
-        expert: below the MLP.
+        expert: the expert's name, below the MLP.
         within: names below the expert.
-        beside: it lies beside the MLP, not in it (Granite).
-        gate: of what scales its output, below the MLP.
+        beside: whether it lies beside the MLP, not in it (Granite).
+        gate: the name of the projection that scales its output, below the MLP.
     """
 
     expert: str = "shared_experts"
@@ -216,10 +217,10 @@ NUMBERED_EXPERTS = (
 
 @dataclass(frozen=True, slots=True)
 class SparseNames:
-    """Names below the prefix of an MLP with experts.
+    """The names below the prefix of an MLP with experts.
 
     Attributes:
-        experts: the ways in which they may lie, the first that a checkpoint has is taken.
+        experts: the layouts they may have; the first that a checkpoint has is taken.
     """
 
     experts: tuple[EachExpert | FusedExperts | InterleavedExperts, ...] = USUAL_EXPERTS

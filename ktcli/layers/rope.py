@@ -22,15 +22,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Yarn:
-    """YaRN's stretching of a context. Source: arXiv 2309.00071, section 3.
+    """The parameters of YaRN's stretching of a context. Source: arXiv 2309.00071, section 3.
 
     Attributes:
         factor: context extension.
-        original_context: positions of pre-training.
+        original_context: the number of positions of pre-training.
         beta_fast, beta_slow: rotations per original context at the ends of the ramp.
         mscale, mscale_all_dim: DeepSeek's split of the attention factor; 0 = absent.
         attention_factor: given explicitly, or None to derive it.
-        truncate: ramp ends are rounded to whole dimensions.
+        truncate: whether the ends of the ramp are rounded to whole dimensions.
     """
 
     factor: float
@@ -44,7 +44,7 @@ class Yarn:
 
     @property
     def cos_sin_scale(self) -> float:
-        """Factor on cos and sin."""
+        """The factor of cos and sin."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -53,16 +53,16 @@ class Yarn:
 
     @property
     def score_scale(self) -> float:
-        """DeepSeek's factor on the attention scores: mscale_all_dim's, squared."""
+        """The factor of the attention scores: that of mscale_all_dim, squared (DeepSeek)."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3:
-    """Llama 3.1's stretching: slow pairs by `factor`, fast ones not, between them by degrees.
+    """The parameters of Llama 3.1's stretching: slow pairs by `factor`, fast ones not, between them by degrees.
 
     Attributes:
-        original_context: positions of pre-training.
+        original_context: the number of positions of pre-training.
         low, high: rotations per original context below which a pair is slow, above which it is fast.
     """
 
@@ -72,7 +72,7 @@ class Llama3:
     high: float
 
     def stretch(self, inverse: F32Array) -> F32Array:
-        """Radians per position of each pair, stretched."""
+        """The stretched radians per position of each pair."""
         turns = self.original_context / (2 * math.pi / inverse)
         slow, fast = turns < self.low, turns > self.high
         keep = (turns - self.low) / (self.high - self.low)
@@ -96,12 +96,12 @@ def rotary(
     factors: Sequence[float] = (),
     interleaved: bool = False,
 ) -> Rope:
-    """The rotary embedding of `dim` columns.
+    """Makes the rotary embedding of `dim` columns.
 
     Args:
         theta: base of the wavelengths.
-        linear: positions are divided by this (rope_type "linear").
-        factors: those of each pair are divided by this; empty: by none.
+        linear: the divisor of positions (rope_type "linear").
+        factors: a divisor for the radians of each pair; empty: none.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     wavelengths = np.float32(theta) ** exponents
@@ -122,13 +122,13 @@ def rotary(
 
 @dataclass(frozen=True, slots=True)
 class LongRope(Rope):
-    """LongRoPE's two rotations, of which a context chooses one: that of the fields of `Rope`, or another.
+    """LongRoPE's two rotations, of which a context chooses one: that of the fields of `Rope`, or `beyond`.
 
     Source: arXiv 2402.13753. transformers chooses anew for every call, by its text; with cached keys that would mix
     both, so engines choose once, by the positions they are planned for.
 
     Attributes:
-        original: positions up to which the first is used.
+        original: the longest context, in positions, that uses the first.
         beyond: radians per position of each pair in a longer context.
     """
 
@@ -136,13 +136,13 @@ class LongRope(Rope):
     beyond: tuple[float, ...] = ()
 
     def at(self, context: int) -> Rope:
-        """The rotation of a context of so many positions."""
+        """The rotation for a context of `context` positions."""
         chosen = self.beyond if context > self.original else self.inv_freq
         return Rope(self.dim, chosen, self.scale, self.interleaved, self.shift)
 
 
 def at_context(part: T, context: int) -> T:
-    """A part of a model with the rotations of a context, however deep they lie in it."""
+    """Replaces the rotations in a part of a model, however deep they lie, by those for a context."""
     made: Any = part
     if isinstance(part, LongRope):
         made = part.at(context)
@@ -168,12 +168,12 @@ def long_rotary(
     original: int,
     interleaved: bool = False,
 ) -> LongRope:
-    """LongRoPE's rotary embedding of `dim` columns.
+    """Makes LongRoPE's rotary embedding of `dim` columns.
 
     Args:
         theta: base of the wavelengths.
-        short, long: factors on the wavelength of each pair, up to `original` positions and beyond.
-        scale: factor on cos and sin.
+        short, long: factors of the wavelength of each pair, up to `original` positions and beyond.
+        scale: factor of cos and sin.
     """
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     wavelengths = np.float32(theta) ** exponents
@@ -185,7 +185,7 @@ def long_rotary(
 
 
 def _ramp(yarn: Yarn, dim: int, theta: float) -> F32Array:
-    """0 where a pair turns often (kept), 1 where it turns rarely (stretched); [dim/2] f32."""
+    """The share of each pair that is stretched: 0 where it rotates often, 1 where it rotates rarely; [dim/2] f32."""
 
     def dimension_of(rotations: float) -> float:
         return (

@@ -1,6 +1,6 @@
 """The feed-forward half of a layer with routed experts, and a shared one where the family has it.
 
-The experts' matrices lie as those of a dense MLP do: gate and up as one, whose 16-row panels alternate.
+The experts' matrices are laid out like those of a dense MLP: gate and up as one, whose 16-row panels alternate.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ktcli.ops.tensors import Cut, Role, Stored, Tensor, ceil_to, matrix, vector
 
 @dataclass(frozen=True)
 class SparseMlp:
-    """top_k of many experts per token, plus a shared expert where the family has one.
+    """A mixture of experts: the top_k of many experts per token, plus a shared expert where the family has one.
 
     Attributes:
-        correction: the router chooses with a learned bias (DeepSeek-V3).
+        correction: whether the router chooses with a learned bias (DeepSeek-V3).
         shared_width: width of the shared expert; 0 = none.
-        shared_gate: a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
+        shared_gate: whether a sigmoid scales the shared expert's output (Qwen2-MoE). Its one row lies behind the
             router's: they read the same input.
         glu: the activation of experts and shared expert.
-        shared_glu: the shared expert's, where it is another.
-        shared_bias: gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
-        biases: router and experts have them (gpt-oss).
-        by_id: a token's experts are those of its id, of so many ids; 0: they are chosen.
-        layer, name, source: as of `DenseMlp`.
+        shared_glu: the activation of the shared expert, where it is another.
+        shared_bias: whether gate, up and down of the shared expert have biases (DeepSeek-V2's `mlp_bias`).
+        biases: whether router and experts have biases (gpt-oss).
+        by_id: the number of token ids in the table that gives a token's experts; 0: the router chooses them.
+        layer, name, source: see `DenseMlp`.
     """
 
     hidden: int
@@ -54,7 +54,7 @@ class SparseMlp:
 
     @cached_property
     def router(self) -> Tensor:
-        """[experts, hidden], with a shared gate one row more."""
+        """The router [experts, hidden], with one row more for a shared gate."""
         pieces = [(self.names.router.weight, (self.routing.experts, self.hidden))]
         if self.shared_gate:
             pieces.append((self.names.shared.gate, (1, self.hidden)))
@@ -81,7 +81,7 @@ class SparseMlp:
 
     @cached_property
     def table(self) -> Tensor | None:
-        """[by_id, top_k] experts, row behind row: whole numbers, which f32 holds."""
+        """The table [by_id, top_k] of experts, row behind row: whole numbers, which f32 holds."""
         if not self.by_id:
             return None
         name = f"{self.source}.{self.names.router.table}"
@@ -95,7 +95,7 @@ class SparseMlp:
 
     @cached_property
     def expert_biases(self) -> tuple[Tensor, Tensor] | None:
-        """Of gate_up, in the order of its rows, and of down."""
+        """The biases of gate_up, in the order of its rows, and of down."""
         if not self.biases:
             return None
         ways, of = self.names.experts, self._stored
@@ -109,7 +109,7 @@ class SparseMlp:
 
     @property
     def _inner(self) -> int:
-        """Rows of gate and up, each in whole panels."""
+        """The rows of gate and of up, each in whole panels."""
         return 2 * ceil_to(self.width, PANEL_ROWS)
 
     @cached_property
@@ -157,11 +157,11 @@ class SparseMlp:
 
     @property
     def scratch(self) -> Scratch:
-        """Those of the shared expert, and of the experts of a token side by side."""
+        """The scratch of the shared expert, and of the experts of a token side by side."""
         return replace(Scratch.of(self.tensors), experts=self.routing.top_k * self.width)
 
     def forward(self, b: Backend, x: Value) -> Value:
-        """x [T, hidden] -> [T, hidden]."""
+        """Maps x [T, hidden] to [T, hidden]."""
         # [T, experts], and a column for the gate
         logits = b.linear(x, self.router, bias=self.router_bias, reads=Reads.F32)
         if self.shared_gate:
