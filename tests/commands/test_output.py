@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ktcli.errors import UsageError
+from ktcli.errors import UsageError, predicted
 from ktcli.output import Mode, Output, safe, table, visible
 
 Capture = pytest.CaptureFixture[str]
@@ -194,3 +194,8 @@ def test_the_last_column_is_broken_between_words() -> None:
     wide = [("a" * 20, words), ("b", "six")]
     own_lines = ["a" * 20, f"    {first}", f"    {second}", "b" + " " * 21 + "six"]
     assert table(wide, width=28).splitlines() == own_lines
+
+
+def test_predicted_speeds_have_few_digits() -> None:
+    said = {0.14: "0.1", 1.58: "1.6", 15.94: "15.9", 155.4: "155", 2609.2: "2,600", 5324.4: "5,300"}
+    assert {value: predicted(value) for value in said} == said
