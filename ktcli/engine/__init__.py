@@ -1,4 +1,4 @@
-"""Ids in, ids out: loading, prefill, decode, sampling. Knows nothing of text."""
+"""Engines: ids in, ids out: loading, prefill, decode, sampling. They know nothing of text."""
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine

@@ -1,6 +1,6 @@
 """Memory of the nodes of a pool: one arena for each, and one that lies on all of them in turn.
 
-What belongs to a node is taken from its arena, everything else from the common one; each piece begins on
+A node's slices are taken from its arena, everything else from the common one; each piece begins on
 a cache line.
 """
 
@@ -20,7 +20,7 @@ _LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class ArenaPiece:
-    """Some bytes of an arena, which `owner` keeps alive."""
+    """A piece of an arena, which `owner` keeps alive."""
 
     bytes: NDArray[np.uint8]
     address: int
@@ -28,13 +28,14 @@ class ArenaPiece:
 
 
 class NodeMemory:
-    """Arenas of a pool's nodes.
+    """The arenas of a pool's nodes.
 
     Args:
-        node_bytes: of each node; shared_bytes: of the common arena. Sums of `aligned` sizes.
+        node_bytes: the bytes of each node's arena, a sum of `aligned` sizes.
+        shared_bytes: the bytes of the common arena, a sum of `aligned` sizes.
     Attributes:
-        size_bytes: of all arenas.
-        refused: why the system did not bind the memory; "" if it did, or need not.
+        size_bytes: the bytes of all arenas.
+        refused: the reason why the system did not bind the memory; "" if it did, or need not.
     """
 
     def __init__(self, pool: Pool, node_bytes: Sequence[int], shared_bytes: int) -> None:
@@ -46,7 +47,7 @@ class NodeMemory:
         self.refused = next((arena.refused for arena in self._arenas if arena.refused), "")
 
     def take(self, size_bytes: int, node: int | None = None) -> ArenaPiece:
-        """The next bytes of a node, or of the common arena."""
+        """Takes the next bytes of a node's arena, or of the common one."""
         which = -1 if node is None else node
         arena, first = self._arenas[which], self._used[which]
         self._used[which] += aligned(size_bytes)
@@ -54,15 +55,15 @@ class NodeMemory:
 
 
 def aligned(size_bytes: int) -> int:
-    """What a piece takes of its arena."""
+    """The bytes that a piece takes of its arena."""
     return ceil_to(size_bytes, _LINE_BYTES)
 
 
 def refusals(pool: Pool, unbound: str) -> Iterator[str]:
-    """What the system did not let a pool and its memory do, one sentence at most.
+    """Yields what the system refused to a pool and its memory, one sentence at most.
 
     Args:
-        unbound: why the system did not bind memory; "" if it did.
+        unbound: the reason why the system did not bind memory; "" if it did.
     """
     if pool.unpinned and unbound:
         yield (

@@ -1,6 +1,6 @@
-"""What every engine is to those who use one: chats, servers, evaluation and benchmarks.
+"""The interface of every engine, for chats, servers, evaluation and benchmarks.
 
-An engine is a loaded model, on whatever it runs; `Session` is one timeline on it. There are two: `CpuEngine`,
+An engine is a loaded model, on any device; `Session` is one timeline on it. There are two: `CpuEngine`,
 and `DeviceEngine` (engine/device) with a GPU. Both follow a plan, and decide nothing themselves.
 """
 
@@ -38,36 +38,36 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int:
-        """Positions that a session can hold."""
+        """The number of positions that a session can hold."""
 
     @property
     def weights_bytes(self) -> int:
-        """Memory of the weights, wherever they lie."""
+        """The bytes of the weights, on all devices."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the system refused, and what that costs; a sentence each."""
+        """The system's refusals and what they cost; a sentence each."""
 
     def session(self) -> Session:
-        """A new timeline; its cache is reserved now.
+        """Opens a new timeline; its cache is reserved now.
 
         Raises:
             NotEnoughMemory: other sessions have the cache.
         """
 
     def depth_at(self, position: int) -> int:
-        """How many experts the token of an answer at `position` may defer."""
+        """The number of experts that the token of an answer at `position` may defer."""
 
     def chunk_tokens(self, left: int) -> int:
-        """Tokens of a prompt's next chunk when `left` are left, 1..left."""
+        """The tokens of a prompt's next chunk when `left` are left, 1..left."""
 
     def chosen(self) -> NDArray[np.int64]:
-        """How often the routers chose each expert since the engine was made, [MoE layers, E]."""
+        """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
+        """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
 
 
 def depth_at(depths: tuple[tuple[int, int], ...], position: int) -> int:
-    """The depth of deferral at a position, of (position, depth) that say from where on which one counts."""
+    """The depth of deferral at a position, from (position, depth) pairs that hold from their position on."""
     return next(depth for start, depth in reversed(depths) if start <= position)

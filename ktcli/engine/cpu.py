@@ -30,10 +30,10 @@ class CpuEngine:
     """A loaded model, see `Engine`.
 
     Args:
-        source: where the weights come from.
+        source: the source of the weights.
         pool: the teams of the plan's host.
-        plan: of this model, with every layer on the CPU.
-        progress: told how many bytes of how many are placed.
+        plan: a plan of this model, with every layer on the CPU.
+        progress: called with the bytes placed so far and the bytes in all.
     Attributes:
         program: the recorded forward.
     """
@@ -62,26 +62,26 @@ class CpuEngine:
         return self._tensors.size_bytes
 
     def session(self) -> Session:
-        """A new timeline; its cache is reserved now."""
+        """Opens a new timeline; its cache is reserved now."""
         layouts = self.layout, self._states
         steps = ProgramSteps(self.program, self._outputs, *layouts, self.context)
         return Session(steps, self.context)
 
     def depth_at(self, position: int) -> int:
-        """How many experts the token of an answer at `position` may defer."""
+        """The number of experts that the token of an answer at `position` may defer."""
         return depth_at(self.plan.depths, position)
 
     def chunk_tokens(self, left: int) -> int:
-        """Tokens of a prompt's next chunk when `left` are left."""
+        """The tokens of a prompt's next chunk when `left` are left."""
         size = min(left, self.program.max_tokens)
         return before_tail(size, left) if self._states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation, nanoseconds so far), in the order in which they run."""
+        """The (operation, nanoseconds so far) pairs, in the order in which they run."""
         return self.program.profile()
 
     def chosen(self) -> NDArray[np.int64]:
-        """How often the routers chose each expert since the engine was made, [MoE layers, E]."""
+        """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""
         shape = self.spec.moe_layers, self.spec.experts
         counts = [self.program.chosen(routing) for routing in self.routings]
         return np.array(counts, dtype=np.int64).reshape(shape)

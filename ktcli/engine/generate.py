@@ -1,8 +1,8 @@
-"""From a prompt to an answer, in ids: prefill once, then one token at a time.
+"""Generates an answer to a prompt, in ids: prefill once, then one token at a time.
 
 A `Generation` is an iterator of ids that keeps its own account of what was computed. It can be
 abandoned between any two ids; the session then holds the prompt and the ids handed out (but perhaps
-the last), so the next turn computes only what is new.
+the last), so the next turn computes only the new ids.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ktcli.errors import ContextFull
 
 
 class Finish(Enum):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
-    STOP = "stop"  # the model said so, or a stop string appeared
+    STOP = "stop"  # the model ended it, or a stop string appeared
     LENGTH = "length"  # --max-tokens
     CONTEXT = "context"  # no position left
     CANCELLED = "cancelled"  # Ctrl-C
@@ -29,22 +29,22 @@ class Finish(Enum):
 
 @dataclass(slots=True)
 class Stats:
-    """What one answer took; every counted token went through the model once."""
+    """The counts and times of one answer; every counted token went through the model once."""
 
-    prompt_tokens: int = 0  # of the prompt, as far as it was read
-    reused_tokens: int = 0  # of those, already in the cache
+    prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
+    reused_tokens: int = 0  # those of them that were already in the cache
     prompt_s: float = 0.0
-    tokens: int = 0  # of the answer, without the stop token
+    tokens: int = 0  # the answer's tokens, without the stop token
     eval_s: float = 0.0
 
     @property
     def prefilled_tokens(self) -> int:
-        """Prompt tokens that were computed."""
+        """The prompt tokens that were computed."""
         return self.prompt_tokens - self.reused_tokens
 
 
 class _Cancelled(Exception):
-    """Asked to stop between two chunks of the prompt."""
+    """The generation was cancelled between two chunks of the prompt."""
 
 
 @dataclass(slots=True)
@@ -52,14 +52,15 @@ class Generation:
     """One answer while it is made; iterate to make it.
 
     Attributes:
-        stop_ids: end the answer and are no part of it.
-        max_tokens: of the answer; None: as many as the context holds.
-        context: positions of the session.
-        cancelled: asked between tokens and between chunks of the prompt.
-        progress: told how the prompt goes on.
-        depth_at: how many experts the token at a position may defer; prompts are read without.
-        ids: handed out so far.
-        finish: why it ended; CANCELLED until it ends by itself.
+        stop_ids: ids that end the answer and are no part of it.
+        max_tokens: the most tokens of the answer; None: as many as the context holds.
+        context: the number of positions of the session.
+        cancelled: called between tokens and between chunks of the prompt; true ends the answer.
+        progress: called while the prompt is read: (tokens done, tokens in all).
+        depth_at: returns the number of experts that the token at a position may defer; prompts are read without
+            deferral.
+        ids: the ids handed out so far.
+        finish: the reason why it ended; CANCELLED until it ends by itself.
     """
 
     session: Session
@@ -128,7 +129,7 @@ class Generation:
 
 
 def six_lines(stats: Stats) -> str:
-    """The account under an answer, in the words of ollama and KTransformers."""
+    """The statistics under an answer, in the words of ollama and KTransformers."""
 
     def rate(count: int, seconds: float) -> float:
         return count / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The paged KV cache: where each position of each layer lies.
+"""The paged KV cache: the place of each position of each layer.
 
 A page holds 64 positions of all layers, one layer behind the other, so that a page can leave memory and
 come back as one object. Pages are reserved when a session starts; nothing is allocated per token.
@@ -21,11 +21,11 @@ _LINE_BYTES = 64  # layers begin on cache lines
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """Sizes of a KV page.
+    """The sizes of a KV page.
 
     Attributes:
-        offsets: where each layer's part of a page begins, bytes.
-        page_bytes: all layers.
+        offsets: the first byte of each layer's part of a page.
+        page_bytes: the bytes of a page, all layers.
     """
 
     offsets: tuple[int, ...]
@@ -33,19 +33,19 @@ class PageLayout:
 
     @classmethod
     def of(cls, spec: Spec, *, f32: bool = False) -> PageLayout:
-        """bf16 elements, or f32."""
+        """The layout of a model's pages with bf16 elements, or f32."""
         each = PAGE_TOKENS * (4 if f32 else 2)
         sizes = [ceil_to(s.position_elements * each, _LINE_BYTES) for s in spec.states]
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])
 
     def cache_bytes(self, context: int) -> int:
-        """Memory of a cache for `context` positions."""
+        """The bytes of a cache for `context` positions."""
         return pages_for(context) * self.page_bytes
 
 
 def pages_for(positions: int) -> int:
-    """Pages that hold this many positions."""
+    """The number of pages that hold `positions` positions."""
     return -(-positions // PAGE_TOKENS)
 
 
@@ -54,7 +54,7 @@ class KvCache:
 
     Attributes:
         memory: [pages][page_bytes], `cache_bytes` of the layout; untouched pages cost nothing.
-        table: int32 cache page of each run of 64 positions.
+        table: the cache page of each run of 64 positions, int32.
     """
 
     def __init__(self, layout: PageLayout, context: int, memory: Arena) -> None:

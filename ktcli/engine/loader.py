@@ -1,8 +1,7 @@
-"""Filling memory with a model's tensors: from a pack, or with random weights.
+"""Fills memory with a model's tensors: from a pack, or with random weights.
 
 Each node of the pool has an arena for its slices of the weights that nodes share; all else lies in one
-arena over all nodes. Where the bytes come from is a `TensorSource`; what they become is decided by the
-tensor's role and cut.
+arena over all nodes. A `TensorSource` provides the bytes; the tensor's role and cut decide their form.
 """
 
 from __future__ import annotations
@@ -34,12 +33,13 @@ Progress = Callable[[int, int], None]
 
 
 class TensorSource(Protocol):
-    """Where the bytes of tensors come from."""
+    """A source of tensors' bytes."""
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
-        """Write bytes of the tensor, from `offset` on, into `memory`, which `target` shows as what it is.
+        """Writes bytes of the tensor, from `offset` on, into `memory`, which `target` views in the tensor's form. For a
+        packed tensor these are whole panels, for another one the whole tensor.
 
         Of a packed tensor these are whole panels, of another one the whole tensor."""
 
@@ -51,8 +51,8 @@ class TensorSource(Protocol):
         targets: Sequence[Weight],
         offset: int = 0,
     ) -> None:
-        """Write each node's slice of some matrices, from byte `offset` of the tensor on, into its target;
-        `whole` is their shape."""
+        """Writes each node's slice of some matrices, from byte `offset` of the tensor on, into its target; `whole`
+        is their shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Tensors:
     """A loaded model's tensors by name, and the memory they lie in.
 
     Attributes:
-        size_bytes: of what was filled.
-        unbound: why the system did not bind the memory to its nodes; "" if it did.
+        size_bytes: the bytes that were filled.
+        unbound: the reason why the system did not bind the memory to its nodes; "" if it did.
     """
 
     by_name: dict[str, Loaded]
@@ -69,12 +69,12 @@ class Tensors:
     unbound: str = ""
 
 
-# Experts that are elsewhere: bool [layers with experts, experts].
+# The mask of experts that are elsewhere: bool [MoE layers, E].
 Mask = NDArray[np.bool_]
 
 
 def expert_rows(model: Model) -> dict[int, int]:
-    """Number of a decoder layer with experts -> its row in a mask."""
+    """The row in a mask by the number of a decoder layer with experts."""
     layers = {t.layer for t in model.tensors if t.role is Role.EXPERTS and t.layer is not None}
     return {layer: row for row, layer in enumerate(sorted(layers))}
 
@@ -89,12 +89,12 @@ def load(
     skip: Mask | None = None,
     only: Role | None = None,
 ) -> Tensors:
-    """Place and fill every tensor of the model.
+    """Places and fills every tensor of the model.
 
     Args:
-        only: tensors of this role; None: all.
-        skip: experts that are neither read nor touched. Their place is kept, so that an expert's number
-            says where it lies; it takes no memory but what shares a page with others.
+        only: the role of the tensors to load; None: all.
+        skip: the experts that are neither read nor touched. Their place is kept, so that an expert's number tells where
+            it lies; it takes no memory but for pages shared with others.
     """
     kept = _kept(model, skip)
     places = [
@@ -119,7 +119,7 @@ def load(
 
 
 def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
-    """Of each tensor the runs of consecutive matrices that are loaded."""
+    """The runs of consecutive matrices of each tensor that are loaded."""
     rows = expert_rows(model) if skip is not None else {}
     kept: dict[str, tuple[range, ...]] = {}
     for tensor in model.tensors:
@@ -130,7 +130,7 @@ def _kept(model: Model, skip: Mask | None) -> dict[str, tuple[range, ...]]:
 
 
 def runs_of(ids: ArrayLike) -> tuple[range, ...]:
-    """Ascending ids as runs of consecutive ones."""
+    """The runs of consecutive ids among ascending ones."""
     there = np.asarray(ids, np.int64)
     parts = np.split(there, np.flatnonzero(np.diff(there) != 1) + 1)
     return tuple(range(int(part[0]), int(part[-1]) + 1) for part in parts if part.size)
@@ -142,10 +142,10 @@ def _count(runs: Sequence[range]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _WeightPlace:
-    """Where a tensor goes: `slices` to their nodes, or all of it to the common memory.
+    """The place of a tensor: `slices` on their nodes, or all of it in the common memory.
 
     Attributes:
-        size_bytes: of the whole tensor.
+        size_bytes: the bytes of the whole tensor.
         kept: the runs of matrices that are filled.
     """
 
@@ -169,7 +169,7 @@ class _WeightPlace:
 
     @property
     def empty_bytes(self) -> int:
-        """What is reserved for it, of matrices that are not filled."""
+        """The bytes that are reserved for matrices that are not filled."""
         reserved = sum(cut.size_bytes for cut in self.slices) or self.size_bytes
         return reserved // self.tensor.count * (self.tensor.count - _count(self.kept))
 
@@ -203,13 +203,14 @@ class _WeightPlace:
 
 
 def _matrices(weight: Weight, run: range) -> Weight:
-    """Some matrices of a weight, as a weight."""
+    """A run of a weight's matrices, as a weight."""
     start = run.start * (weight.size_bytes // weight.count)
     return replace(weight, count=len(run), address=weight.address + start)
 
 
 def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
-    """The bytes of a tensor that is not packed: rows [n, k] of a table, bf16 as uint16 or f32, or a vector of f32."""
+    """The bytes of a tensor that is not packed as an array: rows [n, k] of a table, bf16 as uint16 or f32, or a
+    vector of f32."""
     if tensor.role is Role.TABLE:
         dtype = np.uint16 if memory.nbytes == BF16_BYTES * tensor.elements else np.float32
         return memory.view(dtype).reshape(tensor.n, tensor.k)
@@ -217,9 +218,10 @@ def as_array(tensor: Tensor, memory: NDArray[np.uint8]) -> NDArray[Any]:
 
 
 def require_ids(tensor: Tensor, values: NDArray[Any]) -> None:
-    """
+    """Checks the values of a tensor of ids.
+
     Raises:
-        BadPack: a number of a tensor of ids is none.
+        BadPack: a number of a tensor of ids is not an id.
     """
     if tensor.below and (at := first_outside(values, tensor.below)) is not None:
         raise BadPack(
@@ -232,7 +234,7 @@ class PackSource:
     """Tensors of a converted model, read by all threads through the page cache.
 
     Args:
-        drop: give up the cached pages of what was read: there is no room for them beside the weights.
+        drop: whether to give up the cached pages of the files: there is no room for them beside the weights.
     """
 
     def __init__(self, pack: Pack, pool: Pool, *, drop: bool = False) -> None:
@@ -240,7 +242,7 @@ class PackSource:
 
     @classmethod
     def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
-        """With cached pages given up where the plan leaves no room for them."""
+        """A source that gives up cached pages where the plan leaves no room for them."""
         drop = drops_cached(pack.size_bytes, plan.need_bytes, plan.host.available_bytes)
         return cls(pack, pool, drop=drop)
 
@@ -266,14 +268,14 @@ class PackSource:
             self._pool.place(descriptor, place.offset, whole, axis, cuts, targets)
 
     def _part(self, tensor: Tensor, offset: int, size_bytes: int) -> Location:
-        """Where some bytes of a tensor lie; `locate` has checked its format and shape."""
+        """The location of some bytes of a tensor; `locate` has checked its format and shape."""
         place = self._pack.locate(tensor)
         assert 0 <= offset <= place.size_bytes - size_bytes, tensor.name
         return Location(place.path, place.offset + offset, size_bytes)
 
     @contextmanager
     def _reading(self, place: Location) -> Iterator[int]:
-        """The open file of a tensor; its cached pages go afterwards if they must."""
+        """Opens the file of a tensor; its cached pages are given up afterwards if they must."""
         try:
             descriptor = os.open(place.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -298,7 +300,7 @@ class PackSource:
 class RandomSource:
     """Random weights of the true shapes, for measuring a machine without a checkpoint.
 
-    Vectors are neutral (gains 1, biases 0); ids of experts go around; matrices have rms 1/sqrt(k), so that
+    Vectors are neutral (gains 1, biases 0); ids of experts cycle; matrices have rms 1/sqrt(k), so that
     activations keep their size and the router's choices spread evenly. The slices of nodes are random by themselves.
     """
 

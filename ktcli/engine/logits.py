@@ -1,8 +1,7 @@
 """The scores of the next token, and a summary of every block of them.
 
-A vocabulary has up to 200,000 entries and almost all of them are hopeless. The summary says which: the
-program makes it while the logits are still in the caches (kt_program_summary in kt.h), `Logits.of`
-makes the same for scores from elsewhere.
+A vocabulary has up to 200,000 entries and almost all of them are hopeless. The summary tells which: the program makes
+it while the logits are still in the caches (kt_program_summary in kt.h), `Logits.of` makes the same for other scores.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class Logits:
     """One row of logits, V values in B blocks of 64, of which the last may be shorter.
 
     Attributes:
-        values: [V]
+        values: the logits [V].
         best: id of the greatest value, the first of equals; if any value is NaN or +infinity, of such a one.
-        peaks: greatest value of each block, [B].
-        sums: of e^((value - peak) / temperature) over each block, [B].
-        temperature: that the sums were made for; 0: they were not made.
+        peaks: the greatest value of each block, [B].
+        sums: the sum of e^((value - peak) / temperature) over each block, [B].
+        temperature: the temperature of the sums; 0: they were not made.
     """
 
     values: F32Array
@@ -40,13 +39,13 @@ class Logits:
 
     @classmethod
     def of(cls, values: F32Array, temperature: float = 0.0) -> Logits:
-        """With a summary made here."""
+        """The logits with a summary made here."""
         blocks = -(-len(values) // BLOCK_COLUMNS)
         peaks, sums = _summary(values, np.arange(blocks), temperature)
         return cls(values, _best(values, peaks), peaks, sums, temperature)
 
     def with_values(self, ids: Ids, values: F32Array) -> Logits:
-        """Other logits, where `ids` have these values; what comes twice has the same one twice."""
+        """The logits with other values at `ids`; an id that comes twice has the same value twice."""
         changed, peaks, sums = self.values.copy(), self.peaks.copy(), self.sums.copy()
         changed[ids] = values
         blocks = np.flatnonzero(np.bincount(ids // BLOCK_COLUMNS))
@@ -54,17 +53,17 @@ class Logits:
         return Logits(changed, _best(changed, peaks), peaks, sums, self.temperature)
 
     def at_temperature(self, temperature: float) -> Logits:
-        """The same with sums for this temperature."""
+        """The same logits with sums for this temperature."""
         return self if temperature == self.temperature else Logits.of(self.values, temperature)
 
     def ids_in(self, blocks: Ids) -> Ids:
-        """Ids of the tokens in these blocks; both ascending."""
+        """The ids of the tokens in these blocks; both ascending."""
         ids: Ids = (blocks[:, None] * BLOCK_COLUMNS + _INSIDE).ravel()
         return ids if ids[-1] < len(self.values) else ids[ids < len(self.values)]
 
 
 def _blocks(values: F32Array, blocks: Ids) -> F32Array:
-    """The values of these blocks, ascending, [n, 64]; what the last block lacks is -infinity."""
+    """The values of these blocks, ascending, [n, 64]; the last block is padded with -infinity."""
     whole = len(values) // BLOCK_COLUMNS
     rows: F32Array = values[: whole * BLOCK_COLUMNS].reshape(-1, BLOCK_COLUMNS)
     if blocks[-1] < whole:
@@ -75,12 +74,12 @@ def _blocks(values: F32Array, blocks: Ids) -> F32Array:
 
 
 def _summary(values: F32Array, blocks: Ids, temperature: float) -> tuple[F32Array, F32Array]:
-    """Peaks and sums of these blocks, ascending."""
+    """The peaks and sums of these blocks, ascending."""
     some = _blocks(values, blocks)
     peaks: F32Array = some.max(axis=1)
     if temperature == 0:
         return peaks, np.zeros_like(peaks)
-    base = np.where(np.isfinite(peaks), peaks, 0)  # of a masked block the sum is 0
+    base = np.where(np.isfinite(peaks), peaks, 0)  # the sum of a masked block is 0
     weights = np.exp((some - base[:, None]) / np.float32(temperature))
     return peaks, weights.sum(axis=1)
 

@@ -1,7 +1,7 @@
-"""From the logits of one step to the next id. Numpy only; knows nothing of text.
+"""Samples the next id from the logits of one step. Numpy only; knows nothing of text.
 
 The filters and their order are those of transformers (repetition penalty, temperature, top-k,
-top-p, min-p), so that settings published with a model mean here what they mean there. A seed fixes the
+top-p, min-p), so that settings published with a model have the same meaning here as there. A seed fixes the
 sequence: each token takes exactly one number from the generator. Whole blocks of tokens are judged by
 their summary (logits.py), so that only few tokens are looked at one by one.
 """
@@ -36,7 +36,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How the next token is chosen.
+    """The settings by which the next token is chosen.
 
     Attributes:
         temperature: logits are divided by it; 0 means greedy.
@@ -67,7 +67,7 @@ class SamplingSettings:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is drawn, so that a seed changes nothing."""
+        """Tells whether nothing is drawn, so that a seed changes nothing."""
         return self.greedy or self.temperature == 0
 
 
@@ -91,11 +91,11 @@ class Sampler:
         return _temperature(settings) if needed else 0.0
 
     def next(self, logits: Logits, history: Sequence[int]) -> int:
-        """The id that follows.
+        """Draws the next id.
 
         Args:
-            logits: of the last position.
-            history: ids of the prompt and the answer so far, for the repetition penalty.
+            logits: the logits of the last position.
+            history: the ids of the prompt and the answer so far, for the repetition penalty.
         Raises:
             BadPack: the logits hold NaN or infinity.
         """
@@ -116,7 +116,7 @@ class Sampler:
 
 
 def _temperature(settings: SamplingSettings) -> float:
-    """What logits are divided by; 0: greedy."""
+    """The divisor of logits; 0: greedy."""
     if settings.is_greedy:
         return 0.0
     return max(settings.temperature, _COLDEST)
@@ -132,7 +132,7 @@ def _check(logits: Logits) -> None:
 
 
 def penalise(logits: Logits, history: Sequence[int], penalty: float) -> Logits:
-    """Logits where tokens of `history` are divided (positive) or multiplied (negative)."""
+    """The logits with those of `history` divided (positive) or multiplied (negative) by `penalty`."""
     if penalty == 1.0 or not len(history):
         return logits
     seen = np.asarray(history, dtype=np.int64)
@@ -177,15 +177,15 @@ def shortlist(scores: Logits, settings: SamplingSettings) -> tuple[Ids, Weights]
 
 
 def _top_p_bound(masses: Weights, tail: float) -> float:
-    """A chance so low that all tokens below it lie in the tail of top-p.
+    """A chance that is so low that all tokens below it lie in the tail of top-p.
 
-    Those of a block together weigh at most the block's mass, and at most 64 times that chance: the
+    The tokens of a block below it together weigh at most the block's mass, and at most 64 times that chance: the
     greatest chance for which the sum of these limits over all blocks is no more than the tail.
     """
     ascending = np.sort(masses)
     sums = np.cumsum(ascending)
     others = np.arange(len(masses) - 1, -1, -1)
-    light = int((sums + others * ascending <= tail).sum())  # so many blocks go by their mass
+    light = int((sums + others * ascending <= tail).sum())  # blocks that count by their mass
     if light == len(masses):
         return 1.0
     rest = tail - (sums[light - 1] if light else 0.0)
@@ -194,7 +194,7 @@ def _top_p_bound(masses: Weights, tail: float) -> float:
 
 
 def _top_k(scores: Logits, k: int) -> Ids:
-    """The k best, ascending; those that tie with the last of them stay, as in transformers."""
+    """The k best ids, ascending; those that tie with the last of them stay, as in transformers."""
     peaks = scores.peaks
     blocks = np.arange(len(peaks))
     if len(peaks) > k:
@@ -207,7 +207,7 @@ def _top_k(scores: Logits, k: int) -> Ids:
 
 
 def _top_p(chances: Weights, tail: float) -> Ids:
-    """Places, ascending, without the least that together hold at most `tail`; one stays always."""
+    """The indices, ascending, without the least that together hold at most `tail`; one stays always."""
     order = np.argsort(chances, kind="stable")
     keep = np.cumsum(chances[order]) > tail
     keep[-1] = True
@@ -216,21 +216,22 @@ def _top_p(chances: Weights, tail: float) -> Ids:
 
 
 def _chances(scores: Logits, values: F32Array, temperature: float) -> Weights:
-    """Of tokens with these values, where the best of `scores` has 1."""
+    """The chances of tokens with these values, where the best of `scores` has 1."""
     logs = (values - scores.values[scores.best]) / np.float32(temperature)
     chances: Weights = np.exp(logs).astype(np.float64)
     return chances
 
 
 def _masses(scores: Logits) -> Weights:
-    """The chances of each block's tokens together."""
+    """The sum of the chances of each block's tokens."""
     return _chances(scores, scores.peaks, scores.temperature) * scores.sums
 
 
 def _pick(weights: Weights, at: float) -> tuple[int, float]:
-    """Where the share `at` of all weights is reached, and which share of that place's weight is then used."""
+    """The index at which the share `at` of all weights is reached, and the share of that index's weight that is then
+    used."""
     sums = np.cumsum(weights)
     wanted = at * sums[-1]
-    # `at` of an inner place may have been rounded to 1: then the last place that weighs anything.
+    # `at` of an inner index may have been rounded to 1: then the last index with a weight is taken.
     place = int(min(sums.searchsorted(wanted, side="right"), sums.searchsorted(sums[-1])))
     return place, max(0.0, float((wanted - (sums[place] - weights[place])) / weights[place]))

@@ -1,8 +1,7 @@
 """One timeline on an engine: the ids in the cache, and the way forward and back.
 
 Prefill and decode are the same call with many ids or one. Each chunk either completes or leaves no
-trace, so that an interrupt between chunks leaves a valid prefix. What runs a chunk, on which device, is
-the business of its `Steps`.
+trace, so that an interrupt between chunks leaves a valid prefix. Its `Steps` know what runs a chunk, on which device.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Ids that are computed in one step.
+    """The ids that are computed in one step.
 
     Attributes:
-        ids: [T] int32.
-        start: position of the first.
-        first_output: rows from here on give logits; T: none.
-        temperature: of the sums of the logits' summary; 0: none are wanted.
-        defer: experts of each token whose results may come a layer later, at most.
+        ids: the ids [T] int32.
+        start: the position of the first.
+        first_output: the first row that gives logits, as all after it do; T: none.
+        temperature: the temperature of the sums of the logits' summary; 0: no sums are wanted.
+        defer: the most experts of a token that may be deferred.
     """
 
     ids: NDArray[np.int32]
@@ -42,42 +41,42 @@ class Chunk:
 
 
 class Steps(Protocol):
-    """What computes the chunks of one session, with the session's own KV cache."""
+    """Computes the chunks of one session, with the session's own KV cache."""
 
     @property
     def vocab(self) -> int:
-        """Width of the logits."""
+        """The width of the logits."""
 
     @property
     def max_outputs(self) -> int:
-        """Rows of a chunk that can give logits."""
+        """The number of rows of a chunk that can give logits."""
 
     @property
     def recurrent(self) -> bool:
-        """Going back is possible to some positions only."""
+        """Tells whether going back is possible to some positions only."""
 
     def chunk_tokens(self, left: int) -> int:
-        """Tokens of the next chunk, when `left` are left; 1..left."""
+        """The tokens of the next chunk, when `left` are left; 1..left."""
 
     def run(self, chunk: Chunk) -> None:
-        """Compute a chunk; either all of it is in the cache afterwards, or nothing counts."""
+        """Computes a chunk; either all of it is in the cache afterwards, or nothing counts."""
 
     def truncate(self, position: int) -> int:
-        """Forget everything from `position` on; the position really reached: the same, or an earlier one if
-        what layers keep of the sequence is not there any more."""
+        """Forgets everything from `position` on; returns the position really reached: the same, or an earlier one if
+        its state is not kept any more."""
 
     def last(self, temperature: float) -> Logits:
-        """Logits of the only output of the last chunk, in place: valid until the next one."""
+        """The logits of the only output of the last chunk, in place: valid until the next one."""
 
     def logits(self, n: int) -> F32Array:
-        """Logits [n, vocab] of the n outputs of the last chunk, in place."""
+        """The logits [n, vocab] of the n outputs of the last chunk, in place."""
 
 
 class Session:
     """A sequence of ids with its KV cache.
 
     Args:
-        context: positions the cache can hold.
+        context: the number of positions that the cache can hold.
     """
 
     def __init__(self, steps: Steps, context: int) -> None:
@@ -92,13 +91,13 @@ class Session:
         return tuple(self._ids[: self.length].tolist())
 
     def truncate(self, position: int) -> int:
-        """Forget everything from `position` on, or from an earlier one; returns the position really
-        reached (see `rewind`)."""
+        """Forgets everything from `position` on, or from an earlier one; returns the position really reached (see
+        `rewind`)."""
         self.length = self._steps.truncate(max(0, min(position, self.length)))
         return self.length
 
     def rewind(self, position: int) -> None:
-        """Go back to `position` exactly, computing again what is no longer known."""
+        """Goes back to `position` exactly, computing again what is no longer known."""
         ids = self.ids[:position]
         reached = self.truncate(position)
         if reached < len(ids):
@@ -112,11 +111,11 @@ class Session:
         temperature: float = 0.0,
         defer: int = 0,
     ) -> Logits:
-        """Append ids; the logits after the last one, in place: valid until the engine's next step.
+        """Appends ids; returns the logits after the last one, in place: valid until the engine's next step.
 
         Args:
-            temperature: of the logits' sums; 0: without sums.
-            defer: experts of each token whose results may come a layer later, at most.
+            temperature: the temperature of the logits' sums; 0: without sums.
+            defer: the most experts of a token that may be deferred.
         Raises:
             ContextFull: they do not fit; nothing was appended.
             UsageError: no ids, or one outside the vocabulary.
@@ -130,8 +129,8 @@ class Session:
     def advance(
         self, ids: Sequence[int], *, progress: Progress | None = None, temperature: float = 0.0
     ) -> tuple[Logits, int]:
-        """Make the timeline equal `ids`, reusing what is common, as far as it can be gone back to: (logits
-        after the last, ids reused).
+        """Makes the timeline equal `ids`, reusing the common prefix, as far as it can be gone back to; returns the
+        logits after the last, and the number of ids reused.
 
         At least the last id is computed, since its logits are wanted.
         """
@@ -147,7 +146,7 @@ class Session:
         return self.feed(ids[reused:], progress=progress, temperature=temperature), reused
 
     def logits(self, ids: Sequence[int], *, defer: int = 0) -> F32Array:
-        """Append ids; the logits of every one, [T, vocab] f32."""
+        """Appends ids; returns the logits of every one, [T, vocab] f32."""
         fresh = self._checked(ids)
         out = np.empty((fresh.size, self._steps.vocab), dtype=np.float32)
         before = 0
@@ -176,8 +175,8 @@ class Session:
     def _chunks(
         self, fresh: NDArray[np.int32], temperature: float | None, defer: int
     ) -> Iterator[int]:
-        """Run the ids in chunks; yields how many are done after each. Outputs: the last id's, with sums
-        for this temperature; None: every id's."""
+        """Runs the ids in chunks; yields the number of ids done after each. Outputs are the last id's, with sums for
+        this temperature; None: every id's."""
         done = 0
         while done < fresh.size:
             size = self._steps.chunk_tokens(fresh.size - done)

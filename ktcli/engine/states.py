@@ -1,8 +1,8 @@
 """States of fixed size, which some layers keep of a sequence instead of its positions.
 
-A step reads the state of where it starts from one slot and writes that of where it ends to another, so a
-step that fails, or is interrupted before anybody knows that it ended, leaves no trace. A few slots more hold
-earlier positions: going back means to read one of those.
+A step reads the state at its start from one slot and writes the state at its end to another, so a step that fails,
+or is interrupted before its end is recorded, leaves no trace. A few more slots hold the states of earlier positions:
+going back means to read one of those.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ktcli.ops.tensors import ceil_to
 
 _LINE_ELEMENTS = 16  # f32: layers begin on cache lines
 # A prompt's last tokens are a chunk of their own, so that a position right before them can be gone back to: to
-# answer again, or because a template writes what opens an answer otherwise once the answer is there.
+# answer again, or because a template writes the opening of an answer otherwise once the answer is there.
 _TAIL = 16
-_LONG = 4 * _TAIL  # a prompt from which on that is worth a step
+_LONG = 4 * _TAIL  # tokens of the shortest prompt for which that is worth a step
 
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Where each layer's part of a state lies.
+    """The layout of a state: the place of each layer's part.
 
     Attributes:
-        offsets: where it begins, f32 elements.
-        elements: of a whole state, f32.
+        offsets: the first f32 element of each layer's part.
+        elements: the f32 elements of a whole state.
     """
 
     offsets: tuple[int, ...]
@@ -35,14 +35,14 @@ class StateLayout:
 
     @classmethod
     def of(cls, spec: Spec) -> StateLayout:
-        """One layer behind the other."""
+        """The layout of a model's states, one layer behind the other."""
         sizes = [ceil_to(s.sequence_elements, _LINE_ELEMENTS) for s in spec.states]
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])
 
 
 class StateSlots:
-    """Which slot of a session holds the state of which position; the memory is somebody else's.
+    """The positions whose states the slots of a session hold; the memory is elsewhere.
 
     Steps of many tokens leave *snapshots*, which stay as long as there are slots for them. Position 0 needs
     no slot: there, nothing is kept.
@@ -53,14 +53,14 @@ class StateSlots:
         self._snapshots: set[int] = set()  # slots
 
     def truncate(self, position: int) -> int:
-        """Forget states of later positions; the nearest position that is left, 0 at least."""
+        """Forgets states of later positions; returns the nearest position that is left, 0 at least."""
         for slot, there in enumerate(self._positions):
             if there is not None and there > position:
                 self._forget(slot)
         return max((there for there in self._positions if there is not None), default=0)
 
     def begin(self, start: int) -> tuple[int | None, int]:
-        """(slot to read, None: nothing is kept yet; slot to write) of a step that begins at `start`."""
+        """The slot to read (None: there is no state yet) and the slot to write for a step that begins at `start`."""
         self.truncate(start)  # a step that ended, but does not count, may have left one
         source = self._positions.index(start) if start else None
         target = min((s for s in range(len(self._positions)) if s != source), key=self._worth)
@@ -68,7 +68,7 @@ class StateSlots:
         return source, target
 
     def end(self, target: int, position: int, *, n_tokens: int) -> None:
-        """The step of so many tokens is over, and `target` holds the state of `position`."""
+        """Records that the step of `n_tokens` is over, and `target` holds the state of `position`."""
         self._positions[target] = position
         if n_tokens > 1:
             self._snapshots.add(target)
@@ -92,5 +92,5 @@ class StateSlots:
 
 
 def before_tail(size: int, left: int) -> int:
-    """Tokens of the next chunk, of at most `size`, when so many tokens are left: see _TAIL."""
+    """The tokens of the next chunk, of at most `size`, when `left` are left: see _TAIL."""
     return min(size, left - _TAIL) if left >= _LONG else size

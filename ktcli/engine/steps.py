@@ -16,7 +16,7 @@ from ktcli.ops.state import STATE_SLOTS
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a program leaves its results: rows of logits and their summary (see `Logits`)."""
+    """The views in which a program leaves its results: rows of logits and their summary (see `Logits`)."""
 
     logits: View
     best: View
@@ -28,9 +28,9 @@ class ProgramSteps:
     """Runs chunks as steps of a program.
 
     Args:
-        program: of the engine; shared by its sessions, which take turns.
-        outputs: where the program leaves its results.
-        context: positions the cache can hold.
+        program: the engine's program; shared by its sessions, which take turns.
+        outputs: the views in which it leaves its results.
+        context: the number of positions that the cache can hold.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class _States:
     """The states of a session, in main memory.
 
     Attributes:
-        slots: which position each of them belongs to.
+        slots: the position of each state.
     """
 
     def __init__(self, program: Program, layout: StateLayout) -> None:
@@ -99,7 +99,7 @@ class _States:
         self._states = self._memory.bytes.view(np.float32).reshape(shape)
 
     def run(self, step: Step) -> None:
-        """Run a step from the state of where it starts."""
+        """Runs a step from the state at its start."""
         source, target = self.slots.begin(step.start)
         state = None if source is None else self._states[source]
         self._program.run(replace(step, state=state, next_state=self._states[target]))

@@ -145,6 +145,7 @@ class Destination:
 
     def _refuse_other(self, found: Manifest) -> None:
         """Refuses a pack or a started conversion of another model or recipe.
+
         Raises:
             UsageError: what was found is not what is to be written.
         """

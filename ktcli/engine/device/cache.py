@@ -1,8 +1,8 @@
 """The KV cache on a device: one pool of pages for all sessions, handed out from a free list, and one of states.
 
 A page is 64 positions of every layer. Each layer's part of all pages lies together, flat; the backend shows it
-as K and V or as latents. States are what layers keep that have no positions. Pages start as zeros and are not
-cleared between sessions: nobody looks at a position that was not written.
+as K and V or as latents. States belong to layers that cache no positions. Pages start as zeros and are not cleared
+between sessions: a position is read only after it was written.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ktcli.native import PAGE_TOKENS
 from ktcli.ops.state import STATE_SLOTS
 from ktcli.ops.tensors import ceil_to
 
-_ALIGNMENT = 256  # bytes: layers begin so
+_ALIGNMENT = 256  # bytes; layers begin at multiples of it
 
 
 class FreeList:
-    """Numbers of equal things, of which sessions take some.
+    """The free numbers of equal things, of which sessions take some.
 
     Args:
-        what: their name in an error; each_bytes: of one.
+        what: their name in an error.
+        each_bytes: the bytes of one.
     """
 
     def __init__(self, count: int, what: str, each_bytes: int) -> None:
@@ -35,10 +36,10 @@ class FreeList:
         return len(self._free)
 
     def take(self, count: int) -> tuple[int, ...]:
-        """So many of them.
+        """Takes `count` of the numbers.
 
         Raises:
-            NotEnoughMemory: so many are not free; none was taken.
+            NotEnoughMemory: fewer are free; none was taken.
         """
         if count > len(self._free):
             need, have = (n * self._each_bytes for n in (count, len(self._free)))
@@ -46,7 +47,7 @@ class FreeList:
         return tuple(self._free.pop() for _ in range(count))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """What a session has no more use for."""
+        """Returns numbers to the list."""
         self._free.extend(numbers)
 
 
@@ -54,16 +55,16 @@ class DeviceCache:
     """Pages and states in device memory.
 
     Args:
-        pages: that sessions can have together.
-        slots: states that they can have together.
-        exact: f32 elements instead of bf16.
+        pages: the number of pages that sessions can have together.
+        slots: the number of states that they can have together.
+        exact: whether elements are f32 instead of bf16.
     Attributes:
-        layers: of each layer a flat tensor of 64 * position_elements elements per page.
-        states: of each layer f32 [slots + 1, sequence_elements]; () if no layer keeps any.
-        scratch, scratch_slot: beyond those, for rows of a step that belong to no session.
-        pages, slots: those that are free.
-        page_bytes: of a page, all layers.
-        size_bytes: of all pages and states.
+        layers: a flat tensor for each layer, 64 * position_elements elements per page.
+        states: a tensor for each layer, f32 [slots + 1, sequence_elements]; () if no layer keeps any.
+        scratch, scratch_slot: one page and one slot more, for rows of a step that belong to no session.
+        pages, slots: the free ones.
+        page_bytes: the bytes of a page, all layers.
+        size_bytes: the bytes of all pages and states.
     Raises:
         torch.OutOfMemoryError: the device has not so much.
     """
@@ -92,7 +93,7 @@ class DeviceCache:
 
 
 def _states(spec: Spec, slots: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """f32 [slots, elements] of every layer."""
+    """The states of every layer, f32 [slots, elements]."""
     if not spec.sequence_elements:
         return ()
     elements = [state.sequence_elements for state in spec.states]

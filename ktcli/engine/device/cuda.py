@@ -22,7 +22,7 @@ _HINT = "kt doctor says what is missing; --device cpu runs without a GPU"
 
 
 class _MemoryOperation(ctypes.Structure):
-    """CUstreamBatchMemOpParams as a wait or a write of 32 bits: six words of 64 bits in all."""
+    """A CUstreamBatchMemOpParams as a wait or a write of 32 bits: six words of 64 bits in all."""
 
     _fields_ = (
         ("operation", ctypes.c_uint32),
@@ -35,7 +35,7 @@ class _MemoryOperation(ctypes.Structure):
 
 
 def launch_host_function(stream: int, function: int, argument: int) -> None:
-    """Let `function(argument)`, of type cudaHostFn_t, run when the stream gets there; capturable.
+    """Lets `function(argument)`, of type cudaHostFn_t, run when the stream gets there; capturable.
 
     Raises:
         DeviceError: CUDA refused.
@@ -45,12 +45,12 @@ def launch_host_function(stream: int, function: int, argument: int) -> None:
 
 
 def write_flag(stream: int, address: int) -> None:
-    """Let the stream write 1 to the 32 bits at a device address."""
+    """Lets the stream write 1 to the 32 bits at a device address."""
     _memory_operations(stream, _MemoryOperation(_WRITE_VALUE_32, address, 1))
 
 
 def await_flag(stream: int, address: int) -> None:
-    """Let the stream wait until the 32 bits are 1, and write 0: one operation for both."""
+    """Lets the stream wait until the 32 bits are 1, and write 0: one operation for both."""
     _memory_operations(
         stream,
         _MemoryOperation(_WAIT_VALUE_32, address, 1, _WAIT_EQUAL),
@@ -59,7 +59,7 @@ def await_flag(stream: int, address: int) -> None:
 
 
 def register(address: int, size_bytes: int) -> None:
-    """Pin memory that is not torch's, for copies that run beside other work.
+    """Pins memory that is not torch's, for copies that run beside other work.
 
     Raises:
         DeviceError: the system does not allow so much pinned memory.
@@ -70,12 +70,12 @@ def register(address: int, size_bytes: int) -> None:
 
 
 def unregister(address: int) -> None:
-    """Undo `register`; at exit the runtime may be gone already, which is fine."""
+    """Undoes `register`; at exit the runtime may be gone already, which is fine."""
     _runtime().cudaHostUnregister(_pointer(address))
 
 
 def device_address(address: int) -> int:
-    """Where the device sees pinned memory."""
+    """The device's address of pinned memory."""
     found = ctypes.c_void_p()
     call = _runtime().cudaHostGetDevicePointer
     _check(call(ctypes.byref(found), _pointer(address), 0), "cudaHostGetDevicePointer")
@@ -83,7 +83,7 @@ def device_address(address: int) -> int:
 
 
 def loaded_library(name: str, maps: str) -> str | None:
-    """Path of the shared library in a process's mappings whose file name begins so; the first of several."""
+    """The path of the first shared library in a process's mappings whose file name begins with `name`."""
     for line in maps.splitlines():
         _, slash, path = line.partition("/")
         file = Path(path).name

@@ -1,7 +1,7 @@
 """One decode step of B sequences: static buffers around a captured forward.
 
-Everything a step needs from outside lies in pinned memory that nobody else writes: it is filled, the
-step replayed, and the results read there once the stream is done. The copies to and from the device are
+A step's inputs lie in pinned memory that nothing else writes: they are filled in, the step is replayed, and the
+results are read there once the stream is done. The copies to and from the device are
 part of what is captured, so that a step costs one launch. No result is looked at before the end, and
 nothing is allocated.
 """
@@ -30,12 +30,12 @@ _WARM_UPS = 2  # kernels are compiled and workspaces taken before capture
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a decode step.
+    """The sizes of a decode step.
 
     Attributes:
-        batch: sequences.
-        pages: entries of a page table.
-        recurrent: some layers keep states.
+        batch: the number of sequences.
+        pages: the entries of a page table.
+        recurrent: whether some layers keep states.
     """
 
     batch: int
@@ -45,12 +45,12 @@ class Sizes:
 
 
 class DecodeStep:
-    """The captured step.
+    """The captured step of one token of each sequence.
 
     Args:
         table: embedding [vocab, hidden], bf16 or f32, in host memory.
         host: experts in main memory; None: there are none.
-        captured: False: run the forward anew in every step.
+        captured: whether the forward is captured; otherwise it runs anew in every step.
     """
 
     def __init__(
@@ -89,11 +89,13 @@ class DecodeStep:
         temperature: float = 0.0,
         defer: int = 0,
     ) -> None:
-        """One token of each sequence.
+        """Computes one token of each sequence.
 
         Args:
-            ids: [B]; positions: where they stand; pages: [B, P] tables, page 0 where there is none.
-            slots: [2, B] states to read, negative: none, and to write; where some layers keep states.
+            ids: the ids [B].
+            positions: the position of each.
+            pages: the page tables [B, P], page 0 where there is none.
+            slots: the states to read (negative: none) and to write, [2, B]; where some layers keep states.
         Raises:
             DeviceError: the device failed.
             KtError: the CPU's share failed.
@@ -110,12 +112,12 @@ class DecodeStep:
             self._once(self._replay, defer)
 
     def logits(self) -> NDArray[np.float32]:
-        """[B, vocab] of the last step, in place."""
+        """The logits [B, vocab] of the last step, in place."""
         found: NDArray[np.float32] = self._logits.host.numpy()
         return found
 
     def summary(self, row: int, temperature: float) -> Logits:
-        """Of one sequence, in place."""
+        """The logits of one sequence with their summary, in place."""
         return Logits(
             self._logits.host[row].numpy(),
             int(self._best.host[row]),
@@ -155,7 +157,7 @@ class DecodeStep:
 
 
 def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`Logits`' best [B], peaks and sums [B, blocks] of logits [B, vocab]; sums are 0 at temperature 0."""
+    """The `best` [B], peaks and sums [B, blocks] (see `Logits`) of logits [B, vocab]; sums are 0 at temperature 0."""
     vocab = logits.shape[1]
     short = -vocab % BLOCK_COLUMNS
     padded = torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
@@ -169,14 +171,14 @@ def summarize(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tens
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The same tensor in pinned memory and on the device."""
+    """A tensor in pinned memory and its twin on the device."""
 
     host: Tensor
     device: Tensor
 
 
 class _Pairs:
-    """Tensors that go to the device, or come from it, with every step."""
+    """The tensors that go to the device, or come from it, with every step."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

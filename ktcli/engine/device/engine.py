@@ -46,12 +46,12 @@ class DeviceEngine:
     """A loaded model, see `Engine`.
 
     Attributes:
-        placement: what it follows.
-        stream: of the device, in which its steps run.
+        placement: the placement that it follows.
+        stream: the device's stream in which its steps run.
 
     Args:
-        max_outputs: rows of a chunk that can give logits.
-        exact: f32 activations and cache, to compare with a reference.
+        max_outputs: the number of rows of a chunk that can give logits.
+        exact: whether activations and cache are f32, to compare with a reference.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class DeviceEngine:
         self.context = placement.context
         self._max_outputs = max_outputs
         self.stream, self._copies = stream_on(device), stream_on(device)
-        # Also what lies on the device is made in the stream: it does not wait for any other.
+        # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
 
     def depth_at(self, position: int) -> int:
-        """How many experts the token at `position` may defer."""
+        """The number of experts that the token at `position` may defer."""
         return depth_at(self.placement.depths, position)
 
     def follow(self, depths: tuple[tuple[int, int], ...]) -> None:
-        """Defer by other depths from now on, see `Placement.depths`."""
+        """Defers by other depths from now on, see `Placement.depths`."""
         self.placement = replace(self.placement, depths=depths)
 
     @property
@@ -93,7 +93,7 @@ class DeviceEngine:
         return self._ways.host
 
     def session(self) -> Session:
-        """A new timeline; its part of the cache is reserved now.
+        """Opens a new timeline; its part of the cache is reserved now.
 
         Raises:
             NotEnoughMemory: other sessions have it.
@@ -101,7 +101,7 @@ class DeviceEngine:
         return Session(self.steps(), self.context)
 
     def steps(self) -> DeviceSteps:
-        """What computes a session's chunks; its pages go back when nobody has it any more.
+        """The steps of a new session; its pages are given back when the last reference goes.
 
         Raises:
             NotEnoughMemory: other sessions have the cache.
@@ -115,7 +115,7 @@ class DeviceEngine:
         return made
 
     def forget_choices(self) -> None:
-        """Count from nothing again: what was chosen to measure says nothing."""
+        """Resets the counts of chosen experts, after steps that only measure."""
         with self.stream.running():
             self._chosen.zero_()
 
@@ -124,18 +124,18 @@ class DeviceEngine:
         return self._host_bytes + self._on_device.size_bytes
 
     def chosen(self) -> NDArray[np.int64]:
-        """[layers with experts, experts]: how often each expert was chosen since the engine was made."""
+        """The number of times that each expert was chosen since the engine was made, [MoE layers, E]."""
         with device_errors("counting"), self.stream.running():
             counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
 
     def chunk_tokens(self, left: int) -> int:
-        """Tokens of a prompt's next chunk, when so many are left."""
+        """The tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)
         return before_tail(size, left) if self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation of the CPU, nanoseconds so far), in the order in which they run."""
+        """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
         return self._ways.runner.operations()
 
     # -- loading -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class DeviceEngine:
             self.model, self.recipe, source, self.pool, then, skip=mask, only=Role.EXPERTS
         )
         self.warnings = (*_slower(device), *refusals(self.pool, loaded.unbound))
-        # Of each layer gate_up comes before down.
+        # In each layer gate_up comes before down.
         slices = [each for each in loaded.by_name.values() if isinstance(each, tuple)]
         pairs = zip(slices[::2], slices[1::2], self._on_device.stacks, strict=True)
         found = [LayerWeights(gate_up, down, stack.extras) for gate_up, down, stack in pairs]
@@ -194,7 +194,7 @@ class DeviceEngine:
     def _decode_step(
         self, whole: _Forward, runner: TimedRunner, host: HostExperts | None
     ) -> DecodeStep | None:
-        """The captured step of one token; None: each runs anew."""
+        """The captured step of one token; None: each step runs anew."""
 
         def forward(embedded: Tensor, rows: Rows) -> Tensor:
             return whole(embedded, rows, 0, runner)
@@ -221,7 +221,7 @@ class DeviceEngine:
         )
 
     def _runner(self, host: HostExperts | None, resident: Resident) -> TimedRunner:
-        """Who runs the experts of decode and of short chunks of a prompt."""
+        """The runner of the experts of decode and of short chunks of a prompt."""
         return Coupled(host, resident)
 
     def _streamed(self, resident: Resident) -> Streamed | None:
@@ -235,12 +235,12 @@ class DeviceEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """The forward of an engine, which does not hold the engine: device memory goes with the last who needs it.
+    """The forward of an engine, without a reference to the engine: device memory is freed with its last user.
 
     Attributes:
-        caches: of each layer its pages.
-        chosen: int64 [layers with experts, experts], counted up.
-        states: of each layer what it keeps of sequences.
+        caches: the pages of each layer.
+        chosen: the counts of chosen experts, int64 [MoE layers, E].
+        states: the states of each layer.
     """
 
     model: Model
@@ -251,7 +251,7 @@ class _Forward:
     states: Sequence[Tensor] = ()
 
     def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
-        """Logits [outputs, vocab] of rows that were embedded; counts the experts they chose."""
+        """The logits [outputs, vocab] of embedded rows; counts the experts they chose."""
         inputs = StepInputs(embedded, rows, self.caches, first_output, self.states)
         backend = TorchBackend(self.weights, inputs, self.kernels, runner)
         logits: Tensor = self.model.forward(backend)
@@ -263,7 +263,7 @@ class _Forward:
 def _one_count(
     progress: Progress | None, model: Model, recipe: Recipe
 ) -> tuple[Progress, Progress] | tuple[None, None]:
-    """What two loads are to tell, one after the other, which together read every tensor once."""
+    """The progress functions of two loads that run one after the other and together read every tensor once."""
     if progress is None:
         return None, None
     total = sum(stored_bytes(tensor, recipe) for tensor in model.tensors)
@@ -274,7 +274,7 @@ def _one_count(
 
 
 def _slower(device: torch.device) -> tuple[str, ...]:
-    """Why the device's kernels are not the fast ones, as a warning."""
+    """The warning that the device's kernels are not the fast ones, with the reason."""
     reason = triton_missing() if device.type == "cuda" else ""
     return (
         (f"the GPU runs plain torch operations, which is much slower: {reason}",) if reason else ()
@@ -282,7 +282,7 @@ def _slower(device: torch.device) -> tuple[str, ...]:
 
 
 def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:
-    """Add to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
+    """Adds to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
     layers, experts = chosen.shape
     first = torch.arange(0, layers * experts, experts, device=chosen.device)
     places = (torch.stack(list(ids)).long() + first[:, None, None]).flatten()

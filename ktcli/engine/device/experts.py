@@ -1,11 +1,11 @@
 """The routed experts that stay in main memory, as work that a stream of the device enters and leaves.
 
-One program holds all of them: for each layer a part that computes the experts of now, and one for those
-that are deferred (kt.h, "offload"). Its buffers are pinned, so the stream copies the layer's input
-and routing straight into them and the result out; a thread of the native library runs the parts in
-between, while the stream goes on with the device's share.
+One program holds all of them: for each layer a part that computes its experts at once, and one for those that are
+deferred (kt.h, "offload"). Its buffers are pinned, so the stream copies the layer's input and routing straight into
+them and the result out; a thread of the native library runs the parts in between, while the stream goes on with the
+device's share.
 
-The stream may overwrite a buffer only when nobody reads it any more. Parts run in the order they were
+The stream may overwrite a buffer only when nothing reads it any more. Parts run in the order they were
 submitted, so when a layer has been waited for, all of the layer before it is done, deferred experts
 included. Hence two inputs, used in turn, are enough; results are copied out before the next layer is
 entered; ids and gates of each layer have their own place.
@@ -33,7 +33,7 @@ WATCHDOG_MS = 30_000  # the slowest layer of a prefill chunk takes seconds, a ha
 
 
 class Handoff(Enum):
-    """How a stream tells the CPU to begin, and waits for it."""
+    """The way in which a stream tells the CPU to begin, and waits for it."""
 
     CALLS = "calls"  # host functions in the stream
     FLAGS = "flags"  # words in pinned memory: the stream writes and waits, the CPU polls
@@ -41,10 +41,10 @@ class Handoff(Enum):
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Experts of one layer in main memory: of each node its rows of gate_up and its columns of down.
+    """The experts of one layer in main memory: the rows of gate_up and the columns of down of each node.
 
     Attributes:
-        extras: on the device.
+        extras: the extras, which lie on the device.
     """
 
     gate_up: Sequence[Weight]
@@ -53,14 +53,14 @@ class LayerWeights:
 
     @cached_property
     def slice_extras(self) -> tuple[Extras, ...]:
-        """Of each node that has some columns."""
+        """The extras of each node that has some columns."""
         ends = np.cumsum([down.k for down in self.down]).tolist()
         spans = zip([0, *ends[:-1]], ends, strict=True)
         return tuple(self.extras.columns(first, last) for first, last in spans if last > first)
 
     @property
     def biases(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Of gate_up and down, copied to main memory."""
+        """The biases of gate_up and down, copied to main memory."""
         wide, narrow = self.extras.gate_up_bias, self.extras.down_bias
         if wide is None or narrow is None:
             return None
@@ -69,7 +69,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Of all layers with experts."""
+    """The shape that all layers with experts share."""
 
     hidden: int
     experts: int
@@ -78,14 +78,14 @@ class ExpertShape:
 
 
 class HostExperts:
-    """All layers' experts in main memory.
+    """The experts of all layers in main memory.
 
     Args:
-        layers: in order; None: all experts are on the device.
-        elsewhere: [layers, experts] uint8: 1 where the CPU leaves an expert to the device. It may be
-            changed between steps.
-        deferral: layers may defer experts to the next one.
-        exact: f32 activations in the products.
+        layers: the weights of each layer in order; None: all its experts are on the device.
+        elsewhere: 1 for an expert that the CPU leaves to the device, uint8 [layers, experts]; may be changed between
+            steps.
+        deferral: whether layers may defer experts to the next one.
+        exact: whether the products read f32 activations.
     """
 
     def __init__(
@@ -117,17 +117,17 @@ class HostExperts:
         self._offload = Offload(self._program, now, late, timeout_ms=WATCHDOG_MS, flags=self._flags)
 
     def has(self, layer: int) -> bool:
-        """Whether the CPU has experts of a layer."""
+        """Tells whether the CPU has experts of a layer."""
         return layer in self._numbers
 
     # -- of a step -----------------------------------------------------------------------------------
 
     def begin(self, n_tokens: int, defer: int) -> None:
-        """Before the work of a step is given to the stream."""
+        """Begins a step; call it before the step's work is given to the stream."""
         self._offload.begin(n_tokens, defer)
 
     def enter(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> None:
-        """Let the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
+        """Lets the CPU begin with x [T, hidden] f32, ids and gate [T, top_k], all on the device."""
         n, i, copy = x.shape[0], self._numbers[layer], self._stream.copy
         target = self._copied_part(self._inputs[i % 2], n)
         with self._stream.running():
@@ -141,7 +141,7 @@ class HostExperts:
             self._stream.write_flag(self._flags[i:].ctypes.data)
 
     def leave(self, layer: int, n_tokens: int) -> Tensor:
-        """Wait for the CPU -> its sum [T, hidden] f32, on the device."""
+        """Waits for the CPU; returns its sum [T, hidden] f32, on the device."""
         i = self._numbers[layer]
         if self._flags is None:
             self._stream.call(self._offload.wait, self._offload.ticket(i))
@@ -155,7 +155,7 @@ class HostExperts:
         return result[:, : self.shape.hidden]
 
     def check(self) -> None:
-        """After the stream was synchronized: raise what went wrong on the CPU.
+        """Raises the CPU's error of a step; call it after the stream was synchronized.
 
         Raises:
             KtError: with the sentence of the native library.
@@ -163,20 +163,20 @@ class HostExperts:
         self._offload.result()
 
     def spans(self) -> Sequence[PartSpan]:
-        """When the parts of the last step ran; layers counted as `layers` has them, without None."""
+        """The times of the last step's parts; their layers count those of `layers` that are not None."""
         return self._offload.spans()
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of each layer that is counted in `spans`, its number with the others."""
+        """The index in `layers` of each layer that `spans` counts."""
         return tuple(self._numbers)
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation, nanoseconds so far), over all steps, in the order in which they run."""
+        """The (operation, nanoseconds so far) pairs, over all steps, in the order in which they run."""
         return self._program.profile()
 
     def hits(self, n_tokens: int) -> dict[int, int]:
-        """Experts that the CPU computed in the last step, of each layer it has."""
+        """The number of experts that the CPU computed in the last step, for each layer it has."""
         ids = {layer: self._ids[i][:n_tokens].numpy() for layer, i in self._numbers.items()}
         return {
             layer: int((self.elsewhere[layer][chosen[chosen >= 0]] == 0).sum())
@@ -188,7 +188,8 @@ class HostExperts:
     def _record(
         self, layers: Sequence[LayerWeights | None], deferral: bool
     ) -> tuple[tuple[View, View], View, list[int], list[int], list[int]]:
-        """-> inputs, result, parts of now, parts of later (-1: none), routings; of each layer that is here."""
+        """Records the program; returns inputs, result, and for each layer that is here the part computed at once,
+        the deferred part (-1: none) and the routing."""
         p, shape = self._program, self.shape
         inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
         out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
@@ -198,7 +199,7 @@ class HostExperts:
         for layer, i in self._numbers.items():
             weights, x = layers[layer], inputs[i % 2]
             assert weights is not None
-            # What is deferred is added by the very next layer, so that one must come here too.
+            # Deferred experts are added by the very next layer, so that one must come here too.
             defers = deferral and self.has(layer + 1)
             now.append(p.part() if i else 0)
             p.input(x)
@@ -224,11 +225,11 @@ class HostExperts:
         return inputs, out, now, late, routings
 
     def _copied_part(self, rows: Tensor, n: int) -> Tensor:
-        """Of a buffer that holds n rows: all in one piece, with the gaps between rows if there are several."""
+        """The part of an n-row buffer to copy, in one piece: with the gaps between rows if there are several."""
         return rows[:1, : self.shape.hidden] if n == 1 else rows[:n]
 
     def _rows(self, view: View) -> Tensor:
-        """All rows of a buffer, and the gaps that the program leaves between them."""
+        """The rows of a buffer, with the gaps that the program leaves between them."""
         rows = self._program.rows(view, self.shape.max_tokens)
         whole = np.lib.stride_tricks.as_strided(rows, (len(rows), rows.strides[0] // rows.itemsize))
         return torch.from_numpy(whole)
@@ -241,10 +242,10 @@ class HostExperts:
         ]
 
     def _pin(self) -> None:
-        """One range around everything the stream copies: ranges that share a page cannot both be pinned."""
+        """Pins one range around everything the stream copies: ranges that share a page cannot both be pinned."""
         tensors = [*self._inputs, self._out, *self._ids, *self._gate]
         first = min(t.data_ptr() for t in tensors)
         last = max(t.data_ptr() + t.untyped_storage().nbytes() for t in tensors)
         self._stream.pin(first, last - first)
-        # Called when nobody holds this any more, but before the offload and the memory itself go.
+        # Called when this object is freed, but before the offload and the memory itself are.
         weakref.finalize(self, self._stream.unpin, first)

@@ -1,4 +1,4 @@
-"""What of a model goes where, and how its steps run: what an engine with a device takes of a plan."""
+"""The part of a plan that an engine with a device follows: where experts lie, and how steps run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ktcli.planner.plan import DevicePlan, Plan
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What goes where.
+    """The places of a model's experts, with the settings of its steps.
 
     Attributes:
-        mask: bool [layers with experts, experts]: those on the device.
-        context: positions of the cache.
-        depths: (position, depth): from which position on how many experts of a token may come a layer later;
-            positions ascend from 0.
-        slab_bytes: of each of two buffers through which experts come to the device.
-        deferral: experts may come a layer later at all, so that depths can change.
+        mask: true for the experts on the device, bool [MoE layers, E].
+        context: the number of positions of the cache.
+        depths: pairs (position, depth): from each position on a token may defer `depth` experts; positions ascend
+            from 0.
+        slab_bytes: the bytes of each of two buffers through which experts come to the device.
+        deferral: whether experts may be deferred at all, so that depths can change.
     """
 
     mask: NDArray[np.bool_]
@@ -36,7 +36,7 @@ class Placement:
 
     @classmethod
     def of(cls, plan: Plan, device: DevicePlan) -> Placement:
-        """As planned."""
+        """The placement of a plan."""
         threshold = device.prefill_threshold if device.streams else None
         short = device.chunk if device.mask.all() else PREFILL_CHUNK
         return cls(

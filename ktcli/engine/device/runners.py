@@ -1,9 +1,9 @@
-"""Who computes the routed experts of a step, and when: one class for each way there is.
+"""Runners of the routed experts of a step: one class for each way to divide them between CPU and device.
 
-- `Coupled`: the CPU computes those in main memory while the device computes its own; what chat uses.
+- `Coupled`: the CPU computes those in main memory while the device computes its own; chat uses it.
 - `Streamed`: the device computes all, those in main memory after a trip over the link; for long prompts.
 
-Each is a `Runner`. How other programs do it, one phase after the other, is in measure/baselines.py.
+Each is a `Runner`. The ways of other programs, one phase after the other, are in measure/baselines.py.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ktcli.ops.torch.packed import PackedStack
 
 
 class Runner(ExpertRunner, Protocol):
-    """What runs the routed experts of a step."""
+    """A runner of the routed experts of a step."""
 
     def begin(self, n_tokens: int, defer: int) -> None:
-        """Before the work of a step is given to the stream.
+        """Begins a step; call it before the step's work is given to the stream.
 
         Args:
-            defer: experts of each token that may come a layer later, at most.
+            defer: the most experts of a token that may be deferred.
         """
 
     def check(self) -> None:
-        """After the step is done: raise what went wrong beside the stream."""
+        """Raises the error of work beside the stream; call it after the step is done."""
 
 
 class TimedRunner(Runner, Protocol):
-    """A runner that knows what its steps took."""
+    """A runner that records the times of its steps."""
 
     def operations(self) -> list[tuple[str, int]]:
-        """(what, nanoseconds so far)."""
+        """The (phase, nanoseconds so far) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +48,25 @@ class Resident:
     """The device's own experts.
 
     Attributes:
-        stacks: of each layer, perhaps of no experts.
+        stacks: the stacks of each layer, perhaps of no experts.
     """
 
     kernels: Kernels
     stacks: Sequence[PackedStack]
 
     def run(self, layer: int, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor | None:
-        """Sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
+        """The sum of the chosen experts that are here, [T, hidden]; None if the layer has none."""
         stacks = self.stacks[layer]
         return apply(self.kernels, stacks, x, ids, gate) if stacks.gate_up.count else None
 
 
 def apply(kernels: Kernels, s: PackedStack, x: Tensor, ids: Tensor, gate: Tensor) -> Tensor:
-    """Weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
+    """The weighted sum of the chosen experts that are in the stacks, [T, hidden]."""
     return kernels.experts(x, ids, gate, s.slots, s.gate_up, s.down, s.extras)
 
 
 class Coupled:
-    """CPU and device at the same time.
+    """Runs experts on CPU and device at the same time.
 
     Args:
         host: experts in main memory; None: there are none.
@@ -96,19 +96,19 @@ class Coupled:
             self._host.check()
 
     def operations(self) -> list[tuple[str, int]]:
-        """(operation of the CPU, nanoseconds so far). Of the device only a trace can tell, as nobody waits
-        for it here."""
+        """The (operation of the CPU, nanoseconds so far) pairs. The device's times are seen only in a trace, as
+        nothing waits for it here."""
         return [] if self._host is None else self._host.operations()
 
 
 class Streamed:
-    """The device computes everything; slabs of experts come over the link, one ahead."""
+    """Runs all experts on the device; slabs of them come over the link, one ahead."""
 
     def __init__(self, slabs: SlabStream, resident: Resident) -> None:
         self._slabs, self._resident = slabs, resident
 
     def begin(self, n_tokens: int, defer: int) -> None:
-        """`defer` does not count: nothing is late here."""
+        """Does nothing with `defer`: no expert is deferred here."""
         self._slabs.begin()
 
     def check(self) -> None:

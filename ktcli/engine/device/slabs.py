@@ -4,8 +4,8 @@ A slab is as many experts of one layer as its buffer holds. While the device com
 next is on the link and the one after it is being gathered in pinned memory. The order of slabs is known
 beforehand, over all layers, so that the link never waits for a router.
 
-Experts lie in main memory as the nodes' slices, cut by width. A slice is an expert of its own, only
-narrower, and what the slices give is added up; so nothing is put together again on the way.
+Experts lie in main memory as the nodes' slices, cut by width. A slice is an expert of its own, only narrower, and the
+slices' results are added up; so nothing is put together again on the way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINE_BYTES = 256  # each stack in a slab begins where loads of any width are al
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """Experts of one layer that travel together, all slices of each.
+    """A group of experts of one layer that are copied together, all slices of each.
 
     Attributes:
         experts: their ids, ascending.
@@ -45,7 +45,7 @@ class Slab:
         return sum(padded for _, _, padded in self._places())
 
     def gather(self, memory: Tensor, pool: Pool) -> None:
-        """Copy the experts to host memory, one stack behind the other, with all threads of the pool."""
+        """Copies the experts to host memory, one stack behind the other, with all threads of the pool."""
         assert memory.nbytes >= self.size_bytes
         pieces: list[tuple[int, int, int]] = []
         for weight, first, _ in self._places():
@@ -57,7 +57,7 @@ class Slab:
         pool.copy(pieces)
 
     def stacks(self, memory: Tensor, slots: Tensor) -> list[PackedStack]:
-        """What `gather` wrote, seen as stacks: one pair for each slice."""
+        """The stacks in memory that `gather` filled: one pair for each slice."""
         packed = []
         for weight, first, _ in self._places():
             size = _matrix_bytes(weight)
@@ -70,13 +70,13 @@ class Slab:
         ]
 
     def slots(self, experts: int) -> Tensor:
-        """int32 [experts]: which row of the stacks is whose; -1: none."""
+        """The row of each expert in the stacks, int32 [experts]; -1: none."""
         found = torch.full((experts,), -1, dtype=torch.int32)
         found[list(self.experts)] = torch.arange(len(self.experts), dtype=torch.int32)
         return found
 
     def _places(self) -> Iterator[tuple[Weight, int, int]]:
-        """Every stack: of which weight, where it begins, and the bytes to the next."""
+        """Yields every stack: its weight, its first byte, and the bytes to the next."""
         at = 0
         for gate_up, down in zip(self.weights.gate_up, self.weights.down, strict=True):
             for weight in (gate_up, down) if down.k else ():
@@ -88,7 +88,7 @@ class Slab:
 def slabs_of(
     layers: Sequence[LayerWeights | None], wanted: NDArray[np.bool_], size_bytes: int
 ) -> tuple[Slab, ...]:
-    """The wanted experts [layers, experts] in slabs of at most `size_bytes`, at least one expert each."""
+    """Divides the wanted experts [layers, experts] into slabs of at most `size_bytes`, at least one expert each."""
     found = []
     for i, weights in enumerate(layers):
         if weights is not None:
@@ -102,10 +102,10 @@ class SlabStream:
     """Brings slabs to the device in their order, one ahead.
 
     Args:
-        pool: gathers the slabs; nobody else uses it between `begin` and the last slab.
-        compute: where the slabs are used.
+        pool: gathers the slabs; nothing else uses it between `begin` and the last slab.
+        compute: the stream in which the slabs are used.
         copies: a second stream of the same device.
-        experts: of a layer, chosen or not.
+        experts: the number of experts of a layer.
     """
 
     def __init__(
@@ -122,15 +122,15 @@ class SlabStream:
         self._loaded = self._taken = 0
 
     def begin(self) -> None:
-        """All slabs will be taken once more; the first two are on their way. The compute stream is idle."""
+        """Starts the copies of the first two slabs; all will be taken once more. The compute stream is idle."""
         self._copies.synchronize()  # a step that was broken off may have left a copy without its mark
         self._loaded = self._taken = 0
         self._load()
         self._load()
 
     def of_layer(self, layer: int) -> Iterator[list[PackedStack]]:
-        """The slabs of a layer: of each its slices. What is done with one must be in the stream before
-        the next is asked for."""
+        """Yields the slabs of a layer, the slices of each. The work with one must be in the stream before the next
+        is asked for."""
         while self._taken < len(self._slabs) and self._slabs[self._taken].layer == layer:
             which, slab = self._taken % 2, self._slabs[self._taken]
             copied = self._copied[which]
@@ -142,13 +142,13 @@ class SlabStream:
             self._load()
 
     def _load(self) -> None:
-        """Gather the next slab in pinned memory, and start its copy."""
+        """Gathers the next slab in pinned memory, and starts its copy."""
         if self._loaded == len(self._slabs):
             return
         which, slab = self._loaded % 2, self._slabs[self._loaded]
         copied, used = self._copied[which], self._used[which]
         if copied is not None:
-            copied.wait()  # what was staged here before is on the device by now
+            copied.wait()  # the slab that was staged here before is on the device by now
         slab.gather(self._staged[which], self._pool)
         if used is not None:
             self._copies.after(used)

@@ -1,7 +1,7 @@
 """The steps of a session on a device: decode replays the captured step, a prompt runs as it comes.
 
 A prompt's chunk takes one of two ways through the experts in main memory: short ones let the CPU
-compute them, long ones bring them to the device. Which is decided for each chunk by its own length, so
+compute them, long ones bring them to the device. The way is decided for each chunk by its own length, so
 a long prompt's last few tokens go the short way.
 """
 
@@ -32,12 +32,12 @@ Forward = Callable[[Tensor, Rows, int, Runner], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LongPrompts:
-    """How long prompts are read.
+    """The rule by which long prompts are read.
 
     Attributes:
-        threshold: tokens of a chunk from which its experts come to the device; None: never.
-        chunk: tokens of such a chunk, at most.
-        short: tokens of any other chunk, at most; where the CPU has experts, PREFILL_CHUNK is all it takes.
+        threshold: the fewest tokens of a chunk whose experts come to the device; None: never.
+        chunk: the most tokens of such a chunk.
+        short: the most tokens of any other chunk; where the CPU has experts, PREFILL_CHUNK is all it takes.
     """
 
     threshold: int | None
@@ -45,23 +45,23 @@ class LongPrompts:
     short: int = PREFILL_CHUNK
 
     def streams(self, n_tokens: int) -> bool:
-        """Whether a chunk of so many tokens has its experts brought to the device."""
+        """Tells whether a chunk of `n_tokens` has its experts brought to the device."""
         return self.threshold is not None and n_tokens >= max(2, self.threshold)
 
     def chunk_tokens(self, left: int) -> int:
-        """Of the next chunk, when so many tokens are left."""
+        """The tokens of the next chunk, when `left` are left."""
         long = min(left, self.chunk)
         return long if self.streams(long) else min(left, self.short)
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How steps run; shared by the sessions of an engine, which take turns.
+    """The ways in which steps run; shared by the sessions of an engine, which take turns.
 
     Attributes:
         decode: the captured step of one token; None: every step runs anew.
-        runner: of decode and of short chunks of a prompt.
-        streamed: of long ones; None: there are none.
+        runner: the runner of decode and of short chunks of a prompt.
+        streamed: the runner of long ones; None: there are none.
         host: experts in main memory; None: there are none.
     """
 
@@ -81,8 +81,8 @@ class DeviceSteps:
     """Runs chunks on a device.
 
     Args:
-        pages: int32, of the session: page of each run of 64 positions.
-        slots: its states; (): no layer keeps any.
+        pages: the session's page of each run of 64 positions, int32.
+        slots: the slots of its states; (): no layer keeps any.
     """
 
     def __init__(self, ways: Ways, pages: NDArray[np.int32], slots: Sequence[int] = ()) -> None:
@@ -121,7 +121,7 @@ class DeviceSteps:
         self._states.end(target, chunk.start + n, n_tokens=n)
 
     def _run(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
-        """Run a chunk; slots [2, 1]: the state to read and the one to write."""
+        """Runs a chunk; slots [2, 1]: the state to read and the one to write."""
         if chunk.ids.size == 1 and chunk.first_output == 0 and self._ways.decode is not None:
             self._decode(self._ways.decode, chunk, slots)
         else:
@@ -147,7 +147,7 @@ class DeviceSteps:
         self._outputs, self._decoded = step.logits(), step
 
     def _read(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
-        """A chunk of a prompt, or a token whose neighbours are computed one phase after the other."""
+        """Runs a chunk of a prompt, or a token that is not computed by the captured step."""
         ways, n = self._ways, chunk.ids.size
         runner = self._runner(n)
         first_output = min(chunk.first_output, n - 1)  # one at least: operations need a row

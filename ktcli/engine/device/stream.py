@@ -29,7 +29,7 @@ class Mark(Protocol):
     """A point in a stream's work."""
 
     def wait(self) -> None:
-        """Return when the stream has got there."""
+        """Returns when the stream has got there."""
 
 
 class Stream(Protocol):
@@ -39,42 +39,43 @@ class Stream(Protocol):
     def device(self) -> torch.device: ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """target = source; of one shape and dtype, without gaps; either may lie in pinned host memory."""
+        """Copies `source` to `target`, of one shape and dtype, without gaps; either may lie in pinned host memory."""
 
     def call(self, function: int, argument: int) -> None:
-        """Run a C function of type cudaHostFn_t, given by address, with its argument."""
+        """Runs a C function of type cudaHostFn_t, given by address, with its argument."""
 
     def write_flag(self, address: int) -> None:
-        """Write 1 to the 32 bits of pinned memory at a host address."""
+        """Writes 1 to the 32 bits of pinned memory at a host address."""
 
     def await_flag(self, address: int) -> None:
-        """Wait until the 32 bits at a host address are 1, then write 0."""
+        """Waits until the 32 bits at a host address are 1, then writes 0."""
 
     def pin(self, address: int, size_bytes: int) -> None:
-        """Make host memory fit for `copy` beside other work, until `unpin`."""
+        """Pins host memory for `copy` beside other work, until `unpin`."""
 
     def unpin(self, address: int) -> None:
-        """Before memory that was pinned goes: wait for what the stream still does with it, then let go."""
+        """Waits for the stream's work with pinned memory, then unpins it; call it before the memory is freed."""
 
     def pinned(self, size_bytes: int) -> Tensor:
-        """New host memory that is fit for it, uint8."""
+        """Allocates pinned host memory, uint8."""
 
     def mark(self) -> Mark:
-        """The end of what was given to the stream so far."""
+        """Marks the end of the work that was given to the stream so far."""
 
     def after(self, mark: Mark) -> None:
-        """What is given from now on waits for a mark of another stream of the device."""
+        """Makes all further work wait for a mark of another stream of the device."""
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """What repeats `work`: it must always touch the same memory and never look at a result.
+        """Captures `work`, which must always touch the same memory and never look at a result, and returns a function
+        that repeats it.
 
-        It has run before: kernels are compiled and workspaces taken by then."""
+        `work` has run before: kernels are compiled and workspaces taken by then."""
 
     def running(self) -> AbstractContextManager[None]:
-        """Within this block, torch's own operations go to the stream."""
+        """A block in which torch's own operations go to the stream."""
 
     def synchronize(self) -> None:
-        """Return when everything is done.
+        """Returns when everything is done.
 
         Raises:
             DeviceError: something failed.
@@ -154,7 +155,7 @@ class HostStream:
 
 
 class _Past:
-    """What is behind us already."""
+    """A point in work that is already done."""
 
     def wait(self) -> None:
         pass
@@ -178,7 +179,7 @@ class CudaStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Host address -> the device's: asked for once, which is before a capture.
+        # Host address -> the device's address: asked for once, which is before a capture.
         self._seen_at: dict[int, int] = {}
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -216,7 +217,7 @@ class CudaStream:
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate or copy meanwhile: only this one's calls are captured.
+        # Other threads may allocate or copy meanwhile: only this thread's calls are captured.
         capture = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
         with device_errors("capturing a decode step"), _nothing_collected(), capture:
             work()
@@ -247,15 +248,15 @@ class CudaStream:
 
 
 def _require_whole(target: Tensor, source: Tensor) -> None:
-    """Anything else takes a detour through memory that is not pinned: it is read when the copy is asked for,
-    not when the stream gets there."""
+    """Refuses tensors with gaps: they take a detour through memory that is not pinned, which is read when the copy
+    is asked for, not when the stream gets there."""
     same = target.shape == source.shape and target.dtype == source.dtype
     assert same and target.is_contiguous() and source.is_contiguous(), (target.shape, source.shape)
 
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """What the collector frees in the middle of a capture, with calls that are not allowed there, ends it."""
+    """Turns garbage collection off while capturing: objects that it frees make CUDA calls that end a capture."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
@@ -268,8 +269,8 @@ def _nothing_collected() -> Iterator[None]:
 
 @contextmanager
 def one_step(stream: Stream) -> Iterator[None]:
-    """Around a step: nothing of the one before is in flight, nor anything of this one if it is broken off,
-    by Ctrl-C say; the buffers that steps share are free.
+    """Encloses a step: nothing of the one before is in flight, nor anything of this one if it is interrupted; the
+    buffers that steps share are free.
 
     Raises:
         DeviceError: the device failed.
@@ -285,13 +286,13 @@ def one_step(stream: Stream) -> Iterator[None]:
 
 
 def stream_on(device: torch.device) -> Stream:
-    """A new stream of a device."""
+    """Makes a new stream of a device."""
     return CudaStream(device) if device.type == "cuda" else HostStream()
 
 
 @contextmanager
 def device_errors(doing: str) -> Iterator[None]:
-    """Turn what torch raises for a failed device into `DeviceError`.
+    """Turns torch's errors about a failed device into `DeviceError`.
 
     Raises:
         OutOfDeviceMemory: the device's memory is full.
@@ -317,7 +318,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those it was raised in the handling of: a capture ends with an error of its own."""
+    """Yields an error and those it was raised in the handling of: a capture ends with an error of its own."""
     found: BaseException | None = error
     while found is not None:
         yield found

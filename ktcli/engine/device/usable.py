@@ -1,4 +1,4 @@
-"""Whether torch can use a GPU here, and if not, why: asked before anything is loaded."""
+"""Tells whether torch can use a GPU here, and if not, why: asked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INSTALL = "pip install 'ktcli[gpu]' brings the torch that GPUs need"
 
 
 def why_not(torch_name: str = "torch") -> str:
-    """One clause that says why no GPU can be used: "torch is not installed (…)"; "" if one can.
+    """The reason why no GPU can be used, one clause: "torch is not installed (…)"; "" if one can.
 
     Args:
         torch_name: the module, for tests.
@@ -23,7 +23,7 @@ def why_not(torch_name: str = "torch") -> str:
         return f"torch {why} ({INSTALL})"
     if torch.version.cuda is None:
         return f"the installed torch {torch.__version__} is a build without CUDA ({INSTALL})"
-    # What is wrong with a driver, torch says in a warning, and then sees no device.
+    # torch reports a fault of the driver in a warning, and then sees no device.
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         usable = torch.cuda.is_available() and torch.cuda.device_count() > 0

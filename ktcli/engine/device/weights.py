@@ -1,7 +1,7 @@
-"""A model's tensors in device memory: everything but the embedding, and of the experts those a mask names.
+"""A model's tensors in device memory: everything but the embedding and the experts that a mask leaves out.
 
 All of it lies in one allocation, whose size is known before a byte is read; the bytes come from the same
-sources as the CPU's, in pieces of whole panels through pinned memory, and each that is needed is read once.
+sources as the CPU's, in pieces of whole panels through pinned memory, and each piece that is needed is read once.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ktcli.ops.torch.packed import Extras, Matrix, Packed, PackedStack, PlainMat
 from ktcli.planner.stack import plain_bytes
 from ktcli.weights.recipe import Recipe, format_of, is_in_f32, stored_bytes
 
-_ALIGNMENT = 256  # bytes: what an allocation of its own would begin on
+_ALIGNMENT = 256  # bytes; a separate allocation would begin at a multiple of it
 _DTYPES = {0: torch.uint8, 2: torch.bfloat16, 4: torch.float32}  # by bytes of a plain value
-_STAGING_BYTES = 64 << 20  # of each of the two pinned buffers, unless one panel is larger
+_STAGING_BYTES = 64 << 20  # each of the two pinned buffers, unless one panel is larger
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """What a model has on a device.
+    """The part of a model that is loaded on a device.
 
     Attributes:
         embedding: bf16 or f32 [vocab, H] in host memory: a step needs a few of its rows.
-        stacks: of each layer with experts those that are here.
-        size_bytes: on the device.
+        stacks: the experts of each MoE layer that are here.
+        size_bytes: bytes on the device.
     """
 
     weights: Weights
@@ -52,12 +52,12 @@ class DeviceModel:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One tensor as it will lie on the device.
+    """A tensor, or some of its matrices, as it will lie on the device.
 
     Attributes:
-        format: as stored; None: a vector.
+        format: the format it is stored in; None: a vector.
         indices: the matrices that are taken, ascending.
-        dtype: of the values if it is un-packed; uint8: it stays packed.
+        dtype: the type of the values if it is un-packed; uint8: it stays packed.
     """
 
     tensor: Tensor
@@ -67,7 +67,7 @@ class _Part:
 
     @property
     def matrix_bytes(self) -> int:
-        """Of one matrix as stored."""
+        """The bytes of one matrix as stored."""
         t = self.tensor
         return 4 * t.n * t.k if self.format is None else packed_bytes(self.format, t.n, t.k)
 
@@ -81,12 +81,12 @@ class _Part:
 
     @property
     def size_bytes(self) -> int:
-        """On the device."""
+        """The bytes on the device."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 def device_bytes(model: Model, recipe: Recipe, mask: Mask) -> int:
-    """Device memory of the weights."""
+    """The device memory of the weights, in bytes."""
     return sum(ceil_to(part.size_bytes, _ALIGNMENT) for part in _parts(model, recipe, mask))
 
 
@@ -98,10 +98,10 @@ def load_device(
     device: torch.device,
     progress: Progress | None = None,
 ) -> DeviceModel:
-    """Fill device memory.
+    """Loads the weights into device memory.
 
     Args:
-        mask: bool [layers with experts, experts], true: the expert is on the device.
+        mask: true for the experts on the device, bool [MoE layers, E].
     Raises:
         torch.OutOfMemoryError: the device has not so much; nothing was read.
         BadPack: the files are damaged.
@@ -150,7 +150,7 @@ def _parts(model: Model, recipe: Recipe, mask: Mask) -> list[_Part]:
 
 
 def _dtype(tensor: Tensor, fmt: Format | None) -> torch.dtype:
-    """Of the values on the device; uint8: they stay packed."""
+    """The type of the values on the device; uint8: they stay packed."""
     if fmt is None:
         return torch.float32
     return _DTYPES[plain_bytes(tensor, fmt)]
@@ -165,7 +165,7 @@ def _matrix(part: _Part, data: torch.Tensor, fmt: Format) -> Matrix:
 def _stacks(
     model: Model, matrices: dict[str, Matrix], vectors: dict[str, torch.Tensor], mask: Mask
 ) -> tuple[PackedStack, ...]:
-    """Takes the experts out of matrices and vectors; one stack for each layer with experts."""
+    """Takes the experts out of matrices and vectors; returns one stack for each layer with experts."""
     stacks = []
     for layer, row in expert_rows(model).items():
         of_layer = [t for t in model.tensors if t.role is Role.EXPERTS and t.layer == layer]
@@ -187,7 +187,7 @@ def _stacks(
 
 
 class _Memory:
-    """One allocation, handed out piece by piece."""
+    """One allocation on the device, handed out piece by piece."""
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
         self.size_bytes = size_bytes
@@ -195,14 +195,14 @@ class _Memory:
         self._used = 0
 
     def take(self, part: _Part) -> torch.Tensor:
-        """The next piece, in the part's dtype and shape."""
+        """Takes the next piece, in the part's dtype and shape."""
         first, size = self._used, part.size_bytes
         self._used += ceil_to(size, _ALIGNMENT)
         return self._bytes[first : first + size].view(part.dtype).view(part.shape)
 
 
 class _Filler:
-    """Brings bytes from a source to the device, and says how many there are so far."""
+    """Copies bytes from a source to the device, and reports how many there are so far."""
 
     def __init__(
         self, source: TensorSource, device: torch.device, total: int, progress: Progress | None
@@ -212,13 +212,13 @@ class _Filler:
         self._staging = _Staging() if device.type == "cuda" else None
 
     def fill_host(self, tensor: Tensor, target: torch.Tensor) -> None:
-        """A tensor that is not packed, to host memory."""
+        """Fills a tensor that is not packed, in host memory."""
         memory = target.view(torch.uint8).numpy().reshape(-1)
         self._source.fill(tensor, as_array(tensor, memory), memory)
         self._count(memory.nbytes)
 
     def fill(self, part: _Part, target: torch.Tensor) -> None:
-        """A part, matrix by matrix, to where it belongs."""
+        """Fills a part's target, matrix by matrix."""
         if part.format is None:
             self._vector(part.tensor, target)
             return
@@ -241,7 +241,7 @@ class _Filler:
         self._write(target.view(-1).view(torch.uint8), read)
 
     def _piece(self, part: _Part, piece: _DevicePiece, offset: int, target: torch.Tensor) -> None:
-        """Some panels of a matrix, from byte `offset` of the tensor."""
+        """Fills some panels of a matrix, from byte `offset` of the tensor."""
         fmt, k = part.format, part.tensor.k
         assert fmt is not None
 
@@ -252,7 +252,7 @@ class _Filler:
         self._write(target, read)
 
     def _write(self, target: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
-        """What `read` writes into the memory it is given, to `target`, uint8 [n]."""
+        """Writes to `target`, uint8 [n], the bytes that `read` puts into the memory it is given."""
         if self._staging is None:
             read(target.numpy())
         else:
@@ -285,7 +285,7 @@ def _pieces(part: _Part, fmt: Format) -> Iterator[_DevicePiece]:
 
 
 class _Staging:
-    """Two pinned buffers in turn: while one is copied, the other is filled. Not yet run on a GPU."""
+    """Two pinned buffers used in turn: while one is copied, the other is filled. Not yet run on a GPU."""
 
     def __init__(self) -> None:
         self._buffers = [torch.empty(0, dtype=torch.uint8)] * 2
@@ -293,7 +293,7 @@ class _Staging:
         self._next = 0
 
     def write(self, target: torch.Tensor, read: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Read into a buffer and start its copy to `target`, uint8 [n], on the current stream."""
+        """Reads into a buffer and starts its copy to `target`, uint8 [n], on the current stream."""
         which, self._next = self._next, 1 - self._next
         self._copied[which].synchronize()
         if self._buffers[which].nbytes < target.nbytes:
