@@ -55,7 +55,7 @@ class Stored:
         transposed: each lies as [k, n].
         first, step, count: rows first, first + step, … of the matrix, `count` of them (0: as many as there
             are): halves, or gate and up that interleave. Of a vector: its elements.
-        plus: added to every value: norms whose gain is 1 + weight.
+        plus: added to every value of a vector: norms whose gain is 1 + weight.
     """
 
     name: str

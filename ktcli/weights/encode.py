@@ -81,6 +81,7 @@ class Encoder:
         """The stored bytes of a strip."""
         if strip.tensor.role is Role.VECTOR:
             return self._vector(strip, raws)
+        assert not any(rows.stored.plus for rows in strip.rows), "only vectors are added to"
         fmt = format_of(strip.tensor, self._recipe)
         sources = tuple(self._numbers(strip, span, raw) for span, raw in enumerate(raws))
         gathered = Gathered(sources, strip.map, strip.tensor.k)

@@ -332,6 +332,10 @@ WRONG: dict[str, tuple[Callable[[dict], dict], str]] = {
     "flat": (lambda s: broken(s, GATE, shape=(3200,)), r"shape \[3200\]"),
     "NaN": (lambda s: broken(s, GATE, value=0x7FC0), f"{GATE} in model.safetensors holds NaN or Inf"),
     "Inf": (lambda s: broken(s, GATE, value=0xFF80), f"{GATE} in model.safetensors holds NaN or Inf"),
+    **{
+        f"NaN in {name}": (lambda s, n=name: broken(s, n, value=0x7FC0), f"{name} in .* holds NaN or Inf")
+        for name in (GATE.replace("gate", "up"), "model.layers.0.self_attn.k_proj.weight", "lm_head.weight")
+    },
     "embedding NaN": (
         lambda s: broken(s, "model.embed_tokens.weight", value=0x7FC0),
         "model.embed_tokens.weight in .* NaN",
