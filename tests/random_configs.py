@@ -6,6 +6,7 @@ A trial changes a few fields of a case's config. By hand, wide: `python tests/ra
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 import time
@@ -87,13 +88,15 @@ class Trial:
 
     Attributes:
         changes: value by field of the text model's config; `DROPPED`: the field is left out.
+        hub: kt reads rotations in the hub's spelling.
     """
 
     case: Case
     changes: Mapping[str, Any]
+    hub: bool = False
 
     def __str__(self) -> str:
-        return f"{self.case.name}: {dict(self.changes)}"
+        return f"{self.case.name}{' (hub)' if self.hub else ''}: {dict(self.changes)}"
 
 
 DROPPED = "(left out)"
@@ -107,7 +110,8 @@ def draw(case: Case, rng: random.Random) -> Trial:
     for name in rng.sample(names, min(len(names), rng.choice((1, 1, 2, 2, 3, 4)))):
         dropped = name in given and name not in LARGE and rng.random() < 0.15
         changes[name] = DROPPED if dropped else _value(name, full.get(name), full, rng)
-    return Trial(case, changes)
+    flat = "rope_theta" in (full.get("rope_parameters") or {})
+    return Trial(case, changes, hub=flat and type(case) is Case and rng.random() < 0.3)
 
 
 def _inside(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -209,6 +213,9 @@ def _of_seed(trial: Trial, seed: int, folder: Path) -> str:
     try:
         checkpoint = write_checkpoint(case, folder / "checkpoint")
         judged = judge(case, checkpoint, ids)
+        if trial.hub:
+            config = replace(case, hub={}, renamed={}).hub_spelling()
+            (checkpoint / "config.json").write_text(json.dumps(config))
     except Exception:  # whatever transformers says of a config that it cannot run
         return _unjudged(case)
     if not np.isfinite(judged.logits).all():
@@ -231,9 +238,12 @@ def _of_seed(trial: Trial, seed: int, folder: Path) -> str:
 
 def _names_a_field(said: str, case: Case) -> bool:
     """Whether a refusal names a field of the config, or of a part of it."""
-    config = {**_inside(case.own_spelling()), **_inside(case.values)}
-    parts = [part for part in config.values() if isinstance(part, Mapping)]
-    return any(str(name) in said for part in (config, *parts) for name in part)
+
+    def named(part: Mapping[str, Any]) -> bool:
+        inner = (value for value in part.values() if isinstance(value, Mapping))
+        return any(str(name) in said for name in part) or any(map(named, inner))
+
+    return named(case.own_spelling()) or named(case.values)
 
 
 def _unjudged(case: Case) -> str:

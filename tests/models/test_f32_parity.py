@@ -12,9 +12,11 @@ import torch
 from convert import convert_checkpoint
 from cores import TWO
 from device import DeviceRun
+from hybrid import Made, answer, close
 from loading import load_engine
 from reference import CASES, Case, judge, write_checkpoint
 
+from ktcli.models import build
 from ktcli.weights.pack import Pack
 
 N_TOKENS = 100
@@ -40,3 +42,12 @@ def test_f32_equals_transformers(case: Case, tmp_path: Path) -> None:
         record.error == {} or set(record.error.values()) == {0.0}
         for record in Pack.open(pack).manifest.files
     )
+
+
+def test_a_device_and_the_cpu_share_an_f32_model(tmp_path: Path) -> None:
+    """Embedded rows of f32 enter the decode step of a device; the CPU has the experts."""
+    checkpoint = write_checkpoint(BY_NAME["deepseek-v3"], tmp_path / "checkpoint", torch.float32)
+    path = convert_checkpoint(checkpoint, tmp_path / "pack", experts="f32", dense="f32")
+    pack = Pack.open(path)
+    made = Made(path, build(pack.config), pack)
+    assert close(answer(made.engine(made.placed())), answer(made.cpu_only))
