@@ -85,6 +85,7 @@ def part_bytes(plan: Plan, *parts: ModelPart, on_gpu: bool = False) -> int:
     )
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(("where", "name", "use"), USES)
 def test_the_cpu_takes_what_was_planned(where: str, name: str, use: Use) -> None:
     plan, pool = planned(where, name, Request(device="cpu", use=use))
@@ -112,6 +113,7 @@ def test_the_cpu_takes_what_was_planned(where: str, name: str, use: Use) -> None
         assert abs(asked - need.need_bytes) <= pieces
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(("where", "name"), WITH_GPU)
 def test_a_gpu_takes_what_was_planned(where: str, name: str) -> None:
     plan, pool = planned(where, name, Request())

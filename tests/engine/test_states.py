@@ -69,6 +69,7 @@ def test_going_back_and_on_equals_a_fresh_run(engine, straight, wanted: int) -> 
     assert close(feed(session, OTHERS[:30]), straight([*IDS[:reached], *OTHERS[:30]]))
 
 
+@pytest.mark.each_once
 def test_rewinding_computes_what_is_not_known(engine, straight) -> None:
     session = engine.session()
     session.feed(IDS[:100])
@@ -77,6 +78,7 @@ def test_rewinding_computes_what_is_not_known(engine, straight) -> None:
     assert close(feed(session, OTHERS[:9]), straight([*IDS[:93], *OTHERS[:9]]))
 
 
+@pytest.mark.each_once
 def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatch) -> None:
     """An interrupt after the step ran and before its tokens were counted; between chunks; in one."""
     session = engine.session()
@@ -107,6 +109,7 @@ def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatc
     assert close(last, straight(IDS[:103]))
 
 
+@pytest.mark.each_once
 def test_advance_goes_on_from_the_nearest_snapshot(engine, straight) -> None:
     session = engine.session()
     session.advance(IDS[:80])

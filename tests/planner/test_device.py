@@ -79,6 +79,7 @@ DECISIONS = {
 }
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize(("where", "name"), DECISIONS, ids=lambda text: text)
 def test_decisions_of_recorded_machines(where: str, name: str):
     fits, count, depth, threshold = DECISIONS[where, name]
@@ -146,6 +147,7 @@ def test_same_question_same_answer():
 # --- laws of the budget -----------------------------------------------------------------------------
 
 
+@pytest.mark.each_once
 @pytest.mark.parametrize("wish", [None, "uniform", "front"])
 @pytest.mark.parametrize("name", [QWEN, "deepseek-v3"])
 def test_more_vram_never_fewer_experts(name: str, wish: str | None):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from weights.fake_checkpoint import DEEPSEEK3, FP8, QWEN3, write_file
 
 from ktcli.models import build
@@ -129,6 +130,7 @@ def hollow(folder: Path) -> int:
     return data
 
 
+@pytest.mark.thorough
 def test_a_true_layer_needs_little(tmp_path: Path):
     """Largest matrix: 7168 x 16384, 470 MB as f32; pieces of it are what is ever in memory."""
     size = hollow(tmp_path / "source")

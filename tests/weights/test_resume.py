@@ -138,6 +138,7 @@ convert(Path(sys.argv[1]), Path(sys.argv[2]), Recipe.named("int8", "bf16"), Pool
 """
 
 
+@pytest.mark.thorough
 def test_ten_kills(tmp_path: Path):
     """SIGKILL at ten random moments: equal bytes, and at most one file written twice per kill."""
     config = {**QWEN3, "num_hidden_layers": 12, "num_experts": 20}

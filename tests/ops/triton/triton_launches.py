@@ -1,9 +1,7 @@
 """Compile what the Triton row launches at the shapes of real models, without a GPU: python triton_launches.py CAP…
 
 The row's own functions run on tensors without memory (torch's device "meta"); each launch is caught and becomes a
-compilation to machine code for the compute capabilities given: all of them, or with --each-once each kernel as it is
-launched first, the first of them for the first capability, the next for the second, and so on. Prints a line of
-JSON per compilation.
+compilation to machine code for each of the compute capabilities given. Prints a line of JSON per compilation.
 """
 
 import os
@@ -173,14 +171,8 @@ def main() -> None:
     mimo_v2_flash()
     different = {source.hash() + str(options): (source, options) for source, options in sources()}
     capabilities = [int(each) for each in sys.argv[1:] if each.isdigit()]
-    wanted = [(*each, capabilities) for each in different.values()]
-    if "--each-once" in sys.argv:
-        first = {source.fn: (source, options) for source, options in reversed(different.values())}
-        wanted = [
-            (*each, [capabilities[i % len(capabilities)]]) for i, each in enumerate(first.values())
-        ]
-    for source, options, each_of in wanted:
-        for capability in each_of:
+    for source, options in different.values():
+        for capability in capabilities:
             target = GPUTarget("cuda", capability, 32)
             made = triton.compile(source, target=target, options=options)
             line = {
