@@ -183,7 +183,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Snapshot:
+class _Snapshot:
     """A state that is kept beyond the sequence that computed it.
 
     Attributes:
@@ -220,7 +220,7 @@ class StatePool:
         self._holders = [0] * count
         self._spare: OrderedDict[int, int] = OrderedDict()  # slot: its ticket
         self._tickets = 0
-        self._snapshots: dict[bytes, Snapshot] = {}
+        self._snapshots: dict[bytes, _Snapshot] = {}
         self._clock = 0
         self.counts = PoolCounts()
 
@@ -304,7 +304,7 @@ class StatePool:
             self._drop(self._victim(self._snapshots))
             self.counts.evicted += 1
         self.hold(slot)
-        self._snapshots[key] = Snapshot(slot, at, line, self._clock)
+        self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
 
     def find(self, key: bytes) -> int | None:
         """The slot of a snapshot, to be held before anything else is taken."""
