@@ -28,7 +28,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     kind = f.text("model_type", "")
     mlp_bias = f.flag("mlp_bias", False)
@@ -43,7 +43,8 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:
-    """All layers of Mistral; of Qwen, where windows are used at all, those from a number on."""
+    """Returns the window of each layer: every layer of Mistral has one; of Qwen, where windows are used at all,
+    those from a number on; none of Llama."""
     if kind == "mistral":
         return read_windows(f, default=lambda _: True)
     if kind == "llama" or not f.flag("use_sliding_window", False):

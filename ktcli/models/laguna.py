@@ -1,4 +1,5 @@
-"""Laguna (XS.2): a gate by softplus for each head, heads of a number that layers list, windows; one shared expert.
+"""Laguna (XS.2): a softplus gate for each head, a number of heads listed for each layer, sliding windows; one shared
+expert.
 
 The router scores by sigmoid with a correction. Layers with a window have a rotation of their own. Source: transformers
 5.23.
@@ -48,7 +49,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
@@ -65,12 +66,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 
 def _heads(f: Fields) -> list[int]:
-    """Query heads of each layer."""
+    """Returns the number of query heads of each layer."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_HEADS)
     if listed is None:

@@ -1,4 +1,5 @@
-"""Mellum2 (12B-A2.5B): Qwen3-MoE's layers with windows, whose rotation is another. Source: transformers 5.23."""
+"""Mellum2 (12B-A2.5B): Qwen3-MoE with sliding windows, whose layers have their own rotation. Source: transformers
+5.23."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     bias = f.flag("attention_bias", False)
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
@@ -45,5 +46,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)

@@ -33,7 +33,7 @@ _SEEING_NAMES = SparseNames((EachExpert(), FusedExperts(across=True)))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     sees = _sees(config)
     f = text_part(config, f"{_SEEING}_text") if sees else Fields(config)
     near = not sees and f.flag("use_sliding_window", False) and f.has("sliding_window")
@@ -52,7 +52,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first layers, the last of them with experts."""
     if not _sees(config):
         return cut_listed_dense(config, layers)
     return {**config, TEXT: cut_listed_dense(config[TEXT], layers)}

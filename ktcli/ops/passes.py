@@ -1,4 +1,4 @@
-"""Passes: recordings in, recordings out, that compute the same."""
+"""Passes rewrite recordings as recordings that compute the same."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ktcli.ops.table.experts import Carry, Experts, SplitRouting
 
 
 def defer_experts(recording: Recording, layers: int) -> Recording:
-    """The first `layers` layers with experts may defer some of them to the next one; a step says how many.
+    """Lets the first `layers` layers with experts defer some of them to the next one; a step says how many.
 
-    Each such routing is split. What is late is computed behind what is not, into a buffer of its own, and joins the
-    experts of the layer that comes next.
+    Each such routing is split. Deferred experts are computed after the immediate ones, into a buffer of their own, and
+    their sum is added to that of the next layer's experts.
     """
     records: list[Record] = []
     buffers = list(recording.buffers)
@@ -47,8 +47,8 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
 
 
 def reuse_buffers(recording: Recording) -> Recording:
-    """Buffers whose contents nobody reads any more hold new ones, so that a model of sixty layers needs about as many
-    as one of its layers."""
+    """Puts new contents into buffers whose contents nobody reads any more, so that a model of sixty layers needs
+    about as many buffers as one of its layers."""
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}
     last.update((result.buffer, len(recording.records)) for result in recording.results)
