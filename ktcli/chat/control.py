@@ -18,7 +18,7 @@ from typing import Any
 
 from ktcli.chat.codec import AddedToken
 from ktcli.chat.tokenizer import MAX_TOKEN_CHARS, Tokenizer
-from ktcli.chat.words import Words
+from ktcli.chat.words import ControlWords
 from ktcli.errors import UsageError
 
 # Unicode says of these that no text is made of them; private characters stand in if a text is made of all of them.
@@ -87,9 +87,9 @@ class ControlTokens:
         told = [] if allowed else [token for token in tokenizer.added if _is_control(token)]
         self.ids = frozenset(token.id for token in told)
         in_answers = [t.text for t in told if t.special and not _THOUGHT.fullmatch(t.text)]
-        self._everywhere = Words(token.text for token in told)
-        self._in_answers = Words(in_answers)
-        self._of_answers = Words({token.text for token in told}.difference(in_answers))
+        self._everywhere = ControlWords(token.text for token in told)
+        self._in_answers = ControlWords(in_answers)
+        self._of_answers = ControlWords({token.text for token in told}.difference(in_answers))
 
     def render(
         self,

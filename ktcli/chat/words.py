@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 MAX_HEADS = 64  # beginnings of words that are looked for at once
 
 
-class Words:
+class ControlWords:
     """Knows the texts of some added tokens, each of two characters or more."""
 
     def __init__(self, texts: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktcli.chat.words import MAX_HEADS, Words
+from ktcli.chat.words import MAX_HEADS, ControlWords
 
 MARK = "\ufdd6"
 LETTERS = st.text("<|>ab[/] ", min_size=2, max_size=6)
@@ -15,7 +15,7 @@ SOME_WORDS = st.lists(LETTERS, min_size=1, max_size=6)
 @given(SOME_WORDS, st.text("<|>ab[/] ", max_size=30))
 def test_every_place_where_a_word_begins(words: list[str], text: str) -> None:
     found = [at for at in range(len(text)) if any(text.startswith(word, at) for word in words)]
-    known = Words(words)
+    known = ControlWords(words)
     assert list(known.places(text)) == found
     assert all(text.startswith(word, at) for word, at in zip(known.found(text), found, strict=True))
     marked = known.marked(text, MARK)
@@ -33,7 +33,7 @@ def test_a_guarded_text_is_part_of_no_word(
     words: list[str], before: str, text: str, behind: str
 ) -> None:
     """Whatever stands before and behind it, and if a template takes the spaces at its ends away."""
-    known = Words(words)
+    known = ControlWords(words)
     made = known.guarded(text, MARK)
     assert made.replace(MARK, "") == text
     for middle in (made, made.strip()):
@@ -43,12 +43,12 @@ def test_a_guarded_text_is_part_of_no_word(
 
 def test_thousands_of_words_with_many_beginnings() -> None:
     words = [f"{first}x{n}{last}" for n in range(MAX_HEADS) for first, last in ("<>", "[]", "|;")]
-    known = Words([*words, "{{", "]~b]"])
+    known = ControlWords([*words, "{{", "]~b]"])
     text = f"a{words[7]}b{words[99]}{{{{{{ ]~b]~b]"
     assert known.found(text) == [words[7], words[99], "{{", "{{", "]~b]", "]~b]"]
 
 
 def test_no_words() -> None:
-    known = Words([])
+    known = ControlWords([])
     assert known.found("<s>") == []
     assert known.guarded("<s>", MARK) == "<s>"
