@@ -135,14 +135,14 @@ def examine(document: Json, where: str) -> Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Steps:
     """The steps of a normalizer, pre-tokenizer or decoder, and how many times longer they make a text at most."""
 
     steps: list[Json]
     growth: int
 
 
-def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Part:
+def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Steps:
     children, allowed = _PARTS[part]
     steps = _steps(found, part, children, refuse)
     _count(steps, part, refuse)
@@ -154,7 +154,7 @@ def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Par
         growth *= allowed[kind] * _own_growth(step, refuse)
         if growth > MAX_GROWTH:
             raise refuse(f"has a {part} that makes texts more than {MAX_GROWTH} times longer")
-    return _Part(steps, growth)
+    return _Steps(steps, growth)
 
 
 def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> None:
