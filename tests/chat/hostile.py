@@ -112,7 +112,7 @@ JUNK = bytes(_draw.randrange(256) for _ in range(4096))
 LYING: list[bytes] = [
     (1 << 30).to_bytes(4, "little") + JUNK,
     (0xFFFFFFFF).to_bytes(4, "little") + JUNK,
-    (8).to_bytes(4, "little") + b"\xff" * 8 + b"ab\0",
+    (8).to_bytes(4, "little") + b"\xff" * 8 + b"ab",
     (4096).to_bytes(4, "little") + JUNK,
     b"",
     JUNK,
