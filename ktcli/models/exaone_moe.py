@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     is_dense = read_typed_dense(f)
     listed = f.has("layer_types")
-    window = read_windows(f, default=(lambda _: False) if listed else _is_near(f))
+    window = read_windows(f, default=(lambda _: False) if listed else _is_sliding(f))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = attention.within(window(i))
@@ -55,7 +55,7 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return cut_typed_dense(config, layers)
 
 
-def _is_near(f: Fields) -> Any:
+def _is_sliding(f: Fields) -> Any:
     """Returns a function that tells whether a layer has a window: all but every n-th, or those with an L (local) in
     a text of L and G."""
     pattern = f.values.get("sliding_window_pattern")

@@ -17,7 +17,7 @@ from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_late_windows, read_typed_dense
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_upper_windows
 from ktcli.models.skeleton import assemble
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
@@ -84,6 +84,6 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:
     """Returns the window of each layer: those of dots.llm1 from a number on have one; the other models have none."""
     if kind == "dots1":
-        return read_late_windows(f)
+        return read_upper_windows(f)
     f.require_no_windows()
     return lambda _: 0

@@ -42,7 +42,7 @@ _THETAS = "layer_rope_theta"
 _PREFIXES = Prefixes(mlp="block_sparse_moe")
 _WITHIN = MlpNames(fused="input_linear.weight", down="output_linear.weight")
 _SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
-_NEAR_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
+_SLIDING_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
 _NAMES = SparseNames(
     (EachExpert(), FusedExperts("input_linear.weight", "output_linear.weight")),
     RouterNames("router.layer.weight"),
@@ -53,7 +53,7 @@ _NAMES = SparseNames(
 def build(config: Mapping[str, Any]) -> DecoderModel:
     """Builds the model that a config describes."""
     f = Fields(config)
-    sees_near = f.text("model_type", "") == "granitemoe_swa"
+    sliding = f.text("model_type", "") == "granitemoe_swa"
     shared = f.whole("shared_intermediate_size", low=0, default=0)
     routing = read_softmax_routing(f, normalize=True)
     sparse = SparseMlp(
@@ -61,9 +61,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         f.whole("intermediate_size"),
         routing,
         shared_width=shared if f.text("model_type", "") != "granitemoe" else 0,
-        names=_NEAR_NAMES if sees_near else _NAMES,
+        names=_SLIDING_NAMES if sliding else _NAMES,
     )
-    attend = _near(f) if sees_near else lambda _: _attention(f)
+    attend = _sliding(f) if sliding else lambda _: _attention(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         return attend(i), sparse
@@ -96,7 +96,7 @@ def _attention(f: Fields) -> GroupedQueryAttention:
     return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
 
 
-def _near(f: Fields) -> Any:
+def _sliding(f: Fields) -> Any:
     """Returns the attention of each layer of the kind with windows."""
     window = read_windows(f, default=lambda i: i % 4 > 0)
     thetas = _thetas(f)

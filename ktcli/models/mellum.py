@@ -15,8 +15,8 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
-_ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ROPE = {_FULL: {"rope_theta": 500_000.0}, _SLIDING: {"rope_theta": 10_000.0}}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mellum": {
         "head_dim": 128,
@@ -38,7 +38,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = of_kind(f, _NEAR if window(i) else _FULL)
+        own = of_kind(f, _SLIDING if window(i) else _FULL)
         attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 

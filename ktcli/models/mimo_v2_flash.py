@@ -21,9 +21,9 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 # The hub's names of the rotary base of each kind of layer, and its defaults.
-_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_NEAR, 1e4)}
+_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_SLIDING, 1e4)}
 # Fields of which one value is known.
 _ONLY = {
     "mlp_bias": False,
@@ -49,7 +49,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 # The hub's lists of 0 and 1, one for each layer: transformers' name of each, and what 0 and 1 mean.
 _LISTS = {
-    "hybrid_layer_pattern": ("layer_types", (_FULL, _NEAR)),
+    "hybrid_layer_pattern": ("layer_types", (_FULL, _SLIDING)),
     "moe_layer_freq": ("mlp_layer_types", ("dense", "sparse")),
 }
 
@@ -58,7 +58,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """Builds the model that a config describes."""
     f = _own(config)
     _refuse_others(f)
-    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
     is_dense = read_typed_dense(f)
@@ -89,7 +89,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
         values[own] = given
     if values.get("layer_types") is None:
         n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-        values["layer_types"] = [_NEAR if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
+        values["layer_types"] = [_SLIDING if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
     if values.get("rms_norm_eps") is None:
         values["rms_norm_eps"] = values.get("layernorm_epsilon")
     if values.get("rope_parameters") is None:
@@ -113,7 +113,7 @@ def _refuse_others(f: Fields) -> None:
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """Reads the attention of the layers of one kind."""
     values = dict(of_kind(f, kind).values)
-    if kind == _NEAR:
+    if kind == _SLIDING:
         doubled = 2 * f.whole("num_key_value_heads", high=MAX_HEADS)
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
         values["num_key_value_heads"] = kv_heads

@@ -46,7 +46,7 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
     return lambda i: window if types[i] == "sliding_attention" else 0
 
 
-def read_late_windows(f: Fields) -> Callable[[int], int]:
+def read_upper_windows(f: Fields) -> Callable[[int], int]:
     """Reads the windows of a model whose layers have one from a number on, unless the config lists the layers'
     types."""
     first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)

@@ -70,7 +70,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         return linear if kinds[i] == _LINEAR else full, mlp(i)
 
-    body = "model.language_model" if _sees(config) else "model"
+    body = "model.language_model" if _has_vision(config) else "model"
     prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
     return assemble(f, "qwen3_next", parts, prefixes)
 
@@ -85,10 +85,12 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 def _text(config: Mapping[str, Any]) -> Fields:
     """Returns the text part of a config, which is nested where there is a vision part."""
-    return text_part(config, f"{config['model_type']}_text") if _sees(config) else Fields(config)
+    if not _has_vision(config):
+        return Fields(config)
+    return text_part(config, f"{config['model_type']}_text")
 
 
-def _sees(config: Mapping[str, Any]) -> bool:
+def _has_vision(config: Mapping[str, Any]) -> bool:
     """Tells whether the config has a vision part, beside which the text part is nested."""
     return config.get(TEXT) is not None
 

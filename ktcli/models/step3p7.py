@@ -45,7 +45,7 @@ _USUAL = {
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {TEXT: _USUAL}}
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
     (EachExpert("gate_proj.weight", "up_proj.weight", "down_proj.weight"), FusedExperts()),
@@ -68,7 +68,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     """Builds the model that a config describes."""
     f = _own(config)
     f.only(_ONLY)
-    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
     limits, shared_limits = read_limits(f, "swiglu_limits"), read_limits(f, "swiglu_limits_shared")
@@ -168,7 +168,7 @@ def _of_layer(f: Fields, name: str, layer: int, default: float) -> Any:
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
     """Reads the attention of the layers of one kind."""
     own = of_kind(f, kind)
-    if kind == _NEAR:
+    if kind == _SLIDING:
         heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
         own = Fields({**own.values, "num_attention_heads": heads}, f.where)
     made = read_gqa(own, norms=QkNorms(plus=1.0), partly=True)

@@ -19,30 +19,30 @@ def defer_experts(recording: Recording, layers: int) -> Recording:
     records: list[Record] = []
     buffers = list(recording.buffers)
     routings = sum(each.operation.gives.count(FieldKind.ROUTING) for each in recording.records)
-    found, late = 0, None  # layers with experts so far; what the last of them deferred
+    found, deferred = 0, None  # layers with experts so far; what the last of them deferred
     for record in recording.records:
         operation = record.operation
         if not isinstance(operation, Experts):
             records.append(record)
             continue
         found += 1
-        before, late = late, None
+        before, deferred = deferred, None
         (out,) = record.outs
         if found > layers:
             records.append(record)
         else:
-            now, later = (Number(FieldKind.ROUTING, routings + i) for i in (0, 1))
+            immediate, later = (Number(FieldKind.ROUTING, routings + i) for i in (0, 1))
             routings += 2
-            split = SplitRouting(operation.routed, late=True)
-            records.append(Record(split, (), (now, later), record.layer))
-            records.append(replace(record, operation=replace(operation, routed=now)))
-            late = View(len(buffers), 0, out.width)
+            split = SplitRouting(operation.routed, defers=True)
+            records.append(Record(split, (), (immediate, later), record.layer))
+            records.append(replace(record, operation=replace(operation, routed=immediate)))
+            deferred = View(len(buffers), 0, out.width)
             buffers.append(buffers[out.buffer])
         if before is not None:
             records.append(Record(Carry(out, before), layer=record.layer))
-        if late is not None:
-            deferred = replace(operation, routed=later)
-            records.append(Record(deferred, (late,), layer=record.layer))
+        if deferred is not None:
+            put_off = replace(operation, routed=later)
+            records.append(Record(put_off, (deferred,), layer=record.layer))
     return Recording(tuple(records), tuple(buffers), recording.results)
 
 

@@ -116,7 +116,7 @@ class Experts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SplitRouting(Operation):
-    """Makes two routings from one: the experts of now and, with `late`, those that are deferred; see kt_program_split.
+    """Makes two routings from one: the immediate experts and, if it `defers`, the deferred ones; see kt_program_split.
 
     elsewhere is not 0 for an expert that another device computes."""
 
@@ -127,7 +127,7 @@ class SplitRouting(Operation):
 
     routed: Routed
     elsewhere: Mask | None = None
-    late: bool = False
+    defers: bool = False
 
     @property
     def experts(self) -> int:
@@ -144,7 +144,7 @@ class Carry(Operation):
     overwrites = ("x",)
 
     x: Rows
-    late: Rows
+    deferred: Rows
 
     def widths(self) -> Widths:
-        return {"late": self.x.width}
+        return {"deferred": self.x.width}

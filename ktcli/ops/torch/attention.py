@@ -144,8 +144,8 @@ def _expand(
         return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
 
     _, uk_out, uv = weights
-    turned = held[:, s.lora :].expand(n, -1, -1)
-    return torch.cat((through(uk_out), turned), -1), through(uv)
+    rotated = held[:, s.lora :].expand(n, -1, -1)
+    return torch.cat((through(uk_out), rotated), -1), through(uv)
 
 
 def absorb(

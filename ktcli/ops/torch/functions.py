@@ -137,8 +137,8 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
     part = out[..., first : first + 2 * half]
     split = (half, 2) if interleaved else (2, half)
     a, b = torch.unflatten(part, -1, split).unbind(-1 if interleaved else -2)
-    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
-    out[..., first : first + 2 * half] = turned.flatten(-2)
+    rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
+    out[..., first : first + 2 * half] = rotated.flatten(-2)
     return out.view(x.shape)
 
 

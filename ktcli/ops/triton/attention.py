@@ -136,8 +136,8 @@ def _mla_kernel(
     mask_c = (h < heads)[:, None] & (c < LORA)[None, :]
     mask_r = (h < heads)[:, None] & (r < ROPE)[None, :]
     latent_q = tl.load(absorbed + head[:, None] * LORA + c[None, :], mask=mask_c, other=0.0)
-    turned = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
-    rope_q = tl.load(turned + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
+    rotated = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
+    rope_q = tl.load(rotated + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
     latent_q = latent_q.to(cache.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)

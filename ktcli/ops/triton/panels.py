@@ -36,7 +36,7 @@ _UNPACK_LINES = 32
 
 def panel_arguments(w: Packed) -> dict[str, int]:
     """Returns the constants of a packed weight, for every kernel here; its format must not be rotated."""
-    assert not w.format.rotation, "no kernel here turns what it reads"
+    assert not w.format.rotation, "no kernel here undoes a rotation"
     lay = layout(w.format, w.k)
     low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
     return {

@@ -49,7 +49,7 @@ def _rope_kernel(
     inside = column < n_columns
     value = tl.load(x + row * x_row + column, mask=inside, other=0.0)
     place = column % head_width - first
-    turned = (place >= 0) & (place < 2 * half) & inside
+    is_rotated = (place >= 0) & (place < 2 * half) & inside
     if INTERLEAVED:
         pair = place // 2
         second = place % 2 == 1
@@ -58,13 +58,13 @@ def _rope_kernel(
         second = place >= half
         pair = tl.where(second, place - half, place)
         other = tl.where(second, column - half, column + half)
-    partner = tl.load(x + row * x_row + other, mask=turned, other=0.0)
+    partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    frequency = tl.load(inv_freq + pair, mask=turned, other=0.0)
+    frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
     angle = tl.load(positions + row).to(tl.float32) * frequency
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
     rotated = value * cos + tl.where(second, partner, -partner) * sin
-    tl.store(out + row * n_columns + column, tl.where(turned, rotated, value), mask=inside)
+    tl.store(out + row * n_columns + column, tl.where(is_rotated, rotated, value), mask=inside)
 
 
 @triton.jit
