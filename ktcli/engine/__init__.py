@@ -2,7 +2,22 @@
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine
+from ktcli.engine.request import Answer, Finish, Finished, Reading, Request, Token
+from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 
-__all__ = ["CpuEngine", "Engine", "Sequence", "Session"]
+__all__ = [
+    "Answer",
+    "CpuEngine",
+    "Engine",
+    "Finish",
+    "Finished",
+    "Limits",
+    "Reading",
+    "Request",
+    "Scheduler",
+    "Sequence",
+    "Session",
+    "Token",
+]
