@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from ktcli.chat.channels import Channels
 from ktcli.chat.control import ControlTokens
-from ktcli.chat.conversation import Conversation, Model, Saved, Spoken, Turn, remember
-from ktcli.chat.reuse import Loss, Reading, lost
+from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
+from ktcli.chat.reuse import Loss, Timeline, lost
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
 from ktcli.chat.splice import Splicer
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
@@ -93,9 +93,9 @@ class Speaker:
     pack: str = ""
 
     @property
-    def model(self) -> Model:
+    def model(self) -> Identity:
         """The model, as a kept conversation names it."""
-        return Model(self.name, self.asked or self.name, self.pack)
+        return Identity(self.name, self.asked or self.name, self.pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Reply:
         text: the text that the conversation remembers: thoughts between marks are part of it, as templates
             cut them out themselves; thoughts in channels are not.
         at: the characters of the rendered conversation before it.
-        reading: what the model read for it; None before that is known.
+        timeline: what the model read for it; None before that is known.
     """
 
     text: str = ""
@@ -122,7 +122,7 @@ class Reply:
     stats: Stats = field(default_factory=Stats)
     finish: Finish = Finish.CANCELLED
     at: int = 0
-    reading: Reading | None = None
+    timeline: Timeline | None = None
 
 
 class Chat:
@@ -132,7 +132,7 @@ class Chat:
         conversation: the messages.
         reply: the reply to the last question that was not refused; None before the first.
         spoken: the answers as they were generated, by where they are in the rendered conversation.
-        reading: what the model read and said last; None before the first answer.
+        timeline: what the model read and said last; None before the first answer.
         heard: called after each token of an answer.
     """
 
@@ -142,10 +142,10 @@ class Chat:
         self.session = speaker.engine.session()
         self.reply: Reply | None = None
         self.spoken: list[Spoken] = []
-        self.reading: Reading | None = None
+        self.timeline: Timeline | None = None
         self.heard: Callable[[], None] = lambda: None
         self._answering: Reply | None = None
-        self._before: Reading | None = None  # the reading before the last one
+        self._before: Timeline | None = None  # the timeline before the last one
         self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
         self.settings = settings or speaker.voice.settings
 
@@ -176,12 +176,12 @@ class Chat:
         self.settings = replace(self.settings, sampling=saved.sampling, **saved.others)
         whole = self._splicer.is_whole
         self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
-        self.reading = saved.reading
+        self.timeline = saved.timeline
 
     @property
     def loss(self) -> Loss | None:
         """The cached tokens that the last prompt could not use; None if it used all."""
-        now = self.reply.reading if self.reply else None
+        now = self.reply.timeline if self.reply else None
         if self._before is None or now is None or self.reply is None:
             return None
         tokenizer = self.speaker.voice.tokenizer
@@ -244,8 +244,8 @@ class Chat:
         reply = self._answering = Reply()
         try:
             text, prompt = self._prompt()
-            reply.at, reply.reading = len(text), self._read(prompt)
-            self._before = self.reading
+            reply.at, reply.timeline = len(text), self._read(prompt)
+            self._before = self.timeline
             self.reply = reply
             generation = self._generation(prompt, cancelled, progress, reply)
             if Channels.known_to(self.speaker.voice.tokenizer):
@@ -259,8 +259,8 @@ class Chat:
         answer = Spoken(reply.at, reply.text, tuple(reply.ids))
         if answer.ids and self._splicer.is_whole(answer):
             remember(self.spoken, answer)
-        if reply.stats.prompt_tokens == len(prompt):  # else reading was stopped
-            self.reading = reply.reading.answered(reply.text, reply.ids)
+        if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
+            self.timeline = reply.timeline.answered(reply.text, reply.ids)
 
     def _generation(
         self,
@@ -362,11 +362,11 @@ class Chat:
             self._refuse(f"{len(ids):,}")
         return rendered.text, ids
 
-    def _read(self, prompt: list[int]) -> Reading:
+    def _read(self, prompt: list[int]) -> Timeline:
         messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
         model = self.speaker.model
         variables = self._settings.variables
-        return Reading(tuple(prompt), messages, variables, (model.name, model.pack))
+        return Timeline(tuple(prompt), messages, variables, (model.name, model.pack))
 
     def _refuse(self, tokens: str) -> NoReturn:
         raise ContextFull(

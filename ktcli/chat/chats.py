@@ -240,7 +240,7 @@ def require_closed(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Listed:
     """A chat as a list shows it.
 
     Attributes:
@@ -262,20 +262,20 @@ class Line:
     is_open: bool = False
 
 
-def line_of(path: Path) -> Line:
+def line_of(path: Path) -> Listed:
     """What a list says of a chat; a file that is none says why."""
     try:
         status = path.stat()
     except OSError as error:
-        return Line(path.stem, path, 0.0, 0, problem=str(error.strerror))
+        return Listed(path.stem, path, 0.0, 0, problem=str(error.strerror))
     line = (path.stem, path, status.st_mtime, status.st_size)
     try:
         saved = load(path)
     except KtError as error:
-        return Line(*line, problem=str(error))
+        return Listed(*line, problem=str(error))
     asked = [turn["content"] for turn in saved.conversation.turns if turn["role"] == "user"]
     is_log = path.suffix == log.SUFFIX
-    return Line(
+    return Listed(
         path.stem,
         path,
         saved.time_s or status.st_mtime,

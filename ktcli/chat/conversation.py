@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktcli.chat.reuse import Reading
+from ktcli.chat.reuse import Timeline
 from ktcli.engine.sampler import SamplingSettings
 
 ROLES = ("system", "user", "assistant")
@@ -79,7 +79,7 @@ def remember(spoken: list[Spoken], answer: Spoken) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class Identity:
     """The model that a conversation was held with.
 
     Attributes:
@@ -103,7 +103,7 @@ class Saved:
         unfinished: whether the last answer was being made when the file was written.
         speaker: more about the model; empty in a file that knows its name only.
         spoken: the answers as they were generated, in order.
-        reading: the ids that the model read and said last; None if the file has none.
+        timeline: the ids that the model read and said last; None if the file has none.
         tokens: the ids of all answers, those taken back included.
         time_s: when the last question was asked, in seconds since 1970; 0: unknown.
         damaged: the lines of the file that could not be read.
@@ -114,9 +114,9 @@ class Saved:
     sampling: SamplingSettings
     others: dict[str, Any] = field(default_factory=dict)
     unfinished: bool = False
-    speaker: Model = field(default_factory=Model)
+    speaker: Identity = field(default_factory=Identity)
     spoken: tuple[Spoken, ...] = ()
-    reading: Reading | None = None
+    timeline: Timeline | None = None
     tokens: int = 0
     time_s: int = 0
     damaged: int = 0

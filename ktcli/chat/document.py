@@ -130,6 +130,8 @@ def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
     Raises:
         ValueError, OverflowError, UsageError: one is no number or out of range.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError("the settings of sampling are no object")
     known = {
         key: value
         for key, value in values.items()

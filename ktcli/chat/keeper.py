@@ -22,7 +22,7 @@ from typing import Any
 
 from ktcli.chat import chats, log
 from ktcli.chat.chat import Chat, Reply
-from ktcli.chat.conversation import Model, Saved, Turn
+from ktcli.chat.conversation import Identity, Saved, Turn
 from ktcli.chat.log import Log, Record
 from ktcli.chat.reuse import common
 from ktcli.engine.sampler import SamplingSettings
@@ -41,7 +41,7 @@ class _Content:
         ids: the ids that were read and said last.
     """
 
-    model: Model | None = None
+    model: Identity | None = None
     settings: tuple[SamplingSettings, dict[str, Any]] | None = None
     system: str = ""
     turns: list[Turn] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Keeper:
                 (saved.sampling, saved.others),
                 saved.conversation.system,
                 turns,
-                ids=saved.reading.ids if saved.reading else (),
+                ids=saved.timeline.ids if saved.timeline else (),
             )
         else:
             self._held = _Content()
@@ -253,7 +253,7 @@ class Keeper:
         if held.reply is None:
             held = self._after_turns(held, records)
             reply = chat.answering
-            if reply is not None and reply.reading is not None:
+            if reply is not None and reply.timeline is not None:
                 held = self._begun(held, reply, records)
         return records, held
 
@@ -299,19 +299,19 @@ class Keeper:
                 ids = {"ids": list(spoken[found].ids), "at": spoken[found].at}
                 del spoken[: found + 1]
             records.append({"assistant": said, **ids})
-        reading = self._chat.reading
-        if not held.ids and turns and reading is not None and self._chat.answering is None:
-            records.append({"read": list(reading.ids), "kept": 0, "at": 0})
-            held = replace(held, ids=reading.ids)
+        timeline = self._chat.timeline
+        if not held.ids and turns and timeline is not None and self._chat.answering is None:
+            records.append({"read": list(timeline.ids), "kept": 0, "at": 0})
+            held = replace(held, ids=timeline.ids)
         return replace(held, turns=turns)
 
     def _begun(self, held: _Content, reply: Reply, records: list[Record]) -> _Content:
         """Begins an answer: what was read for it, and what there is of it."""
-        assert reply.reading is not None
+        assert reply.timeline is not None
         if held.model != self._chat.speaker.model:
             held = replace(held, model=self._chat.speaker.model)
             records.append(_named(self._chat.speaker.model))
-        ids = reply.reading.ids
+        ids = reply.timeline.ids
         kept = common(held.ids, ids)
         records.append({"read": list(ids[kept:]), "kept": kept, "at": reply.at})
         return _told(replace(held, reply=reply, letters=0, tokens=0, ids=ids), reply, records)
@@ -362,7 +362,7 @@ def _told(held: _Content, reply: Reply, records: list[Record]) -> _Content:
     return replace(held, letters=len(reply.text), tokens=len(reply.ids))
 
 
-def _named(model: Model) -> Record:
+def _named(model: Identity) -> Record:
     return {"model": model.name, "asked": model.asked, "pack": model.pack}
 
 

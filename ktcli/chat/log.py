@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ktcli import smallfiles
-from ktcli.chat.conversation import Conversation, Model, Saved, Spoken, remember
+from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
 from ktcli.chat.document import others_of, plain_text, sampling_of
-from ktcli.chat.reuse import Reading
+from ktcli.chat.reuse import Timeline
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import Busy, KtError, UsageError, gib
@@ -118,11 +118,11 @@ class _Replay:
     """A conversation as its records make it, one after the other."""
 
     def __init__(self) -> None:
-        self._model = Model()
+        self._model = Identity()
         self._conversation = Conversation()
         self._sampling, self._others = SamplingSettings(), dict[str, Any]()
         self._spoken: list[Spoken] = []
-        self._reading: Reading | None = None
+        self._timeline: Timeline | None = None
         self._open: list[str] | None = None  # the pieces of the answer that is being made
         self._ids: list[int] = []
         self._at, self._whole = 0, True
@@ -136,7 +136,7 @@ class _Replay:
                 _KINDS[next(kinds)](self, record)
             except StopIteration:  # of a later version that is compatible
                 pass
-            except (ValueError, TypeError, OverflowError, UsageError):
+            except (KeyError, ValueError, TypeError, OverflowError, UsageError):
                 record = None
         if record is None:
             self._damaged += 1
@@ -156,14 +156,14 @@ class _Replay:
             unfinished,
             speaker=self._model,
             spoken=tuple(self._spoken),
-            reading=self._reading,
+            timeline=self._timeline,
             tokens=self._tokens,
             time_s=self._time_s,
             damaged=self._damaged,
         )
 
     def header(self, record: Record) -> None:
-        self._model = Model(
+        self._model = Identity(
             *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
         )
 
@@ -185,15 +185,16 @@ class _Replay:
 
     def assistant(self, record: Record) -> None:
         said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
+        at = _count(record["at"]) if ids else 0
         self._close()
         self._ask_anyhow()
         self._conversation.say("assistant", said)
         if ids:
-            remember(self._spoken, Spoken(_count(record["at"]), said, tuple(ids)))
+            remember(self._spoken, Spoken(at, said, tuple(ids)))
 
     def read(self, record: Record) -> None:
         kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
-        before = self._reading.ids if self._reading else ()
+        before = self._timeline.ids if self._timeline else ()
         if kept > len(before):
             raise ValueError("more ids are kept than were there")
         self._close()
@@ -201,7 +202,7 @@ class _Replay:
         messages = tuple((turn["role"], turn["content"]) for turn in self._conversation.messages)
         variables = Settings(thinking=self._others.get("thinking")).variables
         model = (self._model.name, self._model.pack)
-        self._reading = Reading((*before[:kept], *ids), messages, variables, model)
+        self._timeline = Timeline((*before[:kept], *ids), messages, variables, model)
 
     def piece(self, record: Record) -> None:
         said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
@@ -236,8 +237,8 @@ class _Replay:
         self._open = None
         if ids and self._whole:
             remember(self._spoken, Spoken(self._at, said, ids))
-        if self._reading is not None:
-            self._reading = self._reading.answered(said, ids)
+        if self._timeline is not None:
+            self._timeline = self._timeline.answered(said, ids)
 
 
 _KINDS = {

@@ -20,7 +20,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Timeline:
     """The ids that a model had before it, and what they were made from.
 
     Attributes:
@@ -34,7 +34,7 @@ class Reading:
     variables: Mapping[str, Any] = field(default_factory=dict)
     model: tuple[str, str] = ("", "")
 
-    def answered(self, text: str, ids: Sequence[int]) -> Reading:
+    def answered(self, text: str, ids: Sequence[int]) -> Timeline:
         """The same, and an answer after it."""
         return replace(self, ids=(*self.ids, *ids), messages=(*self.messages, ("assistant", text)))
 
@@ -65,7 +65,7 @@ def common(before: Sequence[int], now: Sequence[int]) -> int:
     return next((i for i in range(least) if before[i] != now[i]), least)
 
 
-def lost(before: Reading, now: Reading, reused: int, decode: Decode) -> Loss | None:
+def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss | None:
     """The loss between two prompts of a conversation; None if all that was cached is used.
 
     Args:
@@ -99,7 +99,7 @@ def _other_model(before: tuple[str, str], now: tuple[str, str]) -> str:
     return f"it was computed by another conversion of {now[0]}"
 
 
-def _difference(before: Reading, now: Reading, same: int, decode: Decode) -> str:
+def _difference(before: Timeline, now: Timeline, same: int, decode: Decode) -> str:
     """The reason why the ids differ from the place `same` on."""
     old, new = decode(before.ids), decode(now.ids)
     start = len(decode(now.ids[:same]))
@@ -112,8 +112,8 @@ def _difference(before: Reading, now: Reading, same: int, decode: Decode) -> str
     return _reason(before, now, was, is_, at) + shown
 
 
-def _reason(before: Reading, now: Reading, was: _Places, is_: _Places, at: int) -> str:
-    systems = [_system(reading.messages) for reading in (before, now)]
+def _reason(before: Timeline, now: Timeline, was: _Places, is_: _Places, at: int) -> str:
+    systems = [_system(timeline.messages) for timeline in (before, now)]
     if systems[0] != systems[1] and at <= max(was.end_of_system, is_.end_of_system):
         return "the system text changed"
     changed = sorted(

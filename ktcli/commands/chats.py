@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ktcli.chat import chats
-from ktcli.chat.chats import Line
+from ktcli.chat.chats import Listed
 from ktcli.chat.conversation import Saved
 from ktcli.chat.document import text_of
 from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
@@ -179,7 +179,7 @@ def chosen() -> Path:
 # --- what is shown ----------------------------------------------------------------------------------
 
 
-def listed(lines: list[Line], *, numbered: bool = False) -> str:
+def listed(lines: list[Listed], *, numbered: bool = False) -> str:
     """A table of chats; `numbered`: with numbers to choose by."""
     rows = []
     for number, line in enumerate(lines, 1):
@@ -209,7 +209,7 @@ def _count(tokens: int | None) -> str:
     return "" if tokens is None else f"{tokens:,}"
 
 
-def _row(line: Line) -> dict[str, Any]:
+def _row(line: Listed) -> dict[str, Any]:
     return {
         "name": line.name,
         "path": str(line.path),

@@ -1,0 +1,38 @@
+"""A chat that goes on until it is killed, and prints what it says: python killed_chat.py FOLDER."""
+
+import itertools
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from chat.fake_engine import speaker
+from chat.test_keeper import Nobody
+
+from ktcli.chat.chat import AnswerPiece, Chat
+from ktcli.chat.interactive import talk
+
+
+def say(text: str) -> None:
+    os.write(1, text.encode())
+
+
+class Person(Nobody):
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+
+    def ask(self) -> str:
+        number = next(self._numbers)
+        say("\n" * bool(number) + f"question {number}\n")
+        return f"question {number}"
+
+    def piece(self, piece: AnswerPiece) -> None:
+        say(piece.text)
+
+
+if __name__ == "__main__":
+    person = Person()
+    model = speaker(Path(sys.argv[1]), lambda question: "word " * 40)
+    talk(Chat(model), person, person, person)  # type: ignore[arg-type]
