@@ -354,6 +354,7 @@ class Chat:
             lambda messages, more: voice.template.render(messages, **more),
             self.conversation.messages,
             self._settings.variables,
+            context,
         )
         ids = self._splicer.ids(rendered, self.spoken, context)
         if ids is None:

@@ -38,7 +38,7 @@ class Splicer:
             for stretch in stretches:
                 found = known.get(stretch)
                 if found is None:
-                    if self._tokenizer.exceeds(stretch.text, max(0, room)):
+                    if self._control.exceeds(stretch, max(0, room)):
                         return None
                     found = self._control.encode(stretch)
                 fresh[stretch] = found

@@ -22,14 +22,17 @@ class Person(Nobody):
     def __init__(self) -> None:
         super().__init__()
         self._numbers = itertools.count()
+        self._before = ""
 
     def ask(self) -> str:
         number = next(self._numbers)
-        say("\n" * bool(number) + f"question {number}\n")
+        self._before = "\n" * bool(number) + f"question {number}\n"
         return f"question {number}"
 
     def piece(self, piece: AnswerPiece) -> None:
-        say(piece.text)
+        """Shows the question with the first word of its answer, when it must be in the file."""
+        say(self._before + piece.text)
+        self._before = ""
 
 
 if __name__ == "__main__":
