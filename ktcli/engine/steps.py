@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from ktcli.engine.kvcache import KvCache, PageLayout
 from ktcli.engine.logits import F32Array, Logits
 from ktcli.engine.session import Chunk
 from ktcli.engine.states import StateLayout, StateSlots
-from ktcli.native import Program, Step, View
+from ktcli.native import Batch, Program, Run, View
 from ktcli.ops.state import STATE_SLOTS
 
 
@@ -45,12 +43,16 @@ class ProgramSteps:
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
         self._row = tuple(program.rows(view, 1)[0] for view in views)
         self._cache = KvCache(layout, context, program.pool.arena(layout.cache_bytes(context)))
-        self._states = _States(program, states) if states.elements else None
+        self._slots = StateSlots() if states.elements else None
+        self._states = (
+            program.pool.arena(4 * STATE_SLOTS * states.elements) if self._slots else None
+        )
+        self._state_bytes = 4 * states.elements
         self.vocab = outputs.logits.width
 
     @property
     def recurrent(self) -> bool:
-        return self._states is not None
+        return self._slots is not None
 
     @property
     def max_outputs(self) -> int:
@@ -60,22 +62,26 @@ class ProgramSteps:
         return min(left, self._program.max_tokens)
 
     def truncate(self, position: int) -> int:
-        return position if self._states is None else self._states.slots.truncate(position)
+        return position if self._slots is None else self._slots.truncate(position)
 
     def run(self, chunk: Chunk) -> None:
-        self._program.attach(self._cache.memory, self._cache.layout.page_bytes)
-        step = Step(
+        cache = self._cache
+        self._program.attach(cache.memory, cache.layout.page_bytes, self._states, self._state_bytes)
+        source, target = self._slots.begin(chunk.start) if self._slots else (None, -1)
+        run = Run(
             chunk.ids,
             chunk.start,
-            self._cache.table,
+            cache.table,
             chunk.first_output,
             chunk.temperature,
             chunk.defer,
+            -1 if source is None else source,
+            target,
         )
-        if self._states is None:
-            self._program.run(step)
-        else:
-            self._states.run(step)
+        self._program.run(Batch((run,)))
+        if self._slots:
+            n_tokens = chunk.ids.size
+            self._slots.end(target, chunk.start + n_tokens, n_tokens=n_tokens)
 
     def last(self, temperature: float) -> Logits:
         values, best, peaks, sums = self._row
@@ -83,25 +89,3 @@ class ProgramSteps:
 
     def logits(self, n: int) -> F32Array:
         return self._program.rows(self._outputs.logits, n)
-
-
-class _States:
-    """The states of a session, in main memory.
-
-    Attributes:
-        slots: the position of each state.
-    """
-
-    def __init__(self, program: Program, layout: StateLayout) -> None:
-        self._program, self.slots = program, StateSlots()
-        self._memory = program.pool.arena(4 * STATE_SLOTS * layout.elements)
-        shape = STATE_SLOTS, layout.elements
-        self._states = self._memory.bytes.view(np.float32).reshape(shape)
-
-    def run(self, step: Step) -> None:
-        """Runs a step from the state at its start."""
-        source, target = self.slots.begin(step.start)
-        state = None if source is None else self._states[source]
-        self._program.run(replace(step, state=state, next_state=self._states[target]))
-        n_tokens = step.ids.size
-        self.slots.end(target, step.start + n_tokens, n_tokens=n_tokens)
