@@ -100,8 +100,8 @@ class Way:
     @property
     def label(self) -> str:
         """The name of the whole way for people."""
-        late = f", {self.defer} deferred" if self.defer else ""
-        return f"{self.conversion}{late}{', f32 cache' if self.cache == 'f32' else ''}"
+        deferral = f", {self.defer} deferred" if self.defer else ""
+        return f"{self.conversion}{deferral}{', f32 cache' if self.cache == 'f32' else ''}"
 
     @property
     def engine(self) -> tuple[Path, str]:

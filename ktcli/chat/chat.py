@@ -309,11 +309,12 @@ class Chat:
             lambda messages, more: voice.template.render(messages, **more),
             self.conversation.messages,
             self._settings.variables,
+            context,
         )
         text = rendered.text
         ids = self._spliced(rendered)
         if ids is None:
-            if voice.tokenizer.exceeds(text, context):
+            if voice.control.exceeds(rendered, context):
                 self._refuse(f"more than {context:,}")
             ids = voice.control.encode(rendered)
         if len(ids) >= context:
@@ -327,7 +328,7 @@ class Chat:
             return None
         rest = rendered.after(len(known.text))
         room = self.speaker.engine.context - len(known.ids)
-        if voice.tokenizer.exceeds(rest.text, max(0, room)):
+        if voice.control.exceeds(rest, max(0, room)):
             return None
         fresh = voice.control.encode(rest)
         # Only a special token surely begins where the known text ends.

@@ -89,7 +89,7 @@ def layers() -> Layers:
         made.now.append(p.part())
         p.input(x[i % 2])
         mask = {"elsewhere": made.elsewhere, "experts": EXPERTS}
-        now = p.append("split", routing=given[i % 2], **mask, late=not last)
+        now = p.append("split", routing=given[i % 2], **mask, defers=not last)
         matrices = {"gate_up": [gate_up], "down": [down]}
         p.append("experts", (made.out, x[i % 2]), routing=now, **matrices)
         if i:
@@ -131,7 +131,7 @@ def test_stream_gives_what_the_parts_give(layers: Layers, by_flags: bool) -> Non
         spans = offload.spans()
         ran = [(i, late) for i in range(LAYERS) for late in (False, True)]
         ran = [each for each in ran if not each[1] or (defer and each[0] < LAYERS - 1)]
-        assert [(span.layer, span.late) for span in spans] == ran
+        assert [(span.layer, span.deferred) for span in spans] == ran
         times = [ns for span in spans for ns in (span.start_ns, span.end_ns)]
         assert times == sorted(times) and times[-1] <= time.monotonic_ns()
 
@@ -208,7 +208,7 @@ def test_freed_while_the_stream_waits(layers: Layers) -> None:
 
 def test_refusals(layers: Layers) -> None:
     program, now, late = layers.program, layers.now, layers.late
-    with pytest.raises(NativeError, match="2 late parts for 3 layers"):
+    with pytest.raises(NativeError, match="2 deferred parts for 3 layers"):
         Offload(program, now, late[:2])
     with pytest.raises(NativeError, match="flags are 6 int32"):
         Offload(program, now, late, flags=np.zeros(6, np.int64))
