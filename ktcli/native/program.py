@@ -143,7 +143,7 @@ class Program:
         c.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
         c.states = cast("float *", states.address if states else 0)
         c.state_bytes = state_bytes
-        c.n_states = states.size_bytes // state_bytes if states else 0
+        c.n_states = states.size_bytes // state_bytes if states and state_bytes else 0
 
     def run(self, batch: Batch) -> None:
         """Runs every operation for one step.
