@@ -49,7 +49,8 @@ static void split_run(const void *arg, worker *w)
         int32_t n = keep_own(from, from->ids + at, o->elsewhere, now);
         for (int32_t k = 0; late && k < from->top_k; k++)
             late[k] = -1;
-        for (int32_t i = 0; late && i < w->step->defer && i < n - LEFT_NOW; i++) {
+        int32_t most = run_of(w, token_row(w, o->domain, t))->defer;
+        for (int32_t i = 0; late && i < most && i < n - LEFT_NOW; i++) {
             int32_t k = least(now, from->gate + at, from->top_k);
             late[k] = now[k];
             now[k] = -1;

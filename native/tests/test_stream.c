@@ -68,7 +68,7 @@ static void make_program_of(model *m)
 
 static void run_one(model *m, int32_t part, int32_t defer)
 {
-    kt_step s = {.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer};
+    kt_step s = {RUN(.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer)};
     OK(kt_program_run_part(m->program, &s, part), kt_program_error(m->program));
 }
 

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 
 from ktcli.errors import KtError, NativeError
-from ktcli.native import Arena, Format, Offload, Pool, Program, Step, View, Weight, packed_bytes
+from ktcli.native import (
+    Arena,
+    Batch,
+    Format,
+    Offload,
+    Pool,
+    Program,
+    Run,
+    View,
+    Weight,
+    packed_bytes,
+)
 
 LAYERS, TOKENS, EXPERTS, TOP_K, HIDDEN, WIDTH = 3, 2, 6, 4, 32, 16
 F32 = Format("f32", 32)
@@ -54,14 +65,14 @@ class Layers:
 
     def alone(self, seed: int, defer: int) -> np.ndarray:
         """[L, T, H]: the parts one by one."""
-        step = Step(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
+        run = Run(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
         outs = []
         for layer in range(LAYERS):
             self.write(layer, seed)
-            self.program.run_part(step, self.now[layer])
+            self.program.run_part(Batch((run,)), self.now[layer])
             outs.append(self.program.rows(self.out, TOKENS).copy())
             if self.late[layer] >= 0:
-                self.program.run_part(step, self.late[layer])
+                self.program.run_part(Batch((run,)), self.late[layer])
         return np.stack(outs)
 
 
