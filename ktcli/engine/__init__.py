@@ -2,7 +2,8 @@
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine
-from ktcli.engine.request import Answer, Finish, Finished, Reading, Request, Token
+from ktcli.engine.generate import Finish
+from ktcli.engine.request import Answer, Finished, Reading, Request, Token
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ktcli.engine.contract import Engine
+from ktcli.engine.generate import Finish
 from ktcli.engine.logits import Logits
-from ktcli.engine.request import Answer, Candidate, Finish, Token
+from ktcli.engine.request import Answer, Candidate, Token
 from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence, pages_for
 from ktcli.native import PAGE_TOKENS

@@ -8,39 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
+from ktcli.engine.generate import Finish, Stats
 from ktcli.engine.sampler import Sampler, SamplingSettings
-
-
-class Finish(Enum):
-    """The reason why an answer ended."""
-
-    STOP = "stop"  # the model ended it, or a stop string appeared
-    LENGTH = "length"  # --max-tokens
-    CONTEXT = "context"  # no position left
-    CANCELLED = "cancelled"  # Ctrl-C, or whoever asked has left
-    FAILED = "failed"  # the model or the machine could not go on; the event has the error
-
-
-@dataclass(slots=True)
-class Stats:
-    """The counts and times of one answer; every counted token went through the model once.
-
-    Times are those of the steps that the request took part in, with whatever else they computed.
-    """
-
-    prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
-    reused_tokens: int = 0  # those of them that were already in the cache
-    prompt_s: float = 0.0
-    tokens: int = 0  # the answer's tokens, without the stop token
-    eval_s: float = 0.0
-    queued_s: float = 0.0  # from the request to its first step
-
-    @property
-    def prefilled_tokens(self) -> int:
-        """The prompt tokens that were computed."""
-        return self.prompt_tokens - self.reused_tokens
 
 
 @dataclass(frozen=True, slots=True)

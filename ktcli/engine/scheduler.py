@@ -19,10 +19,11 @@ from functools import partial
 
 from ktcli.engine.active import Active
 from ktcli.engine.contract import Engine
+from ktcli.engine.generate import Finish
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import Pace
 from ktcli.engine.pages import PoolFull
-from ktcli.engine.request import Answer, Event, Finish, Finished, Reading, Request, Token
+from ktcli.engine.request import Answer, Event, Finished, Reading, Request, Token
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.waiting import Turns, require_room

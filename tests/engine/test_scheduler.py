@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktcli.engine.request import Answer, Event, Finish, Finished, Reading, Request, Token
+from ktcli.engine.generate import Finish
+from ktcli.engine.request import Answer, Event, Finished, Reading, Request, Token
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
