@@ -3,7 +3,7 @@
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine
 from ktcli.engine.generate import Finish
-from ktcli.engine.request import Answer, Finished, Reading, Request, Token
+from ktcli.engine.request import Answer, Finished, GenerationRequest, PromptRead, Token
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
@@ -14,9 +14,9 @@ __all__ = [
     "Engine",
     "Finish",
     "Finished",
+    "GenerationRequest",
     "Limits",
-    "Reading",
-    "Request",
+    "PromptRead",
     "Scheduler",
     "Sequence",
     "Session",

@@ -14,7 +14,7 @@ from ktcli.engine.sampler import History, chosen_id
 from ktcli.engine.sequence import Sequence, pages_for
 from ktcli.native import PAGE_TOKENS
 from ktcli.native.batch import Run
-from ktcli.native.choosing import Choice, Chosen
+from ktcli.native.choosing import ChosenToken, TokenChoice
 
 # Ids of an answer that are computed again in one step, after its pages were given back.
 _AGAIN = 16
@@ -125,13 +125,13 @@ class Active:
         wanted = upto == len(self.known) and self.finish is None
         return self._run(upto, wanted, depth, (at, 1))
 
-    def choice(self, logits: Logits) -> Choice:
+    def choice(self, logits: Logits) -> TokenChoice:
         """How the next token is to be chosen from these logits."""
         wanted = self.answer.request.logprobs
         likeliest = -1 if wanted is None else wanted
         return self.answer.sampler.choice(logits, self._history, likeliest=likeliest)
 
-    def token(self, chosen: Chosen, logits: Logits) -> Token:
+    def token(self, chosen: ChosenToken, logits: Logits) -> Token:
         """The event of what was chosen from these logits.
 
         Raises:

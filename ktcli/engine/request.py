@@ -14,7 +14,7 @@ from ktcli.engine.sampler import Sampler, SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GenerationRequest:
     """A prompt that is to be answered.
 
     Attributes:
@@ -59,7 +59,7 @@ class Answer:
         cancelled: whether it is to end at the next step; any thread may set it.
     """
 
-    request: Request
+    request: GenerationRequest
     number: int
     sampler: Sampler
     stats: Stats = field(default_factory=Stats)
@@ -74,7 +74,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PromptRead:
     """Part of the prompt was read: `done` of the `total` tokens that were not in the cache."""
 
     answer: Answer
@@ -110,4 +110,4 @@ class Finished:
     error: Exception | None = None
 
 
-Event = Reading | Token | Finished
+Event = PromptRead | Token | Finished

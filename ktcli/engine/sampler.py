@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ktcli.engine.logits import F32Array, Ids, Logits
 from ktcli.errors import BadPack, UsageError
 from ktcli.native import BLOCK_COLUMNS
-from ktcli.native.choosing import BROKEN, NONE_LEFT, Choice, Chosen
+from ktcli.native.choosing import BROKEN, NONE_LEFT, ChosenToken, TokenChoice
 
 Weights = NDArray[np.float64]
 
@@ -156,7 +156,7 @@ class Sampler:
         needed = settings.top_k == 0 and (settings.top_p < 1 or settings.min_p == 0)
         return _temperature(settings) if needed else 0.0
 
-    def choice(self, logits: Logits, history: History, *, likeliest: int = -1) -> Choice:
+    def choice(self, logits: Logits, history: History, *, likeliest: int = -1) -> TokenChoice:
         """How the next id is to be chosen; draws a number for it.
 
         Args:
@@ -166,7 +166,7 @@ class Sampler:
         settings = self.settings
         temperature = _temperature(settings)
         ids, bias = self._bias
-        return Choice(
+        return TokenChoice(
             logits.values,
             logits.peaks,
             logits.sums,
@@ -240,7 +240,7 @@ class Sampler:
         return logits
 
 
-def chosen_id(chosen: Chosen, logits: Logits) -> int:
+def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
     """The id of what was chosen from these logits.
 
     Raises:

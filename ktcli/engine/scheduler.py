@@ -23,7 +23,7 @@ from ktcli.engine.generate import Finish
 from ktcli.engine.logits import Logits
 from ktcli.engine.pace import Pace
 from ktcli.engine.pages import PoolFull
-from ktcli.engine.request import Answer, Event, Finished, Reading, Request, Token
+from ktcli.engine.request import Answer, Event, Finished, GenerationRequest, PromptRead, Token
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.sequence import Sequence
 from ktcli.engine.waiting import Turns, require_room
@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _InStep:
     """What one request has in a step; `reads`: part of its prompt."""
 
     active: Active
@@ -107,7 +107,11 @@ class Scheduler:
         return len(self._active)
 
     def submit(
-        self, request: Request, *, sampler: Sampler | None = None, sequence: Sequence | None = None
+        self,
+        request: GenerationRequest,
+        *,
+        sampler: Sampler | None = None,
+        sequence: Sequence | None = None,
     ) -> Answer:
         """Takes a request; its events come from `step`.
 
@@ -164,7 +168,7 @@ class Scheduler:
         self._end_cancelled(events)
         return events
 
-    def _room(self, request: Request) -> int:
+    def _room(self, request: GenerationRequest) -> int:
         """The tokens that there is room for after the prompt, 1 at least."""
         n = len(request.prompt)
         if not n:
@@ -213,15 +217,15 @@ class Scheduler:
         of = {each.answer: each for each in some}
         return [of[answer] for answer in self._turns.first(of.keys(), self._steps)]
 
-    def _answers(self, events: list[Event]) -> list[_Part]:
+    def _answers(self, events: list[Event]) -> list[_InStep]:
         """The runs of the answers in progress, the most important first: the others make room."""
-        parts: list[_Part] = []
+        parts: list[_InStep] = []
         for each in sorted(self._active, key=_importance):
             if each in self._active and not each.reading:
                 self._add(parts, each, partial(each.writes, self._engine), events)
         return parts
 
-    def _prompts(self, parts: list[_Part], events: list[Event]) -> None:
+    def _prompts(self, parts: list[_InStep], events: list[Event]) -> None:
         """Adds pieces of prompts, in turn, up to the rows that time allows."""
         answers = sum(part.run.ids.size for part in parts)
         left = self._engine.max_tokens - answers
@@ -241,13 +245,13 @@ class Scheduler:
                     return  # the next may share pages with this one later
 
     def _add(
-        self, parts: list[_Part], each: Active, make: Callable[[], Run], events: list[Event]
+        self, parts: list[_InStep], each: Active, make: Callable[[], Run], events: list[Event]
     ) -> None:
         """Adds a request's run; if there are no pages for it, the least important request gives its own back."""
         planned = {part.active for part in parts}
         while each in self._active:
             try:
-                parts.append(_Part(each, make(), each.reading))
+                parts.append(_InStep(each, make(), each.reading))
                 return
             except PoolFull as error:
                 if (
@@ -265,7 +269,7 @@ class Scheduler:
 
     # -- the step and its results ----------------------------------------------------------------------
 
-    def _run(self, parts: list[_Part], events: list[Event]) -> None:
+    def _run(self, parts: list[_InStep], events: list[Event]) -> None:
         """Runs the step, and draws the next token of everybody who is up to date."""
         began = self._clock()
         for part in parts:
@@ -319,7 +323,7 @@ class Scheduler:
         if each.finish is not None and not each.kept:
             self._end(each, each.finish, events)
 
-    def _account(self, parts: list[_Part], seconds: float, events: list[Event]) -> None:
+    def _account(self, parts: list[_InStep], seconds: float, events: list[Event]) -> None:
         """Enters a step into the statistics of whoever had a part in it, and into the pace."""
         prompts = sum(part.run.ids.size for part in parts if part.reads)
         answers = sum(part.run.ids.size for part in parts) - prompts
@@ -333,7 +337,7 @@ class Scheduler:
             if done > stats.prompt_tokens:
                 stats.prompt_tokens = done
                 total = part.active.prompt_tokens - stats.reused_tokens
-                events.append(Reading(part.active.answer, done - stats.reused_tokens, total))
+                events.append(PromptRead(part.active.answer, done - stats.reused_tokens, total))
         self.pace.record(answers, prompts, seconds)
         if answers and prompts:
             chunk = self._engine.max_tokens

@@ -20,7 +20,7 @@ BROKEN, NONE_LEFT = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """One row of logits and how its token is chosen; the fields are those of kt_choice.
 
     Attributes:
@@ -50,7 +50,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenToken:
     """What was chosen.
 
     Attributes:
@@ -77,7 +77,7 @@ class Chooser:
         self._pool, self._vocab = pool, vocab  # the pool has to outlive the handle
         self._rows = self._ffi.new("kt_choice[]", 1)
 
-    def choose(self, choices: Sequence[Choice]) -> list[Chosen]:
+    def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
         """Chooses a token for each row, all equal to one after the other.
 
         Raises:
@@ -91,7 +91,7 @@ class Chooser:
             raise NativeError(f"an id is outside the vocabulary of {self._vocab} tokens")
         return [self._read(self._rows[i], choice) for i, choice in enumerate(choices) if kept]
 
-    def _fill(self, row: Any, choice: Choice) -> list[Any]:
+    def _fill(self, row: Any, choice: TokenChoice) -> list[Any]:
         """Fills in one row; returns what has to live until it was chosen."""
         vocab, blocks = self._vocab, -(-self._vocab // BLOCK_COLUMNS)
         require(
@@ -131,6 +131,6 @@ class Chooser:
         return kept
 
     @staticmethod
-    def _read(row: Any, choice: Choice) -> Chosen:
+    def _read(row: Any, choice: TokenChoice) -> ChosenToken:
         pairs = ((row.likeliest[i], row.logprobs[i]) for i in range(max(0, choice.likeliest)))
-        return Chosen(row.id, row.logprob, tuple(pair for pair in pairs if pair[0] >= 0))
+        return ChosenToken(row.id, row.logprob, tuple(pair for pair in pairs if pair[0] >= 0))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktcli.engine.generate import Finish
-from ktcli.engine.request import Answer, Event, Finished, Reading, Request, Token
+from ktcli.engine.request import Answer, Event, Finished, GenerationRequest, PromptRead, Token
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.engine.scheduler import Limits, Scheduler
 from ktcli.errors import ContextFull, DeviceError, QueueFull, UsageError
@@ -34,7 +34,7 @@ def drain(scheduler: Scheduler, most: int = 20_000) -> list[Event]:
     raise AssertionError(f"not done after {most} steps")
 
 
-def alone(request: Request, **made: bool) -> tuple[list[int], Finish | None]:
+def alone(request: GenerationRequest, **made: bool) -> tuple[list[int], Finish | None]:
     """What the request gets if there is no other."""
     scheduler = serving(ToyEngine(**made))
     answer = scheduler.submit(request)
@@ -47,13 +47,13 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn) -> GenerationRequest:
     length = draw(st.sampled_from([1, 5, 63, 64, 65, 130, 300]))
     ids = prompt(draw(st.integers(0, 2)), length)  # few seeds: prefixes are shared
     sampling = draw(
         st.sampled_from([GREEDY, SamplingSettings(seed=5), SamplingSettings(seed=6, top_p=0.9)])
     )
-    return Request(
+    return GenerationRequest(
         ids,
         sampling,
         draw(st.sampled_from([(), (STOP,)])),
@@ -64,7 +64,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 
 Plan = list[
-    tuple[int, Request, int | None]
+    tuple[int, GenerationRequest, int | None]
 ]  # steps before it comes, request, steps before it is cancelled
 plans = st.lists(
     st.tuples(st.integers(0, 6), requests(), st.none() | st.integers(0, 40)), min_size=1, max_size=8
@@ -110,7 +110,7 @@ def check(answers: list[Answer], events: list[Event], expected: dict[int, list[i
             assert answer.ids == wanted[: len(answer.ids)]
         else:
             assert answer.ids == wanted
-        reading = [event.done for event in mine if isinstance(event, Reading)]
+        reading = [event.done for event in mine if isinstance(event, PromptRead)]
         assert reading == sorted(set(reading))
 
 
@@ -143,7 +143,7 @@ def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
     flying: list[Answer] = []
     finished = 0
     for _ in range(10_000):
-        request = Request(
+        request = GenerationRequest(
             prompt(draw.randrange(5), draw.randrange(1, 200)),
             GREEDY,
             (STOP,),
@@ -164,25 +164,25 @@ def test_ten_thousand_requests_leave_the_pages_that_were_free() -> None:
 def test_a_queue_that_is_full_says_so() -> None:
     scheduler = serving(ToyEngine(), waiting=2)
     for _ in range(2):
-        scheduler.submit(Request([5], GREEDY, max_tokens=1))
+        scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
     with pytest.raises(QueueFull, match="2 requests wait already, and 2 are the most"):
-        scheduler.submit(Request([5], GREEDY, max_tokens=1))
+        scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
     drain(scheduler)
-    scheduler.submit(Request([5], GREEDY, max_tokens=1))
+    scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=1))
 
 
 @pytest.mark.parametrize(
     ("request_", "error", "says"),
     [
-        (Request([]), UsageError, "no tokens"),
-        (Request([5, 999]), UsageError, "999 is outside the vocabulary of 67"),
-        (Request([5, -1]), UsageError, "-1 is outside"),
-        (Request([5], priority=11), UsageError, "priority is 11"),
-        (Request([5] * 192), ContextFull, "192 tokens and the context holds 192"),
+        (GenerationRequest([]), UsageError, "no tokens"),
+        (GenerationRequest([5, 999]), UsageError, "999 is outside the vocabulary of 67"),
+        (GenerationRequest([5, -1]), UsageError, "-1 is outside"),
+        (GenerationRequest([5], priority=11), UsageError, "priority is 11"),
+        (GenerationRequest([5] * 192), ContextFull, "192 tokens and the context holds 192"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_once(
-    request_: Request, error: type[Exception], says: str
+    request_: GenerationRequest, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says):
         serving(ToyEngine(pages=3)).submit(request_)
@@ -190,7 +190,7 @@ def test_what_cannot_be_served_is_refused_at_once(
 
 def test_an_answer_ends_where_the_pool_does() -> None:
     scheduler = serving(ToyEngine(pages=3))
-    answer = scheduler.submit(Request([5] * 190, GREEDY))
+    answer = scheduler.submit(GenerationRequest([5] * 190, GREEDY))
     drain(scheduler)
     assert (len(answer.ids), answer.finish) == (2, Finish.CONTEXT)
 
@@ -199,10 +199,10 @@ def test_cancelling_takes_effect_at_the_next_step() -> None:
     """In the queue, in the prompt and while the answer is written; and nobody else is touched."""
     engine = ToyEngine()
     scheduler = serving(engine, active=2)
-    writing = scheduler.submit(Request([5], GREEDY))
+    writing = scheduler.submit(GenerationRequest([5], GREEDY))
     scheduler.step()
-    reading = scheduler.submit(Request(prompt(1, 600), GREEDY))
-    queued = scheduler.submit(Request([7], GREEDY, max_tokens=1))
+    reading = scheduler.submit(GenerationRequest(prompt(1, 600), GREEDY))
+    queued = scheduler.submit(GenerationRequest([7], GREEDY, max_tokens=1))
     scheduler.step()
     assert scheduler.active == 2 and scheduler.waiting == 1
     for answer in (queued, reading, writing):
@@ -218,7 +218,7 @@ def test_cancelling_takes_effect_at_the_next_step() -> None:
 def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     engine = ToyEngine()
     scheduler = serving(engine, active=1)
-    first, second = (scheduler.submit(Request([i], GREEDY, max_tokens=3)) for i in (5, 6))
+    first, second = (scheduler.submit(GenerationRequest([i], GREEDY, max_tokens=3)) for i in (5, 6))
     engine.error = DeviceError("the GPU has gone")
     events = drain(scheduler)
     (failed,) = (event for event in events if event.answer is first)
@@ -230,7 +230,9 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
 def test_an_interrupted_step_counts_for_nothing() -> None:
     engine = ToyEngine()
     scheduler = serving(engine)
-    answers = [scheduler.submit(Request(prompt(i, 150), GREEDY, max_tokens=20)) for i in (5, 6)]
+    answers = [
+        scheduler.submit(GenerationRequest(prompt(i, 150), GREEDY, max_tokens=20)) for i in (5, 6)
+    ]
     while not scheduler.idle:
         engine.error = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
@@ -245,9 +247,9 @@ def test_callers_take_turns() -> None:
     engine = ToyEngine()
     scheduler = serving(engine, active=1)
     for _ in range(10):
-        scheduler.submit(Request([5], GREEDY, max_tokens=4, caller="many"))
+        scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=4, caller="many"))
     scheduler.step()
-    last = scheduler.submit(Request([6], GREEDY, max_tokens=4, caller="one"))
+    last = scheduler.submit(GenerationRequest([6], GREEDY, max_tokens=4, caller="one"))
     for _ in range(4 + 4):
         scheduler.step()
     assert last.finish is Finish.LENGTH
@@ -256,12 +258,12 @@ def test_callers_take_turns() -> None:
 def test_a_higher_priority_goes_first_but_nobody_waits_for_ever() -> None:
     engine = ToyEngine()
     scheduler = serving(engine, active=1)
-    scheduler.submit(Request([5], GREEDY, max_tokens=2))
-    low = scheduler.submit(Request([6], GREEDY, max_tokens=2, priority=-1))
+    scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=2))
+    low = scheduler.submit(GenerationRequest([6], GREEDY, max_tokens=2, priority=-1))
     others = 0
     while low.finish is None:
         if scheduler.waiting < 5:
-            scheduler.submit(Request([7], GREEDY, max_tokens=2, priority=1))
+            scheduler.submit(GenerationRequest([7], GREEDY, max_tokens=2, priority=1))
             others += 1
         scheduler.step()
     assert 256 - 2 <= others <= 512  # of two steps each
@@ -269,8 +271,8 @@ def test_a_higher_priority_goes_first_but_nobody_waits_for_ever() -> None:
 
 def test_two_callers_read_their_prompts_side_by_side() -> None:
     scheduler = serving(ToyEngine(max_tokens=64))
-    long = scheduler.submit(Request(prompt(1, 900), GREEDY, max_tokens=1, caller="a"))
-    short = scheduler.submit(Request(prompt(2, 100), GREEDY, max_tokens=1, caller="b"))
+    long = scheduler.submit(GenerationRequest(prompt(1, 900), GREEDY, max_tokens=1, caller="a"))
+    short = scheduler.submit(GenerationRequest(prompt(2, 100), GREEDY, max_tokens=1, caller="b"))
     while short.finish is None:
         scheduler.step()
     assert long.stats.prompt_tokens <= 300
@@ -279,7 +281,9 @@ def test_two_callers_read_their_prompts_side_by_side() -> None:
 def test_a_shared_prompt_is_read_once() -> None:
     engine = ToyEngine()
     scheduler = serving(engine)
-    answers = [scheduler.submit(Request(prompt(1, 500), GREEDY, max_tokens=3)) for _ in range(4)]
+    answers = [
+        scheduler.submit(GenerationRequest(prompt(1, 500), GREEDY, max_tokens=3)) for _ in range(4)
+    ]
     drain(scheduler)
     assert [answer.stats.reused_tokens for answer in answers] == [0, 448, 448, 448]
     assert len({tuple(answer.ids) for answer in answers}) == 1
@@ -288,11 +292,13 @@ def test_a_shared_prompt_is_read_once() -> None:
 def test_a_kept_timeline_holds_prompt_and_answer() -> None:
     engine = ToyEngine()
     scheduler, sequence = serving(engine), engine.sequence()
-    first = scheduler.submit(Request(prompt(1, 70), GREEDY, max_tokens=5), sequence=sequence)
+    first = scheduler.submit(
+        GenerationRequest(prompt(1, 70), GREEDY, max_tokens=5), sequence=sequence
+    )
     drain(scheduler)
     assert sequence.ids == (*first.request.prompt, *first.ids)
     then = [*sequence.ids, 9, 8]
-    second = scheduler.submit(Request(then, GREEDY, max_tokens=5), sequence=sequence)
+    second = scheduler.submit(GenerationRequest(then, GREEDY, max_tokens=5), sequence=sequence)
     drain(scheduler)
     assert second.stats.reused_tokens == 75
     assert second.stats.prefilled_tokens == 2
@@ -301,7 +307,8 @@ def test_a_kept_timeline_holds_prompt_and_answer() -> None:
 def test_chances_come_with_tokens_on_demand() -> None:
     scheduler = serving(ToyEngine())
     with_, without = (
-        scheduler.submit(Request([5], GREEDY, max_tokens=3, logprobs=n)) for n in (2, None)
+        scheduler.submit(GenerationRequest([5], GREEDY, max_tokens=3, logprobs=n))
+        for n in (2, None)
     )
     tokens = [event for event in drain(scheduler) if isinstance(event, Token)]
     for token in tokens:
@@ -316,7 +323,7 @@ def test_chances_come_with_tokens_on_demand() -> None:
 def test_a_penalty_counts_the_prompt_and_the_answer() -> None:
     settings = SamplingSettings(greedy=True, repetition_penalty=50.0, presence_penalty=2.0)
     scheduler = serving(ToyEngine())
-    answer = scheduler.submit(Request(list(range(60)), settings, max_tokens=7))
+    answer = scheduler.submit(GenerationRequest(list(range(60)), settings, max_tokens=7))
     drain(scheduler)
     assert len(set(answer.ids)) == 7
 
@@ -326,13 +333,13 @@ def test_answers_and_prompt_keep_their_parts_of_the_speed() -> None:
     engine = ToyEngine(pages=400, context=16_000, max_tokens=512)
     scheduler = serving(engine)
     for i in range(4):
-        scheduler.submit(Request([5 + i], GREEDY))
+        scheduler.submit(GenerationRequest([5 + i], GREEDY))
     for _ in range(50):
         scheduler.step()
-    scheduler.submit(Request(prompt(9, 600), GREEDY, max_tokens=1))
+    scheduler.submit(GenerationRequest(prompt(9, 600), GREEDY, max_tokens=1))
     while scheduler.active > 4 or scheduler.waiting:
         scheduler.step()
-    long = scheduler.submit(Request(prompt(1, 12_000), GREEDY, max_tokens=1))
+    long = scheduler.submit(GenerationRequest(prompt(1, 12_000), GREEDY, max_tokens=1))
     began, tokens, waits, last = engine.now_s, 0, [], engine.now_s
     while long.finish is None:
         events = scheduler.step()
