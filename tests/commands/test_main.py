@@ -113,6 +113,8 @@ def made(name: str) -> KtError:
         return errors.NotEnoughMemory("the plan", 1 << 40, 1 << 30)
     if name == "NotEnoughDisk":
         return errors.NotEnoughDisk("the pull", 1 << 40, 1 << 30, "/disk")
+    if name == "QueueFull":
+        return errors.QueueFull(512, 512)
     error: KtError = getattr(errors, name)("something is wrong with 'x'", hint="do this")
     return error
 
