@@ -21,10 +21,10 @@ from typing import Any
 from ktcli.errors import Busy, KtError
 from ktcli.store.pagefile import (
     Damaged,
-    PageEntry,
     Image,
     Kind,
     Label,
+    PageEntry,
     Space,
     U8Array,
     read_record,

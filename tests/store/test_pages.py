@@ -380,9 +380,9 @@ def killed_at(folder: PageFolder, moments: Iterator[float]) -> None:
         process.wait()
         process.stdout.close()
         said: list[str] = []
-        store = opened(folder, said)
+        store = opened(PageFolder(folder.path), said)
         n = read(store, parts, 40_000)
-        put(store, parts[n : n + 1], 40_000)
+        put(store, conversation(f"{moment}", 1))
         store.close()
         assert not said and store.counts.damaged == 0
         assert not list(folder.path.rglob("*.tmp"))
