@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench eval completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache bench eval completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        cache|bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -47,6 +47,11 @@ _kt() {
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'cache') options='--help' words='du ls verify rm' ;;
+        'cache du') options='--json --quiet --help' ;;
+        'cache ls') options='--json --quiet --help' ;;
+        'cache verify') options='--json --quiet --help' ;;
+        'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
         'bench') options='--help' words='decode prefill kernel' ;;
         'bench decode')
             case $before in
