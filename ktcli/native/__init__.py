@@ -5,6 +5,7 @@ result codes into errors. Declarations come from `native/include/kt.h` (compiled
 Handles free themselves when the last reference goes.
 """
 
+from ktcli.native.batch import Batch, Run
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     PAGE_TOKENS,
@@ -39,6 +40,7 @@ __all__ = [
     "Arena",
     "Axis",
     "BadNumber",
+    "Batch",
     "Blocked",
     "Ceiling",
     "Codes",
@@ -53,6 +55,7 @@ __all__ = [
     "PartSpan",
     "Pool",
     "Program",
+    "Run",
     "Scale",
     "Step",
     "Team",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import KtError, NativeError, NotEnoughMemory
+from ktcli.native.batch import Batch
 from ktcli.native.library import ERROR_BYTES, PAGE_TOKENS, Arena, library, require
 from ktcli.native.operands import Step, View
 from ktcli.native.packing import packing
@@ -126,14 +127,16 @@ class Program:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def attach(self, cache: Arena, page_bytes: int) -> None:
+    def attach(self, cache: Arena, page_bytes: int, states: Arena, state_bytes: int) -> None:
         """Uses `cache` as the page pool of the following steps."""
         self._cache = cache
+        n = state_bytes and states.size_bytes // state_bytes
+        self._slots = states.bytes[: n * state_bytes].view(np.float32).reshape(n, -1) if n else None
         self._step.cache = self._ffi.cast("void *", cache.address)
         self._step.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
         self._step.page_bytes = page_bytes
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step | Batch) -> None:
         """Run every operation for one step.
 
         Raises:
@@ -141,6 +144,11 @@ class Program:
             does
                 not exist, and the others were computed.
         """
+        if isinstance(step, Batch):
+            (r,) = step.runs
+            at = (r.state, r.next_state)
+            states = [None if self._slots is None or i < 0 else self._slots[i] for i in at]
+            step = Step(r.ids, r.start, r.pages, r.first_output, r.temperature, r.defer, *states)
         self._run(self._lib.kt_program_run, step)
 
     def run_part(self, step: Step, part: int) -> None:

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# States of a sequence that are held: those of two steps, one of which is written while the other is read, and
-# of four earlier positions to go back to (see `engine.states`).
-STATE_SLOTS = 6
+# States that are kept of earlier positions, to go back to or to begin with (see `engine.pages`): of one sequence
+# alone as many as of several together.
+SNAPSHOTS = 4
 # A step of more tokens always works on expanded keys and values, where a layer has them: MLA_ABSORBED of mla.h.
 ABSORBED_TOKENS = 128
+
+
+def state_slots(streams: int = 1) -> int:
+    """The slots for states with so many sequences at once: of each two steps, one of which is written while the other
+    is read, and the snapshots."""
+    return 2 * streams + SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True)
