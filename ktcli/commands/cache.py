@@ -150,7 +150,7 @@ def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
     folder.check()
     chosen: dict[str, None] = {}
     for name in names:
-        found = [s.name for s in folder.stored() if name in (s.name, _named(s)["id"], _model(s))]
+        found = [s.name for s in folder.stored() if name in _names(s)]
         if not found:
             raise NotFound(
                 f"there are no KV pages of {name}", hint="kt cache ls shows whose there are"
@@ -161,6 +161,12 @@ def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
 
 def _model(stored: StoredPages) -> str:
     return str(stored.about.get("model", "unknown"))
+
+
+def _names(stored: StoredPages) -> set[str]:
+    """What one may call it: the conversion, its model, the id."""
+    model = _model(stored)
+    return {stored.name, _named(stored)["id"], model, model.partition("@")[0]}
 
 
 def _named(stored: StoredPages) -> dict[str, Any]:

@@ -88,6 +88,12 @@ Think = Annotated[
         "--think/--no-think", help="For models that can do both. Default: as the model likes."
     ),
 ]
+NoKvCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
+    ),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -113,6 +119,7 @@ def chat(
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
+    no_kv_cache: NoKvCache = False,
     stats: Stats = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -132,6 +139,7 @@ def chat(
 
       git diff | kt chat qwen3-30b-a3b "Review this change."
     """
+    from ktcli.assembly.kvpages import cache_quota, stored_pages
     from ktcli.assembly.request import DeviceWords, Wanted
 
     given = {
@@ -152,15 +160,18 @@ def chat(
         given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
     )
     recording = config.records_heat()
+    quota = 0 if no_kv_cache else cache_quota()
     model, prompt = who_and_what(name, prompt)
     words = _words(prompt, json)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
     try:
-        if words is None:
-            _converse(made, asked)
-        else:
-            _answer_once(made, words, asked)
+        with stored_pages(made.speaker.engine, ready.pack, quota, out):
+            if words is None:
+                _converse(made, asked)
+            else:
+                _answer_once(made, words, asked)
+            made.session.sequence.keep()  # the end of the last answer
     finally:
         if recording:
             _record(ready, made)

@@ -88,8 +88,12 @@ class Memory(Protocol):
     """The memory of pages and states.
 
     Attributes:
+        codec: the name of their layout.
         page_bytes, state_bytes: the bytes of each as they are stored.
     """
+
+    @property
+    def codec(self) -> str: ...
 
     @property
     def page_bytes(self) -> int: ...
@@ -142,6 +146,12 @@ class Tier:
         pages.on_evict = self._page_goes
         if states is not None:
             states.on_evict = self._state_goes
+
+    def detach(self) -> None:
+        """Leaves the pools as they were without a tier."""
+        self._pages.on_evict = None
+        if self._states is not None:
+            self._states.on_evict = None
 
     # --- down -----------------------------------------------------------------------------------------
 
@@ -217,6 +227,8 @@ class Tier:
             if self._due.get(name) != number:
                 return
             del self._due[name]
+            if self._store.has(*name):
+                return
             copy = self._saved(name[0], number).copy()
             self._spilled[name] = copy
             while sum(each.size for each in self._spilled.values()) > _SPILL_BYTES:
@@ -314,15 +326,20 @@ class Tier:
             state = _label(STATE, previous, ids, depths, (end - rest, end))
             if state.key != key:
                 continue
-            pages = labels[:full]
-            if rest:
-                pages = [*pages, _label(PAGE, previous, ids, depths, (end - rest, end))]
-            fresh = [
-                label for label in pages[len(held) :] if self._pages.page_of(label.key) is None
-            ]
-            size = len(fresh) * self._memory.page_bytes + self._memory.state_bytes
-            stored = all(self._store.has(PAGE, label.key) for label in fresh)
-            if stored and self._pays(end - have, size) and self._bring_pages(pages, held):
+            tail = _label(PAGE, previous, ids, depths, (end - rest, end)) if rest else None
+            needed = labels[len(held) : full]
+            if tail is not None and self._pages.page_of(tail.key) is not None:
+                tail = None
+            if tail is not None:
+                needed = [*needed, tail]
+            size = len(needed) * self._memory.page_bytes + self._memory.state_bytes
+            stored = all(self._store.has(PAGE, label.key) for label in needed)
+            if not stored or not self._pays(end - have, size):
+                continue
+            came = self._bring_pages(labels[:full], held)
+            if came and tail is not None:
+                came = self._read_pages([tail], held) == 1
+            if came:
                 self._read_state(state)
                 return
 

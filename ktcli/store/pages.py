@@ -97,6 +97,11 @@ class PageStore:
         self.writer = PageWriter(target)
         self.refresh()
 
+    @property
+    def read_bps(self) -> float | None:
+        """The bytes read per second; None: nothing was read yet."""
+        return self.counts.read_bps
+
     # --- what is there ------------------------------------------------------------------------------
 
     def refresh(self) -> None:
