@@ -137,10 +137,10 @@ def rm(
     if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
         out.note("Nothing was removed.")
         raise typer.Exit(1)
+    removed = [each.name for each in folder.stored()] if chosen is None else chosen
     freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
-    out.result(
-        {"removed": chosen, "freed_bytes": freed}, f"Removed {safe(what)}, freed {gib(freed)}."
-    )
+    document = {"removed": removed, "freed_bytes": freed}
+    out.result(document, f"Removed {safe(what)}, freed {gib(freed)}.")
 
 
 def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:

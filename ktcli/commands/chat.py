@@ -166,12 +166,13 @@ def chat(
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
     try:
-        with stored_pages(made.speaker.engine, ready.pack, quota, out):
+        with stored_pages(made.speaker.engine, ready.pack, quota, out) as store:
             if words is None:
                 _converse(made, asked)
             else:
                 _answer_once(made, words, asked)
-            made.session.sequence.keep()  # the end of the last answer
+            if store is not None:
+                made.session.sequence.keep()  # the end of the last answer
     finally:
         if recording:
             _record(ready, made)
