@@ -194,7 +194,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Snapshot:
+class _Snapshot:
     """A state that is kept beyond the sequence that computed it.
 
     Attributes:
@@ -233,7 +233,7 @@ class StatePool:
         self._holders = [0] * count
         self._spare: OrderedDict[int, int] = OrderedDict()  # slot: its ticket
         self._tickets = 0
-        self._snapshots: dict[bytes, Snapshot] = {}
+        self._snapshots: dict[bytes, _Snapshot] = {}
         self._clock = 0
         self.counts = PoolCounts()
         self.on_evict: Evicted | None = None
@@ -318,7 +318,7 @@ class StatePool:
             self._drop(self._victim(self._snapshots))
             self.counts.evicted += 1
         self.hold(slot)
-        self._snapshots[key] = Snapshot(slot, at, line, self._clock)
+        self._snapshots[key] = _Snapshot(slot, at, line, self._clock)
 
     def find(self, key: bytes) -> int | None:
         """The slot of a snapshot, to be held before anything else is taken."""

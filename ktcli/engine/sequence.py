@@ -66,7 +66,7 @@ class _Spare(NamedTuple):
     ticket: int
 
 
-class _Known(NamedTuple):
+class _Prefix(NamedTuple):
     """A prefix that is known to the pools.
 
     Attributes:
@@ -396,7 +396,7 @@ class Sequence:
 
     # -- what others know ------------------------------------------------------------------------------
 
-    def _find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> _Known:
+    def _find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> _Prefix:
         """The longest prefix of `ids`, but not all, that the pools know."""
         keys: list[bytes] = []
         found: list[int] = []
@@ -414,9 +414,9 @@ class Sequence:
             found.append(page)
         states = self._pools.states
         if states is None:
-            return _Known(len(found) * PAGE_TOKENS, keys, found, -1)
+            return _Prefix(len(found) * PAGE_TOKENS, keys, found, -1)
         at = {key: i for i, key in enumerate([self._pools.seed, *keys])}
-        best = _Known(0, [], [], -1)
+        best = _Prefix(0, [], [], -1)
         for place, key in states.places():
             full, rest = divmod(place.position, PAGE_TOKENS)
             start = place.position - rest
@@ -430,11 +430,11 @@ class Sequence:
             slot = states.find(key)
             assert slot is not None
             pages = found[:full] if tail is None else [*found[:full], tail]
-            best = _Known(place.position, keys[:full], pages, slot)
+            best = _Prefix(place.position, keys[:full], pages, slot)
         return best
 
     def _take_over(
-        self, known: _Known, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
+        self, known: _Prefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
     ) -> None:
         """Becomes a prefix that the pools know."""
         for page in known.pages:

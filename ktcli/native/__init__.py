@@ -27,7 +27,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import SILU, Glu, Step, View
+from ktcli.native.operands import SILU, Glu, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
@@ -57,7 +57,6 @@ __all__ = [
     "Program",
     "Run",
     "Scale",
-    "Step",
     "Team",
     "View",
     "Weight",
