@@ -74,7 +74,7 @@ class KvCache:
             context,
         )
 
-    # -- for the tier below, see `tier.Memory`: the bytes lie as they are stored ------------------------
+    # -- for the tier below, see `tier.PageMemory`: the bytes lie as they are stored ------------------------
 
     codec = "cpu"  # the layout: 64 positions of a layer behind the other, as the kernels read them
 

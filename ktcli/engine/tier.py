@@ -84,7 +84,7 @@ class Store(Protocol):
         """Notes that a conversation with these keys, in their order, is used now."""
 
 
-class Memory(Protocol):
+class PageMemory(Protocol):
     """The memory of pages and states.
 
     Attributes:
@@ -128,7 +128,7 @@ class Tier:
     def __init__(
         self,
         store: Store,
-        memory: Memory,
+        memory: PageMemory,
         pages: PagePool,
         states: StatePool | None,
         seed: bytes,
