@@ -31,6 +31,7 @@ class Chunk:
         first_output: the first row that gives logits, as all after it do; T: none.
         temperature: the temperature of the sums of the logits' summary; 0: no sums are wanted.
         defer: the most experts of a token that may be deferred.
+        tried: whether the ids are an answer's, of which not all may count: no place to go back to.
     """
 
     ids: NDArray[np.int32]
@@ -38,6 +39,15 @@ class Chunk:
     first_output: int
     temperature: float = 0.0
     defer: int = 0
+    tried: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Ids that were computed in one step, of which the first `kept` count."""
+
+    chunk: Chunk
+    kept: int = 0
 
 
 class Steps(Protocol):
@@ -68,6 +78,9 @@ class Steps(Protocol):
     def last(self, temperature: float) -> Logits:
         """The logits of the only output of the last chunk, in place: valid until the next one."""
 
+    def rows(self, n: int, temperature: float) -> list[Logits]:
+        """The logits of each of the n outputs of the last chunk, in place: valid until the next one."""
+
     def logits(self, n: int) -> F32Array:
         """The logits [n, vocab] of the n outputs of the last chunk, in place."""
 
@@ -84,6 +97,7 @@ class Session:
         self._ids = np.zeros(context, dtype=np.int32)
         self.context = context
         self.length = 0
+        self._attempt: _Attempt | None = None  # the last, until other ids are fed
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -93,6 +107,7 @@ class Session:
     def truncate(self, position: int) -> int:
         """Forgets everything from `position` on, or from an earlier one; returns the position really reached (see
         `rewind`)."""
+        self._attempt = None
         self.length = self._steps.truncate(max(0, min(position, self.length)))
         return self.length
 
@@ -135,6 +150,7 @@ class Session:
         At least the last id is computed, since its logits are wanted.
         """
         wanted = np.asarray(ids, dtype=np.int64)
+        self._catch_up(wanted)
         n = min(self.length, wanted.size - 1)
         different = (
             np.nonzero(self._ids[:n] != wanted[:n])[0] if n > 0 else np.empty(0, dtype=np.int64)
@@ -144,6 +160,58 @@ class Session:
             self._refuse(wanted.size)
         reused = self.truncate(common)
         return self.feed(ids[reused:], progress=progress, temperature=temperature), reused
+
+    @property
+    def most_tried(self) -> int:
+        """The most ids whose logits `attempt` can give."""
+        return self._steps.max_outputs
+
+    @property
+    def recurrent(self) -> bool:
+        """Tells whether going back is possible to some positions only."""
+        return self._steps.recurrent
+
+    def attempt(
+        self, ids: Sequence[int], outputs: int, *, temperature: float = 0.0, defer: int = 0
+    ) -> list[Logits]:
+        """Computes ids in one step, of which none counts until `keep` says how many; returns the logits after each of
+        the last `outputs`, in place: valid until the engine's next step. What is not kept leaves no trace.
+
+        Raises:
+            ContextFull, UsageError: as `feed`.
+        """
+        fresh = self._checked(ids)
+        first = fresh.size - outputs
+        self._attempt = None
+        chunk = Chunk(fresh, self.length, first, temperature, defer, tried=True)
+        self._steps.run(chunk)
+        self._attempt = _Attempt(chunk)
+        return self._steps.rows(outputs, temperature)
+
+    def keep(self, n: int) -> None:
+        """Counts the first n ids of the last `attempt`; n is at least that of earlier calls.
+
+        Where layers keep states, `length` goes on when all ids count: the states between them are not known. `advance`
+        computes those again that do.
+        """
+        assert self._attempt is not None, "nothing was attempted"
+        self._attempt.kept = n
+        ids, start = self._attempt.chunk.ids, self._attempt.chunk.start
+        if n == ids.size or not self._steps.recurrent:
+            self._ids[start : start + n] = ids[:n]
+            self.length = start + n
+
+    def _catch_up(self, wanted: NDArray[np.int64]) -> None:
+        """Computes again what counts of the last attempt, if `wanted` goes on with it: as a step of its own, since a
+        prompt's chunk may round otherwise."""
+        if self._attempt is None or not self._steps.recurrent:
+            return
+        chunk, n = self._attempt.chunk, self._attempt.kept
+        end = chunk.start + n
+        missing = self.length < end < min(wanted.size, self.context + 1)
+        if missing and np.array_equal(wanted[chunk.start : end], chunk.ids[:n]):
+            self.attempt(chunk.ids[:n].tolist(), 0, defer=chunk.defer)
+            self.keep(n)
 
     def logits(self, ids: Sequence[int], *, defer: int = 0) -> F32Array:
         """Appends ids; returns the logits of every one, [T, vocab] f32."""
@@ -178,6 +246,7 @@ class Session:
         """Runs the ids in chunks; yields the number of ids done after each. Outputs are the last id's, with sums for
         this temperature; None: every id's."""
         done = 0
+        self._attempt = None
         while done < fresh.size:
             size = self._steps.chunk_tokens(fresh.size - done)
             if temperature is None:

@@ -44,7 +44,7 @@ class StateLayout:
 class StateSlots:
     """The positions whose states the slots of a session hold; the memory is elsewhere.
 
-    Steps of many tokens leave *snapshots*, which stay as long as there are slots for them. Position 0 needs
+    Steps of a prompt leave *snapshots*, which stay as long as there are slots for them. Position 0 needs
     no slot: there, nothing is kept.
     """
 
@@ -67,10 +67,10 @@ class StateSlots:
         self._forget(target)
         return source, target
 
-    def end(self, target: int, position: int, *, n_tokens: int) -> None:
-        """Records that the step of `n_tokens` is over, and `target` holds the state of `position`."""
+    def end(self, target: int, position: int, *, snapshot: bool) -> None:
+        """Records that a step is over, and `target` holds the state of `position`: one to go back to, or not."""
         self._positions[target] = position
-        if n_tokens > 1:
+        if snapshot:
             self._snapshots.add(target)
         # One to read and one to write are needed beside the snapshots.
         if len(self._snapshots) > len(self._positions) - 2:

@@ -43,7 +43,7 @@ class ProgramSteps:
     ) -> None:
         self._program, self._outputs = program, outputs
         views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
-        self._row = tuple(program.rows(view, 1)[0] for view in views)
+        self._rows = tuple(program.rows(view, program.max_outputs) for view in views)
         self._cache = KvCache(layout, context, program.pool.arena(layout.cache_bytes(context)))
         self._states = _States(program, states) if states.elements else None
         self.vocab = outputs.logits.width
@@ -75,11 +75,16 @@ class ProgramSteps:
         if self._states is None:
             self._program.run(step)
         else:
-            self._states.run(step)
+            self._states.run(step, snapshot=chunk.ids.size > 1 and not chunk.tried)
 
     def last(self, temperature: float) -> Logits:
-        values, best, peaks, sums = self._row
-        return Logits(values, int(best[0]), peaks, sums, temperature)
+        return self.rows(1, temperature)[0]
+
+    def rows(self, n: int, temperature: float) -> list[Logits]:
+        values, best, peaks, sums = self._rows
+        return [
+            Logits(values[i], int(best[i, 0]), peaks[i], sums[i], temperature) for i in range(n)
+        ]
 
     def logits(self, n: int) -> F32Array:
         return self._program.rows(self._outputs.logits, n)
@@ -98,10 +103,9 @@ class _States:
         shape = STATE_SLOTS, layout.elements
         self._states = self._memory.bytes.view(np.float32).reshape(shape)
 
-    def run(self, step: Step) -> None:
-        """Runs a step from the state at its start."""
+    def run(self, step: Step, *, snapshot: bool) -> None:
+        """Runs a step from the state at its start; a snapshot of the state at its end is one to go back to."""
         source, target = self.slots.begin(step.start)
         state = None if source is None else self._states[source]
         self._program.run(replace(step, state=state, next_state=self._states[target]))
-        n_tokens = step.ids.size
-        self.slots.end(target, step.start + n_tokens, n_tokens=n_tokens)
+        self.slots.end(target, step.start + step.ids.size, snapshot=snapshot)

@@ -152,7 +152,7 @@ def test_slots_hold_what_they_say() -> None:
             ids += [step] * n
             length += n
             written[target] = tuple(ids)
-            slots.end(target, length, n_tokens=n)
+            slots.end(target, length, snapshot=n > 1)
             assert slots.truncate(length) == length
 
 
@@ -160,6 +160,6 @@ def test_snapshots_spread_over_a_long_text() -> None:
     slots = StateSlots(6)
     for i in range(40):
         _, target = slots.begin(512 * i)
-        slots.end(target, 512 * (i + 1), n_tokens=512)
+        slots.end(target, 512 * (i + 1), snapshot=True)
     reached = [slots.truncate(position) for position in (20479, 15000, 10000)]
     assert reached[0] == 512 * 39 and min(reached) > 0

@@ -118,7 +118,7 @@ class DeviceSteps:
         places = [-1 if source is None else source, target]
         self._run(chunk, self._slots[places][:, None])
         n = chunk.ids.size
-        self._states.end(target, chunk.start + n, n_tokens=n)
+        self._states.end(target, chunk.start + n, snapshot=n > 1 and not chunk.tried)
 
     def _run(self, chunk: Chunk, slots: NDArray[np.int64] | None) -> None:
         """Runs a chunk; slots [2, 1]: the state to read and the one to write."""
@@ -131,6 +131,11 @@ class DeviceSteps:
         if self._decoded is None:
             return Logits.of(self._outputs[-1], temperature)
         return self._decoded.summary(0, temperature)
+
+    def rows(self, n: int, temperature: float) -> list[Logits]:
+        if n == 1:
+            return [self.last(temperature)]
+        return [Logits.of(row, temperature) for row in self._outputs[:n]]
 
     def logits(self, n: int) -> F32Array:
         return self._outputs[:n]
