@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.settings import Settings
+    from ktcli.engine.drafting import DraftWish
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
 PIPE = "-"  # a prompt that is all on standard input
@@ -88,6 +89,15 @@ Think = Annotated[
         "--think/--no-think", help="For models that can do both. Default: as the model likes."
     ),
 ]
+DraftOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="off|lookup|N",
+        help="Check several tokens in one step, drafted from what the conversation repeats: as many as pay, or N."
+        " Answers stay the same. Default: lookup, without a GPU.",
+    ),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -113,6 +123,7 @@ def chat(
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
+    draft: DraftOpt = None,
     stats: Stats = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
@@ -149,7 +160,14 @@ def chat(
             hint="leave one of them out",
         )
     asked = AnswerRequest(
-        given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
+        given,
+        max_tokens,
+        tuple(stop or ()),
+        system,
+        think,
+        stats,
+        allow_special=allow_special,
+        draft=_draft_wish(draft),
     )
     recording = config.records_heat()
     model, prompt = who_and_what(name, prompt)
@@ -176,7 +194,8 @@ class AnswerRequest:
     system: str | None
     thinking: bool | None
     stats: bool
-    allow_special: bool = False
+    allow_special: bool
+    draft: DraftWish
 
     def over(self, settings: Settings) -> Settings:
         """Returns the model's settings with those that were asked for put over them."""
@@ -189,6 +208,14 @@ class AnswerRequest:
             stops=self.stops,
             thinking=self.thinking,
         )
+
+
+def _draft_wish(option: str | None) -> DraftWish:
+    from ktcli.engine.drafting import DraftWish
+
+    if option is not None:
+        return DraftWish.parse(option, "--draft")
+    return DraftWish.parse(config.asked_draft(), "KT_DRAFT")
 
 
 def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]:
@@ -257,7 +284,7 @@ def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat
             f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
         )
     speaker = Speaker(ready.name, load(ready, wanted, out), voice)
-    made = Chat(speaker, asked.over(voice.settings))
+    made = Chat(speaker, asked.over(voice.settings), asked.draft)
     made.conversation.system = asked.system or ""
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
@@ -327,6 +354,10 @@ def document(made: Chat, reply: Reply) -> dict[str, Any]:
             "eval_count": stats.tokens,
             "eval_duration_s": stats.eval_s,
             "eval_rate": stats.tokens / stats.eval_s if stats.eval_s else 0.0,
+            "steps": stats.steps,
+            "drafted_count": stats.drafted,
+            "accepted_count": stats.accepted,
+            "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
         },
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import median
 
 from ktcli.planner.memory import MOST_DRAFTED
@@ -20,7 +21,11 @@ from ktcli.planner.memory import MOST_DRAFTED
 MOST_ROWS = 2 * MOST_DRAFTED + 1
 
 _WORTH = 1.02  # a draft must be expected to be faster by this factor: the expectation has errors of its own
+_TRIED = 2  # ids of a draft that is made to learn what it takes
+_TRIED_CHANCE = 0.5  # that all of them are right, at least
 _SAMPLES = 9  # steps whose median is the time of a number of rows
+_PLAIN_SAMPLES = 3  # steps of one row that are measured before anything is drafted
+_PLAIN_EVERY = 64  # and then one of so many is such a step
 _STALE = 512  # steps after which a time that was never measured again is not believed any more
 _FADING = 0.97  # the weight of what was counted, with each guess after it
 _PRIOR_GUESSES = 3.0  # the guesses that the assumed chance counts for
@@ -110,6 +115,26 @@ class StepTimes:
         )
         return self._prior[i] * self._factor(i, below, above)
 
+    def at_most(self, rows: int) -> float:
+        """The seconds that a step of `rows` rows takes at most: one that was never measured may need for each row
+        beyond those that were as long as a step."""
+        last = min(rows, len(self._prior)) - 1
+        known = next((i for i in range(last, -1, -1) if self._known(i) is not None), 0)
+        return max(self.seconds(rows), self.seconds(known + 1) + (last - known) * self.seconds(1))
+
+    @property
+    def needs_plain(self) -> bool:
+        """Tells whether a step without a draft is due: all others are compared with those."""
+        return (
+            len(self._samples[0]) < _PLAIN_SAMPLES
+            or self._steps - self._measured_at[0] > _PLAIN_EVERY
+        )
+
+    @property
+    def is_unknown(self) -> bool:
+        """Tells whether no step of a few rows was measured lately."""
+        return all(self._known(i) is None for i in range(1, 1 + _TRIED))
+
     def _known(self, i: int) -> float | None:
         stale = i > 0 and self._steps - self._measured_at[i] > _STALE
         return None if stale else self._medians[i]
@@ -142,26 +167,41 @@ class Question:
 
 
 def best_length(question: Question, times: StepTimes) -> int:
-    """The number of ids to draft, 0 to len(chances), that gives the most expected tokens per second."""
-    plain = times.seconds(question.waiting + 1)
-    best, best_rate = 0, _WORTH / plain
+    """The number of ids to draft, 0 to len(chances), that gives the most expected tokens per second.
+
+    Where no time of a step with a draft is known, and a short one would probably be right, that is tried.
+    """
+    chances = question.chances[: _affordable(question, times)]
+    best, best_rate = 0, _WORTH / times.seconds(question.waiting + 1)
     tokens, all_right, repeated = 1.0, 1.0, 0.0
-    for k, chance in enumerate(question.chances, 1):
-        if question.waiting + 1 + k > MOST_ROWS:
-            break
-        # Where the k-th id is the first that is wrong, the next step computes the k right ones before it again.
-        again = question.waiting + k
+    for k, chance in enumerate(chances, 1):
+        rows = question.waiting + 1 + k
+        # Where the k-th id is the first that is wrong, the next step computes the right rows before it again.
         if question.repeats:
-            repeated += all_right * (1 - chance) * (times.seconds(again + 1) - times.seconds(1))
+            repeated += all_right * (1 - chance) * (times.seconds(rows) - times.seconds(1))
         all_right *= chance
         tokens += all_right
-        seconds = times.seconds(question.waiting + 1 + k)
-        if seconds - plain > question.may_cost:
-            break
-        rate = tokens / (seconds + repeated)
+        rate = tokens / (times.seconds(rows) + repeated)
         if rate > best_rate:
             best, best_rate = k, rate
+    if (
+        not best
+        and not question.waiting
+        and times.is_unknown
+        and prod(chances[:_TRIED]) > _TRIED_CHANCE
+    ):
+        best = min(_TRIED, len(chances))
     return best
+
+
+def _affordable(question: Question, times: StepTimes) -> int:
+    """The most ids that cost no more than they may, whatever the step turns out to take and the next one repeats."""
+    least = times.seconds(question.waiting + 1)
+    most = MOST_ROWS - 1 - question.waiting
+    lengths = range(1, min(most, len(question.chances)) + 1)
+    may_cost = question.may_cost / 2 if question.repeats else question.may_cost
+    dear = (k for k in lengths if times.at_most(question.waiting + 1 + k) > least + may_cost)
+    return next(dear, lengths.stop) - 1
 
 
 @dataclass(slots=True)

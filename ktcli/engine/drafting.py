@@ -12,8 +12,10 @@ step of its own. It draws the same numbers and sees the same history, so an answ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ktcli.engine.draft import Draft, DraftSource
+from ktcli.engine.contract import Engine
+from ktcli.engine.draft import Draft, DraftSource, Lookup
 from ktcli.engine.draft_length import (
     MOST_ROWS,
     Acceptance,
@@ -22,7 +24,62 @@ from ktcli.engine.draft_length import (
     StepTimes,
     best_length,
 )
+from ktcli.engine.session import Session
+from ktcli.errors import UsageError
 from ktcli.planner.memory import MOST_DRAFTED
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """What is wanted to be drafted.
+
+    Attributes:
+        drafts: whether anything is.
+        length: the ids of every draft; None: as many as pay.
+        asked: whether somebody asked for it, who then is told if it cannot be.
+    """
+
+    drafts: bool = True
+    length: int | None = None
+    asked: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None, name: str) -> DraftWish:
+        """Reads the value of an option or a variable of this name; None: nobody asked.
+
+        Raises:
+            UsageError: it is none of off, lookup, and 1 to MOST_DRAFTED.
+        """
+        if text is None:
+            return cls()
+        numbers = [str(n) for n in range(1, MOST_DRAFTED + 1)]
+        if text not in ("off", "lookup", *numbers):
+            raise UsageError(
+                f"{name} is {text[:30]!r}; it can be off, lookup, or 1 to {MOST_DRAFTED}"
+            )
+        return cls(text != "off", int(text) if text in numbers else None, asked=True)
+
+    def of(self, engine: Engine, session: Session) -> Drafting | None:
+        """The drafts of a session; None: none are made.
+
+        Raises:
+            UsageError: somebody asked for drafts where they could change answers.
+        """
+        if not self.drafts:
+            return None
+        times = engine.step_times
+        if times is not None:
+            return Drafting(Lookup(), times, length=self.length, repeats=session.recurrent)
+        if self.asked:
+            raise UsageError(
+                "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
+                " on how many tokens share a step",
+                hint="leave --draft out (and KT_DRAFT unset), or say --draft off",
+            )
+        return None
+
+
+NO_DRAFTS = DraftWish(drafts=False)
 
 
 class Drafting:
@@ -73,6 +130,8 @@ class Drafting:
             return ()
         if self._length is not None:
             return guess.ids[: min(most, self._length)]
+        if self._times.needs_plain:
+            return ()
         chances = self._acceptance.chances(guess.kind, most)
         may_cost = self._account.may_cost(self._times.seconds(1))
         question = Question(chances, waiting, self._repeats, may_cost)
