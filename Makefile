@@ -9,8 +9,11 @@ PASSED ?=
 PYTHONS ?=
 
 BIN    := $(VENV)/bin
-# Modules are compiled when they are first imported: few of torch's and transformers' ever are.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+# What kt imports is compiled with the installation, so that its first command starts as fast as the next; the rest
+# when it is first imported: few modules of torch and transformers ever are.
+LARGE  := torch|torchgen|functorch|transformers|sympy|networkx|mpmath|triton|matplotlib|mpl_toolkits|fontTools|mypy|mypyc|hypothesis|setuptools|pip
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '/($(LARGE)|tests)/' ktcli $(VENV)/lib/python3*/site-packages >/dev/null 2>&1 || true
 CMAKE   = $(firstword $(wildcard $(BIN)/cmake) cmake)
 NATIVE := $(shell find native/CMakeLists.txt native/cdef.py native/include native/src -type f)
 # `make check` needs no torch; where it is installed, one environment does for all.
@@ -103,15 +106,18 @@ $(VENV)/.kt-chat: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LO
 	    if nvidia-smi -L >/dev/null 2>&1; then extra='[gpu]'; fi; \
 	    { $(filter-out --quiet,$(PIP)) --verbose -e ".$$extra" </dev/null 2>&1 || touch $@.failed; } | tee $@.log | awk -v tty=$$tty '$(SHOW)'; \
 	    if [ -e $@.failed ]; then tail -n 50 $@.log; echo "kt could not be installed; all of it: $@.log"; exit 1; fi
+	@$(COMPILE)
 	@echo "kt is $(BIN)/kt"
 	@touch $@
 
 $(VENV)/.kt-check: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt and the tools of its quick tests into $(VENV) (only when something changed) ..."
 	@$(PIP) -e '.[check]' </dev/null
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.kt-test: $(VENV)/.kt-venv pyproject.toml constraints.txt $(NATIVE) $(LOST)
 	@echo "Installing kt and its test tools into $(VENV) (only when something changed) ..."
 	@$(PIP) -e '.[test]' </dev/null
+	@$(COMPILE)
 	@touch $@

@@ -14,15 +14,18 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l repetition-penalty -d 'A
 complete -c kt -n '__fish_seen_subcommand_from chat' -l seed -d 'Equal seeds give equal texts' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l think -d 'For models that can do both'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-think -d 'For models that can do both'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l continue -d 'Go on with the last conversation'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l resume -d 'Go on with a kept conversation (kt chats lists them)' -x -a '(kt names --chats 2>/dev/null)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l allow-special -d 'Let texts give control tokens: <|im_end|> in a text then ends a turn'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l context -d 'Positions to reserve' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
-complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l help -d 'Show this message and exit'
@@ -38,7 +41,7 @@ complete -c kt -n '__fish_seen_subcommand_from plan' -l dense -d 'Number format 
 complete -c kt -n '__fish_seen_subcommand_from plan' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
-complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from plan' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from plan' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from plan' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from plan' -l machine -d 'Plan for a machine that ships with kt or that this file describes, not for this one' -r -a 'cloud-h200-128gb desktop-24gb-gpu laptop-16gb laptop-8gb-gpu server-8xl20-1tb workstation-2x4090 workstation-4090-512gb xeon-2x32-512gb' -F
@@ -83,6 +86,32 @@ complete -c kt -n '__fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
 complete -c kt -n '__fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
+complete -c kt -n __fish_use_subcommand -a chats -d 'List the conversations that chats kept, and change them'
+complete -c kt -n '__fish_seen_subcommand_from chats' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a show -d 'Show what was said in a conversation'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -a '(kt names --chats 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from show' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a rm -d 'Remove conversations'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -a '(kt names --chats 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l yes -d 'Do not ask'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rm' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a export -d 'Print a conversation as a document'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -a '(kt names --chats 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l format -d 'Markdown, or a document that /load reads' -x -a 'md json'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from export' -l help -d 'Show this message and exit'
+complete -c kt -n '__fish_seen_subcommand_from chats' -a rename -d 'Give a conversation another name'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -a '(kt names --chats 2>/dev/null)'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l json -d 'Print one JSON document on stdout'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l quiet -d 'Print only results and errors'
+complete -c kt -n '__fish_seen_subcommand_from chats; and __fish_seen_subcommand_from rename' -l help -d 'Show this message and exit'
 complete -c kt -n __fish_use_subcommand -a bench -d 'Measure speed, without a download if need be'
 complete -c kt -n '__fish_seen_subcommand_from bench' -l help -d 'Show this message and exit'
 complete -c kt -n '__fish_seen_subcommand_from bench' -a decode -d 'Tokens per second of an answer'
@@ -95,7 +124,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from decode' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'
@@ -114,7 +143,7 @@ complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l threads -d 'CPU threads' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l numa -d 'Teams of threads, each with its share of the weights in memory beside it' -x -a 'auto off'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l device -d 'Where attention and dense parts run' -x -a 'auto cpu cuda'
-complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
+complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
 complete -c kt -n '__fish_seen_subcommand_from bench; and __fish_seen_subcommand_from prefill' -l policy -d 'With a GPU: how CPU and GPU share the experts, kt’s way or another program’s' -x -a 'kt all-cpu gpu-stream fiddler'

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ktcli.engine.device.cache import DeviceCache
 from ktcli.engine.device.weights import DeviceModel, load_device
-from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import PackSource
+from ktcli.engine.sequence import pages_for
 from ktcli.models import Model, build
 from ktcli.native import PAGE_TOKENS, Pool
 from ktcli.ops.torch.backend import ResidentRunner, StepInputs, TorchBackend
@@ -60,11 +60,16 @@ class DeviceRun:
         return cls(model, loaded, cache, exact)
 
     def sequence(self, positions: int) -> Timeline:
-        return Timeline(self.cache.pages.take(pages_for(positions)), self.cache.slots.take(2))
+        return Timeline(
+            tuple(self.cache.pages.take(pages_for(positions))),
+            (self.cache.slots.take(), self.cache.slots.take()),
+        )
 
     def give_back(self, sequence: Timeline) -> None:
-        self.cache.pages.give_back(sequence.pages)
-        self.cache.slots.give_back(sequence.slots)
+        for page in sequence.pages:
+            self.cache.pages.release(page)
+        for slot in sequence.slots:
+            self.cache.slots.release(slot)
 
     def step(self, ids: Sequence[Sequence[int]], of: Sequence[Timeline]) -> NDArray[np.float32]:
         """Logits [sequences, run, vocab] of the next ids of each sequence."""

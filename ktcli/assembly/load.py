@@ -149,5 +149,5 @@ def _words(device: DevicePlan, engine: DeviceEngine) -> str:
     if here == mask.size:
         return f"{device.gpu.name}: the whole model"
     of_these = f"{here:,} of {mask.size:,} of these ({device.hit_rate:.0%} of the choices)"
-    late = f"; up to {depth} of a token's come a layer later" if depth else ""
-    return f"{device.gpu.name}: all but the experts, and {of_these}{late}"
+    deferral = f"; up to {depth} of a token's come a layer later" if depth else ""
+    return f"{device.gpu.name}: all but the experts, and {of_these}{deferral}"

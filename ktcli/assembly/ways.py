@@ -65,13 +65,14 @@ class EvalRequest:
                 hint=f"use --stride {self.length} or less",
             )
 
-    def wanted(self, threads: int | None, numa: str | None, way: Way | None = None) -> Wanted:
-        """The form in which an engine is to be loaded for `way`; None: for preparing."""
+    def wanted(self, threads: int | None, numa: str | None, ways: Sequence[Way] = ()) -> Wanted:
+        """The form in which an engine is to be loaded for `ways`, which share it; (): for preparing."""
         return Wanted(
             self.context,
             threads,
             all_logits=True,
-            kv_f32=way is not None and way.cache == "f32",
+            kv_f32=any(way.cache == "f32" for way in ways),
+            streams=max(1, len(ways)),
             numa=asked_numa(numa),
             device=DeviceWords(device=CPU, defer=max(self.depths)),
         )
@@ -100,8 +101,8 @@ class Way:
     @property
     def label(self) -> str:
         """The name of the whole way for people."""
-        late = f", {self.defer} deferred" if self.defer else ""
-        return f"{self.conversion}{late}{', f32 cache' if self.cache == 'f32' else ''}"
+        deferral = f", {self.defer} deferred" if self.defer else ""
+        return f"{self.conversion}{deferral}{', f32 cache' if self.cache == 'f32' else ''}"
 
     @property
     def engine(self) -> tuple[Path, str]:
@@ -256,11 +257,15 @@ def measure(
         NotEnoughMemory: one does not fit alone; nothing was loaded.
     """
     found = [_NOTHING] * len(ways)
-    for group in _groups(ways, lambda way: asked.wanted(threads, numa, way), listener):
+
+    def wanted(way: Way) -> Wanted:
+        return asked.wanted(threads, numa, [each for each in ways if each.engine == way.engine])
+
+    for group in _groups(ways, wanted, listener):
         some = [ways[i] for i in group]
         try:
             engines = {
-                way.engine: load(way.ready, asked.wanted(threads, numa, way), listener)
+                way.engine: load(way.ready, wanted(way), listener)
                 for way in {way.engine: way for way in some}.values()
             }
         except KeyboardInterrupt:

@@ -93,11 +93,15 @@ class LibraryCodec:
         return Encoded(list(found.ids), list(found.offsets))
 
     def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        inner = self.prepare(unknown)
+        return [list(inner.encode(text, add_special_tokens=False).ids) for text in texts]
+
+    def prepare(self, unknown: Sequence[int]) -> tokenizers.Tokenizer:
+        """The tokenizer of `encode_plain`, made once."""
         key = tuple(unknown)
         if key not in self._plain:
             self._plain[key] = _without(self._inner, frozenset(unknown))
-        inner = self._plain[key]
-        return [list(inner.encode(text, add_special_tokens=False).ids) for text in texts]
+        return self._plain[key]
 
     def decode(self, ids: Sequence[int], *, special: bool) -> str:
         return str(self._inner.decode(list(ids), skip_special_tokens=not special))
@@ -109,7 +113,8 @@ class LibraryCodec:
         return self._inner.id_to_token(id)
 
 
-# A character that no text holds: it stands for an added token whose own text is to be a word like any other.
+RESERVED = "\ufdd2\ufdd3\ufdd4\ufdd5"  # characters that texts for `encode_plain` must not hold, but in BORDER
+# The name of an added token whose own text is to be a word like any other.
 _NOWHERE = "\ufdd2kt-no-text-holds-this\ufdd3"
 BORDER = "\ufdd4kt-border\ufdd5"  # an added token of `encode_plain`: what follows is not the beginning of a text
 

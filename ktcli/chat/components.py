@@ -9,40 +9,58 @@ limits (`confined`). The names are those of the file format of the library.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ktcli.errors import BadCheckpoint
+from ktcli.models.config import MAX_VOCAB
 from ktcli.weights.gguf.words import WORDS
+from ktcli.weights.pieces import MAX_MERGES
 
 MAX_STEPS = 16  # of a normalizer, pre-tokenizer or decoder; published ones have up to 7
 MAX_DEPTH = 3  # of sequences in sequences; published ones have 1
 MAX_GROWTH = 64  # times that all steps together may make a text longer; published ones stay at 18
-MAX_WORD_CHARS = 4096  # of a token; published ones have up to 512
+MAX_GROWTH_HERE = 4  # times longer that the steps of a tokenizer in this process may make a text
+MAX_WORD_CHARS = 4096  # of a token; published ones have up to 1,024
+MAX_ADDED = 50_000  # added tokens; published ones have up to 6,500
+MAX_ADDED_WORD_CHARS = 512  # of an added token; published ones have up to 60
+MAX_ADDED_CHARS = 4 << 20  # of all of them after normalization; published ones have up to 260,000
 MAX_PATTERN_CHARS = 4096
 MAX_CHARSMAP_CHARS = 2 << 20  # of a table of normalizations in base64; the usual one has 316,720
+MAX_CHARSMAP_TEXT = 256  # bytes that a character may become by such a table; the usual one has 33
 
 Json = Mapping[str, Any]
 
 _CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+
+
+def _spelling(pattern: str) -> str:
+    """One spelling of a pattern that publishers spell in several ways."""
+    for said, plain in (("\r", r"\r"), ("\n", r"\n"), ("\t", r"\t"), (r"\"", '"'), (r"\/", "/")):
+        pattern = pattern.replace(said, plain)
+    return pattern
+
+
 # Patterns of published tokenizers. The others cut words as quickly, but nobody has looked.
-KNOWN_PATTERNS = frozenset(
-    {pattern for words in WORDS.values() for pattern in words.patterns}
-    | {
-        " {2,}",
-        r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|[0-9]|\s+(?!\S)|\s",  # kt-mini
-        rf"{_CL100K}|\p{{N}}{{1,3}}|{_REST}",
-        rf"{_CL100K}|\p{{N}}|{_REST}",
-        r"\d{1,3}(?=(?:\d{3})*\b)",
-        r"[0-9][0-9][0-9]",
-        r"[0-9]",
-        r"\p{N}",
-        r"[\r\n]",
-        r"\s+$",
-    }
-)
+_PATTERNS = {pattern for words in WORDS.values() for pattern in words.patterns} | {
+    " {2,}",
+    r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|[0-9]|\s+(?!\S)|\s",  # kt-mini
+    rf"{_CL100K}|\p{{N}}{{1,3}}|{_REST}",
+    rf"{_CL100K}|\p{{N}}|{_REST}",
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+    r"[0-9][0-9][0-9]",
+    r"[0-9]",
+    r"\p{N}",
+    r"[\r\n]",
+    r"\s+$",
+}
+KNOWN_PATTERNS = frozenset(map(_spelling, _PATTERNS))
+# Patterns of published tokenizers that take quadratic time for runs of some characters, and runs that are too long.
+_SLOW_RUNS = {r"\d{1,3}(?=(?:\d{3})*\b)": r"\d{128}", r"\s+$": r"\s{256}"}
 
 # The most that a step can lengthen a text, by its type: characters for each one of before.
 _NORMALIZERS: dict[str, int] = {
@@ -78,10 +96,14 @@ class Examined:
     Attributes:
         known: whether it may run inside this process.
         decoder: the kinds of the decoder's steps, in order; joining tokens is not one of them.
+        slow_runs: a regular expression of what a text must not hold that is read inside this process; empty: nothing.
+        rewrites: whether the normalizer may make words of the vocabulary from other letters.
     """
 
     known: bool
     decoder: tuple[str, ...]
+    slow_runs: str = ""
+    rewrites: bool = False
 
 
 def examine(document: Json, where: str) -> Examined:
@@ -98,23 +120,58 @@ def examine(document: Json, where: str) -> Examined:
             f"{where} {what}", hint="kt reads the components that published tokenizers use"
         )
 
-    plain = _model(document.get("model"), refuse)
-    for part, (children, allowed) in _PARTS.items():
-        steps = _steps(document.get(part), part, children, refuse)
-        _count(steps, part, refuse)
-        growth = 1
-        for step in steps:
-            kind = str(step.get("type"))
-            if kind not in allowed:
-                raise refuse(f"has the {part} {kind[:40]!r}, which no published tokenizer uses")
-            growth *= allowed[kind] * _own_growth(step, refuse)
-            if growth > MAX_GROWTH:
-                raise refuse(f"has a {part} that makes texts more than {MAX_GROWTH} times longer")
-            plain = plain and kind in _PLAIN and _is_known(step)
+    known = _model(document.get("model"), refuse)
+    parts = {part: _part(document.get(part), part, refuse) for part in _PARTS}
+    known = known and all(_is_plain(step) for found in parts.values() for step in found.steps)
+    known = known and all(found.growth <= MAX_GROWTH_HERE for found in parts.values())
+    _added(document.get("added_tokens"), parts["normalizer"].growth, refuse)
     _post_processor(document.get("post_processor"), refuse)
-    kinds = (str(step.get("type")) for step in steps)  # of the last part: the decoder
+    patterns = {_regex(step) for found in parts.values() for step in found.steps}
+    runs = "|".join(sorted(run for each, run in _SLOW_RUNS.items() if each in patterns))
+    kinds = (str(step.get("type")) for step in parts["decoder"].steps)
     decoder = tuple(kind for kind in kinds if kind not in ("Sequence", "Fuse"))
-    return Examined(plain, decoder)
+    rewrites = any(_rewrites(step) for step in parts["normalizer"].steps)
+    return Examined(known, decoder, runs, rewrites)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The steps of a normalizer, pre-tokenizer or decoder, and how many times longer they make a text at most."""
+
+    steps: list[Json]
+    growth: int
+
+
+def _part(found: Any, part: str, refuse: Callable[[str], BadCheckpoint]) -> _Steps:
+    children, allowed = _PARTS[part]
+    steps = _steps(found, part, children, refuse)
+    _count(steps, part, refuse)
+    growth = 1
+    for step in steps:
+        kind = str(step.get("type"))
+        if kind not in allowed:
+            raise refuse(f"has the {part} {kind[:40]!r}, which no published tokenizer uses")
+        growth *= allowed[kind] * _own_growth(step, refuse)
+        if growth > MAX_GROWTH:
+            raise refuse(f"has a {part} that makes texts more than {MAX_GROWTH} times longer")
+    return _Steps(steps, growth)
+
+
+def _added(rows: Any, growth: int, refuse: Callable[[str], BadCheckpoint]) -> None:
+    """Examines the added tokens: the library makes one automaton of all of their letters."""
+    if not isinstance(rows, list):
+        return  # the library has a sentence for that
+    if len(rows) > MAX_ADDED:
+        raise refuse(f"adds {len(rows):,} tokens, more than {MAX_ADDED:,}")
+    chars = 0
+    for row in rows:
+        content = row.get("content") if isinstance(row, Mapping) else None
+        size = len(content) if isinstance(content, str) else 0
+        if size > MAX_ADDED_WORD_CHARS:
+            raise refuse(f"adds a token of more than {MAX_ADDED_WORD_CHARS} characters")
+        chars += size * (1 if row.get("normalized") is False else growth) if size else 0
+    if chars > MAX_ADDED_CHARS:
+        raise refuse(f"adds tokens of {chars:,} characters together, more than {MAX_ADDED_CHARS:,}")
 
 
 def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
@@ -131,6 +188,10 @@ def _model(model: Any, refuse: Callable[[str], BadCheckpoint]) -> bool:
         words = [row[0] for row in vocab if isinstance(row, list) and row]
     if any(isinstance(word, str) and len(word) > MAX_WORD_CHARS for word in words):
         raise refuse(f"has a token of more than {MAX_WORD_CHARS:,} characters")
+    merges = model.get("merges")
+    for rows, most, what in ((vocab, MAX_VOCAB, "tokens"), (merges, MAX_MERGES, "merges")):
+        if isinstance(rows, (Mapping, list)) and len(rows) > most:
+            raise refuse(f"has {len(rows):,} {what}, more than {most:,}")
     if model.get("dropout"):
         raise refuse("drops merges at random, which is for training")
     affixes = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
@@ -165,8 +226,9 @@ def _count(steps: list[Json], part: str, refuse: Callable[[str], BadCheckpoint])
 def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
     """The factor by which a step can lengthen a text through what it is told to write."""
     kind = step.get("type")
-    if len(str(step.get("precompiled_charsmap", ""))) > MAX_CHARSMAP_CHARS:
-        raise refuse("has a table of normalizations larger than any published one")
+    if kind == "Precompiled":
+        _charsmap(step.get("precompiled_charsmap"), refuse)
+        return 1
     if kind == "Prepend":
         return 1 + len(str(step.get("prepend", "")))
     pattern = step.get("pattern")
@@ -185,17 +247,47 @@ def _own_growth(step: Json, refuse: Callable[[str], BadCheckpoint]) -> int:
     if isinstance(fixed, str):
         return max(1, -(-len(content) // len(fixed)))
     # An unknown expression may match the empty text between any two characters.
-    return max(1, len(content) + (said not in KNOWN_PATTERNS))
+    return max(1, len(content) + (_spelling(said) not in KNOWN_PATTERNS))
 
 
-def _is_known(step: Json) -> bool:
-    """Returns whether a step's regular expression, if it has one, is that of a published tokenizer."""
+def _charsmap(table: Any, refuse: Callable[[str], BadCheckpoint]) -> None:
+    """Examines a table of normalizations: the size of a trie, the trie in words of 32 bits, texts that end with a
+    zero. Source: sentencepiece's normalizer.cc."""
+    if not isinstance(table, str) or len(table) > MAX_CHARSMAP_CHARS:
+        raise refuse("has a table of normalizations larger than any published one, or none")
+    try:
+        data = base64.b64decode(table, validate=True)
+    except (binascii.Error, ValueError):
+        data = b""
+    size = int.from_bytes(data[:4], "little")
+    texts = data[4 + size :]
+    if len(data) < 8 or not 0 < size <= len(data) - 4 or size % 4 or not texts.endswith(b"\0"):
+        raise refuse(
+            "has a table of normalizations that is damaged: its sizes are not those of its parts"
+        )
+    if max(map(len, texts.split(b"\0"))) > MAX_CHARSMAP_TEXT:
+        raise refuse(
+            f"has a table of normalizations with a text of more than {MAX_CHARSMAP_TEXT} bytes"
+        )
+
+
+def _regex(step: Json) -> str:
+    """A step's regular expression; empty if it has none."""
     pattern = step.get("pattern")
-    return (
-        not isinstance(pattern, Mapping)
-        or "Regex" not in pattern
-        or str(pattern["Regex"]) in KNOWN_PATTERNS
-    )
+    return str(pattern["Regex"]) if isinstance(pattern, Mapping) and "Regex" in pattern else ""
+
+
+def _is_plain(step: Json) -> bool:
+    """Returns whether a step cannot run away: its kind does not, and its pattern is that of a published tokenizer."""
+    regex = _regex(step)
+    return step.get("type") in _PLAIN and (not regex or _spelling(regex) in KNOWN_PATTERNS)
+
+
+def _rewrites(step: Json) -> bool:
+    """Returns whether a step of the normalizer may write letters that were not in the text, but spaces."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") != {"String": " "} and not str(step.get("content", "")).isspace()
+    return step.get("type") not in ("Sequence", "NFC", "Strip", "Prepend")
 
 
 def _post_processor(step: Any, refuse: Callable[[str], BadCheckpoint]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -17,15 +18,15 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from ktcli.chat.codec import AddedToken, Encoded, LibraryCodec
+from ktcli.chat.codec import AddedToken, Codec, Encoded, LibraryCodec
 from ktcli.chat.interrupt import stoppable
 
-MEMORY_BYTES = (
-    1 << 30
-)  # address space of the helper; the largest published tokenizer takes a third of it
-LOAD_S = 15  # seconds of processor time
-CALL_S = 5  # seconds of processor time for a call, and CALL_S_PER_MB more for each
-CALL_S_PER_MB = 5  # megabyte of its text
+# Address space of the helper; the largest published tokenizer takes a third of it.
+MEMORY_BYTES = 1 << 30
+LOAD_S = 10  # seconds of processor time
+CALL_S = 5  # seconds of processor time that all calls may take beyond
+CALL_S_PER_MB = 3  # these for each megabyte of their texts
+CALL_S_EACH = 0.05  # and these for each call
 MAX_ANSWER_BYTES = 256 << 20
 
 
@@ -80,6 +81,38 @@ class ConfinedCodec:
             self._helper.kill()
             self._helper = None
             raise
+
+
+class RunsCodec:
+    """A `Codec` whose library runs here, but in a helper process for texts with long runs of some characters.
+
+    Args:
+        here: the library in this process.
+        document: the text of its `tokenizer.json`.
+        runs: a regular expression of the runs that take its patterns quadratic time.
+    """
+
+    def __init__(self, here: LibraryCodec, document: str, runs: str) -> None:
+        self._here, self._document = here, document
+        self._runs = re.compile(runs)
+        self._confined: ConfinedCodec | None = None
+        self.added = here.added
+        self.decode, self.id_of, self.word_of = here.decode, here.id_of, here.word_of
+
+    def encode(self, text: str) -> list[int]:
+        return self._for(text).encode(text)
+
+    def encode_spans(self, text: str) -> Encoded:
+        return self._for(text).encode_spans(text)
+
+    def encode_plain(self, texts: Sequence[str], unknown: Sequence[int]) -> list[list[int]]:
+        return self._for("".join(texts)).encode_plain(texts, unknown)
+
+    def _for(self, text: str) -> Codec:
+        if not self._runs.search(text):
+            return self._here
+        self._confined = self._confined or ConfinedCodec(self._document)
+        return self._confined
 
 
 class _Refused(Exception):
@@ -156,14 +189,23 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     codec: LibraryCodec | None = None
+    spare = float(CALL_S)
     for line in requests:
-        _allow(LOAD_S if codec is None else CALL_S + CALL_S_PER_MB * len(line) / 1e6)
+        began = _spent()
+        granted = CALL_S_EACH + CALL_S_PER_MB * len(line) / 1e6
+        _allow(LOAD_S if codec is None else spare + granted)
         try:
             request = json.loads(line)
             if codec is None:
                 codec, value = _read(request["document"]), None
             else:
+                if request["op"] == "plain":
+                    _allow(LOAD_S)  # it may make a second tokenizer
+                    codec.prepare(request["unknown"])
+                    began = _spent()
+                    _allow(spare + granted)
                 value = _answer(codec, request)
+                spare = min(CALL_S, spare + granted - (_spent() - began))
             answer: dict[str, Any] = {"value": value}
         except MemoryError:
             os._exit(1)
@@ -175,10 +217,15 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return
 
 
+def _spent() -> float:
+    """The processor time of this process, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 def _allow(seconds: float) -> None:
     """Grants `seconds` more of processor time, after which SIGXCPU ends the process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime + seconds) + 1
+    limit = int(_spent() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 

@@ -125,5 +125,5 @@ def _end_of_turn(tokenizer: Tokenizer, template: ChatTemplate) -> set[int]:
         text = template.render(turns, add_generation_prompt=False)
     except BadCheckpoint:  # a template may refuse this chat and take the user's
         return set()
-    after = tokenizer.encode(text.rpartition(_MARK)[2]) if _MARK in text else []
+    after = tokenizer.encode(text.rpartition(_MARK)[2][:1000]) if _MARK in text else []
     return {after[0]} & tokenizer.special_ids if after else set()

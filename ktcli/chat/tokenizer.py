@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from ktcli.chat import sentencepiece, tiktoken
-from ktcli.chat.codec import BORDER, Codec, LibraryCodec
-from ktcli.chat.components import examine
+from ktcli.chat.codec import BORDER, RESERVED, Codec, LibraryCodec
+from ktcli.chat.components import Examined, examine
 from ktcli.chat.files import read_text
 from ktcli.errors import BadCheckpoint
 
 MAX_BYTES = 60_000_000  # published ones reach 33 MB
 MAX_COMMAS = 3_000_000  # published ones have 1.3 million; a merge of two bytes takes 500 in memory
-MAX_ADDED = 50_000  # added tokens; published ones have up to 6,500
+MAX_LISTS = 1_500_000  # lists and objects; published ones have 530,000, most of them merges
+MAX_TOKEN_CHARS = 64  # that a text of many tokens may have for each of them
+WHOLE_BYTES = 1 << 20  # of a text that is cut into tokens without counting first whether it fits
 SLICE_CHARS = 1 << 16  # of a long text, when only its length in tokens is asked for
 SLACK = 16  # tokens by which cutting a text there may change their number
 T = TypeVar("T")
@@ -38,18 +40,20 @@ class Tokenizer:
 
     Args:
         codec: the library, here or in a helper process.
-        decoder: the kinds of its decoder's steps, in order; joining tokens is not one of them.
+        found: the findings about its components.
         where: the name of its file, for sentences of errors.
     Attributes:
+        rewrites: whether its normalizer may make words of the vocabulary from other letters.
         added: tokens that are found in a text before it is cut into words.
         special_ids: the ids of the added tokens that are left out of an answer's text.
         byte_level: whether tokens are bytes, each of which has a letter.
     """
 
-    def __init__(self, codec: Codec, decoder: Sequence[str], where: Path) -> None:
+    def __init__(self, codec: Codec, found: Examined, where: Path) -> None:
         self._codec, self._where = codec, where
-        self.byte_level = list(decoder) == ["ByteLevel"]
-        self._falls_back = "ByteFallback" in decoder
+        self.rewrites = found.rewrites
+        self.byte_level = list(found.decoder) == ["ByteLevel"]
+        self._falls_back = "ByteFallback" in found.decoder
         self.added = codec.added
         self.special_ids = frozenset(token.id for token in self.added if token.special)
 
@@ -68,6 +72,8 @@ class Tokenizer:
             control: ids of the added tokens that a marked stretch may not have.
         """
         clean = _clean(text)
+        if self.rewrites:
+            clean = self._unmasked(clean, mark, control)
         if mark not in clean:
             return self.encode(clean)
         found = self._read(lambda: self._codec.encode_spans(clean))
@@ -83,30 +89,52 @@ class Tokenizer:
                 stretch.append(id)
         return ids + self._stretch(clean[at:], mark, control, stretch, begins=at == 0)
 
+    def _unmasked(self, text: str, mark: str, control: frozenset[int]) -> str:
+        """A text with a mark in each place that is a control token after normalization alone, such as ＜s＞."""
+        words = {token.id: token.text for token in self.added}
+        found = self._read(lambda: self._codec.encode_spans(text))
+        pairs = zip(found.ids, found.spans, strict=True)
+        masked = [
+            first + 1
+            for id, (first, last) in pairs
+            if id in control and text[first:last].strip() != words.get(id)
+        ]
+        cuts = zip([0, *masked], [*masked, len(text)], strict=True)
+        return mark.join(text[first:last] for first, last in cuts)
+
     def _stretch(
         self, text: str, mark: str, control: frozenset[int], ids: list[int], *, begins: bool
     ) -> list[int]:
         """The ids of a text between control tokens: `ids` if it holds no mark."""
         if mark not in text:
             return ids
+        text = text.translate(_RESERVED)
         border = "" if begins else BORDER
         whole = self._plain([border + text.replace(mark, "")], control)[0][not begins :]
         if control.isdisjoint(whole):
             return whole
         # The model itself spells a control token, as one of its words: so it is cut where the marks are.
         parts = self._plain([BORDER + part for part in text.split(mark) if part], control)
-        return [id for part in parts for id in part[1:]]
+        return [id for part in parts for id in part[1:] if id not in control]
 
     def _plain(self, texts: list[str], control: frozenset[int]) -> list[list[int]]:
         return self._read(lambda: self._codec.encode_plain(texts, sorted(control)))
 
-    def exceeds(self, text: str, most: int) -> bool:
-        """Returns whether a text surely has more than `most` tokens, without encoding much more than those."""
-        if len(text) <= 8 * most:
+    def exceeds(self, text: str, most: int, encode: Callable[[str], list[int]]) -> bool:
+        """Returns whether a text has more than `most` tokens, or so many letters that it is taken for one, without
+        encoding much more than that; false says nothing.
+
+        Args:
+            encode: returns the ids of a slice of the text.
+        """
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+        if size <= min(8 * most, WHOLE_BYTES):
             return False
+        if len(text) > MAX_TOKEN_CHARS * most:
+            return True
         count = 0
         for at in range(0, len(text), SLICE_CHARS):
-            count += len(self.encode(text[at : at + SLICE_CHARS])) - SLACK
+            count += len(encode(text[at : at + SLICE_CHARS])) - SLACK
             if count > most:
                 return True
         return False
@@ -145,6 +173,9 @@ class Tokenizer:
             return _guarded(f"{self._where} cannot read the text", call)
 
 
+_RESERVED = {ord(letter): "\ufffd" for letter in RESERVED}
+
+
 def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")  # no lone surrogates
 
@@ -156,18 +187,20 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def examine_tokenizer(folder: Path) -> None:
-    """Refuses a `tokenizer.json` with components that no published one has; it does not test whether it works.
+    """Refuses a tokenizer with components that no published one has; it does not test whether it works.
 
     Raises:
         BadCheckpoint: it has one, or it is too large.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return
+    whole, pieces = folder / "tokenizer.json", folder / sentencepiece.NAME
     with contextlib.suppress(ValueError, RecursionError):  # no JSON: a chat says so
-        document = json.loads(_whole(path))
-        if isinstance(document, dict):
-            examine(document, str(path))
+        if whole.is_file():
+            document = json.loads(_whole(whole))
+            if isinstance(document, dict):
+                examine(document, str(whole))
+        elif tiktoken.find(folder) is None and pieces.is_file():
+            config = folder / "tokenizer_config.json"
+            examine(json.loads(sentencepiece.document_of(pieces, config)), str(pieces))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -196,6 +229,8 @@ def _whole(path: Path) -> str:
     text = read_text(path, MAX_BYTES)
     if text.count(",") > MAX_COMMAS:
         raise BadCheckpoint(f"{path} lists more tokens and merges than any tokenizer has")
+    if text.count("[") + text.count("{") > MAX_LISTS:
+        raise BadCheckpoint(f"{path} has more lists and objects than any tokenizer has")
     return text
 
 
@@ -208,14 +243,11 @@ def _read_document(text: str, where: Path) -> Tokenizer:
         raise BadCheckpoint(f"{where} is not a tokenizer: it is not JSON: {why}") from error
     if not isinstance(document, dict):
         raise BadCheckpoint(f"{where} is not a tokenizer: it holds no object")
-    added = document.get("added_tokens")
-    if isinstance(added, list) and len(added) > MAX_ADDED:
-        raise BadCheckpoint(f"{where} adds {len(added):,} tokens, more than {MAX_ADDED:,}")
     found = examine(document, str(where))
     del document
     with _silent_stderr():
-        codec = _guarded(f"{where} is not a tokenizer", lambda: _made(text, found.known))
-    tokenizer = Tokenizer(codec, found.decoder, where)
+        codec = _guarded(f"{where} is not a tokenizer", lambda: _made(text, found))
+    tokenizer = Tokenizer(codec, found, where)
     ids = tokenizer.encode(_PROBE)
     if not ids:
         raise BadCheckpoint(f"{where} knows no tokens")
@@ -223,14 +255,15 @@ def _read_document(text: str, where: Path) -> Tokenizer:
     return tokenizer
 
 
-def _made(text: str, known: bool) -> Codec:
-    if not known:
-        from ktcli.chat.confined import ConfinedCodec
+def _made(text: str, found: Examined) -> Codec:
+    from ktcli.chat.confined import ConfinedCodec, RunsCodec
 
+    if not found.known:
         return ConfinedCodec(text)
     import tokenizers
 
-    return LibraryCodec(tokenizers.Tokenizer.from_str(text))
+    here = LibraryCodec(tokenizers.Tokenizer.from_str(text))
+    return RunsCodec(here, text, found.slow_runs) if found.slow_runs else here
 
 
 def _guarded(sentence: str, call: Callable[[], T]) -> T:

@@ -151,7 +151,7 @@ GpuExpertsOpt = Annotated[
     typer.Option(
         "--gpu-experts",
         metavar="N|uniform|front|hot|FILE",
-        help="Experts on the GPU: so many per layer, a rule, or a file with a line of ids per layer."
+        help="Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer."
         " Default: what fits, hottest first.",
     ),
 ]

@@ -2,6 +2,7 @@
 
 from ktcli.engine.contract import Engine
 from ktcli.engine.cpu import CpuEngine
+from ktcli.engine.sequence import Sequence
 from ktcli.engine.session import Session
 
-__all__ = ["CpuEngine", "Engine", "Session"]
+__all__ = ["CpuEngine", "Engine", "Sequence", "Session"]

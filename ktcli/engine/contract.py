@@ -1,7 +1,8 @@
 """The interface of every engine, for chats, servers, evaluation and benchmarks.
 
-An engine is a loaded model, on any device; `Session` is one timeline on it. There are two: `CpuEngine`,
-and `DeviceEngine` (engine/device) with a GPU. Both follow a plan, and decide nothing themselves.
+An engine is a loaded model, on any device; a `Sequence` is one timeline on it, and a step runs a batch of runs of
+several sequences. There are two: `CpuEngine`, and `DeviceEngine` (engine/device) with a GPU. Both follow a plan, and
+decide nothing themselves.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.engine.draft_length import StepTimes
+from ktcli.engine.logits import Logits
+from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
 from ktcli.models import Model, Spec
-from ktcli.native import Pool
+from ktcli.native import Batch, Pool
 from ktcli.weights.recipe import Recipe
 
 
@@ -39,7 +42,19 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int:
-        """The number of positions that a session can hold."""
+        """The number of positions that a sequence can have."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most rows of a step."""
+
+    @property
+    def max_outputs(self) -> int:
+        """The most rows of a step that give logits."""
+
+    @property
+    def pools(self) -> Pools:
+        """The pages and states of its sequences."""
 
     @property
     def weights_bytes(self) -> int:
@@ -49,11 +64,18 @@ class Engine(Protocol):
     def warnings(self) -> tuple[str, ...]:
         """The system's refusals and what they cost; a sentence each."""
 
+    def sequence(self) -> Sequence:
+        """Opens a new timeline, which takes pages as it grows; close it in the end."""
+
     def session(self) -> Session:
-        """Opens a new timeline; its cache is reserved now.
+        """Opens a new timeline that is computed by itself, and is closed when nobody has it any more."""
+
+    def run(self, batch: Batch) -> list[Logits]:
+        """Computes a batch, of runs that `Sequence.extend` made and that count once they are committed. Returns the
+        logits of each row that gives some, in the order of the rows, in place: valid until the next step.
 
         Raises:
-            NotEnoughMemory: other sessions have the cache.
+            KtError: nothing counts.
         """
 
     def depth_at(self, position: int) -> int:
@@ -64,8 +86,13 @@ class Engine(Protocol):
         """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
         drafts could change an answer."""
 
-    def chunk_tokens(self, left: int) -> int:
-        """The tokens of a prompt's next chunk when `left` are left, 1..left."""
+    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
+        """The tokens of a prompt's next chunk when `left` are left, 1..left.
+
+        Args:
+            tail: whether a prompt's last tokens are a chunk of their own where layers keep states, see
+                `states.before_tail`.
+        """
 
     def chosen(self) -> NDArray[np.int64]:
         """The number of times that the routers chose each expert since the engine was made, [MoE layers, E]."""

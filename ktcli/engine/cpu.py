@@ -1,4 +1,4 @@
-"""A loaded model with every layer on the CPU. Immutable; `Session` is one timeline on it.
+"""A loaded model with every layer on the CPU. Immutable but for its pages and states.
 
 Loading places the weights, traces the model's forward into a native program and keeps both. Nothing is
 chosen here: the plan says how long the context is, which teams share the weights and what is deferred. The
@@ -7,7 +7,9 @@ engine knows nothing of text, and nothing of the machine but the pool it is give
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +17,15 @@ from numpy.typing import NDArray
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
 from ktcli.engine.draft_length import MOST_ROWS, StepTimes
-from ktcli.engine.kvcache import PageLayout
+from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
+from ktcli.engine.logits import Logits
+from ktcli.engine.prefix import seed
+from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
-from ktcli.engine.states import StateLayout, before_tail
-from ktcli.engine.steps import Outputs, ProgramSteps
+from ktcli.engine.states import before_tail
 from ktcli.models import Model, Spec
-from ktcli.native import Pool, Program
+from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
@@ -29,6 +33,16 @@ from ktcli.planner.cost import has_tiles, row_seconds
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
 from ktcli.weights.recipe import format_of
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The views in which a program leaves its results: rows of logits and their summary (see `Logits`)."""
+
+    logits: View
+    best: View
+    peaks: View
+    sums: View
 
 
 class CpuEngine:
@@ -56,21 +70,39 @@ class CpuEngine:
         self.recipe, self.pool, self.plan = plan.recipe, pool, plan
         self.spec: Spec = model.spec
         self.context = plan.context
-        self.layout = PageLayout.of(self.spec, f32=plan.use.f32_cache)
-        self._states = StateLayout.of(self.spec)
         self._tensors: Tensors = load(model, plan.recipe, source, pool, progress)
         self.warnings = tuple(refusals(pool, self._tensors.unbound))
-        self.program, self._outputs, self.routings = self._record()
+        key = seed(_facts(model, plan, pool, source.identity))
+        self._cache = cache = KvCache(self.spec, plan.use, plan.context, pool, key)
+        self.program, outputs, self.routings = self._record()
+        self.max_tokens, self.max_outputs = self.program.max_tokens, self.program.max_outputs
+        memory = (cache.memory, cache.layout.page_bytes, cache.state_memory)
+        self.program.attach(*memory, cache.states.size_bytes)
+        views = outputs.logits, outputs.best, outputs.peaks, outputs.sums
+        self._rows = tuple(self.program.rows(view, self.max_outputs) for view in views)
+
+    @property
+    def pools(self) -> Pools:
+        return self._cache.pools
 
     @property
     def weights_bytes(self) -> int:
         return self._tensors.size_bytes
 
+    def sequence(self) -> Sequence:
+        return Sequence(self.pools)
+
     def session(self) -> Session:
-        """Opens a new timeline; its cache is reserved now."""
-        layouts = self.layout, self._states
-        steps = ProgramSteps(self.program, self._outputs, *layouts, self.context)
-        return Session(steps, self.context)
+        return Session(self)
+
+    def run(self, batch: Batch) -> list[Logits]:
+        self.program.run(batch)
+        values, best, peaks, sums = self._rows
+        at = [run.temperature for run in batch.runs for _ in range(run.first_output, run.ids.size)]
+        return [
+            Logits(values[i], int(best[i, 0]), peaks[i], sums[i], temperature)
+            for i, temperature in enumerate(at)
+        ]
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token of an answer at `position` may defer."""
@@ -90,10 +122,10 @@ class CpuEngine:
         formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)
         return any(fmt is not None and fmt.activation_bits == 16 for fmt in formats)
 
-    def chunk_tokens(self, left: int) -> int:
+    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk when `left` are left."""
-        size = min(left, self.program.max_tokens)
-        return before_tail(size, left) if self._states.elements else size
+        size = min(left, self.max_tokens)
+        return before_tail(size, left) if tail and self._cache.states.elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation, nanoseconds so far) pairs, in the order in which they run."""
@@ -115,7 +147,26 @@ class CpuEngine:
             kv_f32=plan.use.kv_f32,
         )
         deferring = self.spec.moe_layers - 1 if any(depth for _, depth in plan.depths) else 0
-        offsets = self.layout.offsets, self._states.offsets
+        offsets = self._cache.layout.offsets, self._cache.states.offsets
         recording = reuse_buffers(defer_experts(record(self.model.forward), deferring))
         made = assemble(recording, program, Places(self._tensors.by_name, *offsets))
         return program, Outputs(*made.results), made.routings
+
+
+def _facts(model: Model, plan: Plan, pool: Pool, weights: str) -> dict[str, object]:
+    """What the bytes of pages depend on beside ids and deferral.
+
+    Integer products give the same bits on every row of kernels, but every model has some of bf16 (its router), whose
+    last bits are the row's own; where the row has tiles they change with the fewest tokens that use them.
+    """
+    return {
+        "weights": weights,
+        "formats": [plan.recipe.name, *sorted(part.value for part in plan.recipe.in_f32)],
+        # Rotations can depend on the context that is asked for.
+        "model": sha256(repr(model.at(plan.context)).encode()).hexdigest(),
+        "exact": plan.use.exact,
+        "cache": "f32" if plan.use.f32_cache else "bf16",
+        "shares": pool.node_threads if len(pool.node_threads) > 1 else (),
+        "row": pool.isa,
+        "tiles": pool.tile_min or (),
+    }

@@ -18,6 +18,10 @@ from ktcli.engine.sampler import Sampler
 from ktcli.engine.session import Progress, Session
 from ktcli.errors import ContextFull
 
+# The first position of a draft. Latent attention over very few positions takes another form for several tokens than for
+# one: below 2 positions with the widths of published models, below 24 with any widths of 44 columns together.
+_EARLIEST = 32
+
 
 class Finish(Enum):
     """The reason why an answer ended."""
@@ -187,6 +191,8 @@ class Generation:
     ) -> tuple[int, ...]:
         """The ids to try from `position` on: none after a stop, none that defers otherwise than the id before them."""
         most = min(limit - len(self.ids), self.session.most_tried) - 1
+        if position < _EARLIEST:
+            most = 0
         drafted = drafting.next(waiting, most)
         depth = self.depth_at(position - 1)
         unfit = (
@@ -234,3 +240,8 @@ def six_lines(stats: Stats) -> str:
         words = f"{stats.drafted} drafted, {stats.accepted} accepted"
         rows.append(("draft:", f"{words}, {stats.tokens_per_step:.2f} tokens/step"))
     return "\n".join(f"{name:<22}{value}" for name, value in rows)
+
+
+def cached_line(stats: Stats) -> str:
+    """The line below the six: the tokens of the prompt that were in the cache, and all of them."""
+    return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s)"

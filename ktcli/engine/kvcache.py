@@ -1,7 +1,8 @@
-"""The paged KV cache: the place of each position of each layer.
+"""The memory of pages and states on the CPU: where each position of each layer lies, and the pools that number it.
 
-A page holds 64 positions of all layers, one layer behind the other, so that a page can leave memory and
-come back as one object. Pages are reserved when a session starts; nothing is allocated per token.
+A page holds 64 positions of all layers, one layer behind the other, so that a page can leave memory and come back as
+one object. All memory is reserved when the engine is made and costs nothing before it is touched; pages are taken as
+positions are reached.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.pages import PagePool, StatePool
+from ktcli.engine.sequence import Pools
+from ktcli.engine.states import StateLayout
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS, Arena
+from ktcli.native import Pool as Team
+from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
+from ktcli.planner.memory import Use
 
 _LINE_BYTES = 64  # layers begin on cache lines
 
@@ -39,25 +46,43 @@ class PageLayout:
         ends = tuple(accumulate(sizes))
         return cls((0, *ends[:-1]), ends[-1])
 
-    def cache_bytes(self, context: int) -> int:
-        """The bytes of a cache for `context` positions."""
-        return pages_for(context) * self.page_bytes
-
-
-def pages_for(positions: int) -> int:
-    """The number of pages that hold `positions` positions."""
-    return -(-positions // PAGE_TOKENS)
-
 
 class KvCache:
-    """The pages of one session.
+    """The pages and states of an engine, in main memory.
 
     Attributes:
-        memory: [pages][page_bytes], `cache_bytes` of the layout; untouched pages cost nothing.
-        table: the cache page of each run of 64 positions, int32.
+        layout, states: where each layer's part of a page, and of a state, lies.
+        memory: [pages][page_bytes].
+        state_memory: [slots][state_bytes].
+        pools: who has which of them.
     """
 
-    def __init__(self, layout: PageLayout, context: int, memory: Arena) -> None:
-        self.layout = layout
-        self.memory = memory
-        self.table: NDArray[np.int32] = np.arange(pages_for(context), dtype=np.int32)
+    def __init__(self, spec: Spec, use: Use, context: int, team: Team, seed: bytes) -> None:
+        self.layout = PageLayout.of(spec, f32=use.f32_cache)
+        self.states = StateLayout.of(spec)
+        pages, each = use.pages(context), self.layout.page_bytes
+        slots = state_slots(use.streams) if self.states.elements else 0
+        self.memory = team.arena(pages * each)
+        self.state_memory = team.arena(slots * self.states.size_bytes)
+        states = StatePool(slots, SNAPSHOTS, "a conversation", self.states.size_bytes)
+        self.pools = Pools(
+            PagePool(pages, "the context", each),
+            states if slots else None,
+            _Copy(_rows(self.memory, pages, each)),
+            seed,
+            context,
+        )
+
+
+class _Copy:
+    """Copies pages."""
+
+    def __init__(self, pages: NDArray[np.uint8]) -> None:
+        self._pages = pages
+
+    def __call__(self, of: int, to: int) -> None:
+        self._pages[to] = self._pages[of]
+
+
+def _rows(memory: Arena, n: int, each_bytes: int) -> NDArray[np.uint8]:
+    return memory.bytes[: n * each_bytes].reshape(n, each_bytes)

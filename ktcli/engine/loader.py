@@ -35,6 +35,10 @@ Progress = Callable[[int, int], None]
 class TensorSource(Protocol):
     """A source of tensors' bytes."""
 
+    @property
+    def identity(self) -> str:
+        """Says which weights these are: equal for two sources only if their bytes are."""
+
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0
     ) -> None:
@@ -240,6 +244,10 @@ class PackSource:
     def __init__(self, pack: Pack, pool: Pool, *, drop: bool = False) -> None:
         self._pack, self._pool, self._drop = pack, pool, drop
 
+    @property
+    def identity(self) -> str:
+        return self._pack.identity
+
     @classmethod
     def planned(cls, pack: Pack, pool: Pool, plan: Plan) -> PackSource:
         """A source that gives up cached pages where the plan leaves no room for them."""
@@ -306,6 +314,7 @@ class RandomSource:
 
     def __init__(self, pool: Pool, seed: int) -> None:
         self._pool, self._seed = pool, seed
+        self.identity = f"{type(self).__name__} {seed}"
 
     def fill(
         self, tensor: Tensor, target: Loaded, memory: NDArray[np.uint8], offset: int = 0

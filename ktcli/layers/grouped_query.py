@@ -194,12 +194,12 @@ class GroupedQueryAttention:
         index_widths = [width for _, width in self._indexer.projections] if self._indexer else []
         widths = (*self._widths, *index_widths, *self._gate_widths)
         q, k, v, *others = b.split(b.linear(x, self.qkv, bias=qkv_bias), *widths)
-        late = self.norms is not None and self.norms.of is NormedQk.ROTATED
-        if self.norms and not late:
+        norms_rotated = self.norms is not None and self.norms.of is NormedQk.ROTATED
+        if self.norms and not norms_rotated:
             q, k = self._normed(b, q, k)
         if self.rope:
             q, k = b.rope(q, self.rope, head_width=d), b.rope(k, self.rope, head_width=d)
-        if late:
+        if norms_rotated:
             q, k = self._normed(b, q, k)
         if self.value_scale != 1.0:
             v = b.scale(v, self.value_scale)

@@ -112,8 +112,8 @@ class LatentAttention:
         s, each = self.shape, self.shape.nope + self.shape.v
         shape = (s.heads * each, s.lora)
 
-        def part(name: str, n: int, k: int, band: Band, turned: bool, split: Stored) -> Tensor:
-            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, turned)
+        def part(name: str, n: int, k: int, band: Band, transposed: bool, split: Stored) -> Tensor:
+            piece = Stored(f"{self.source}.kv_b_proj.weight", shape, False, band, transposed)
             where, sources = f"{self._name}.{name}", ((piece,), (split,))
             made = Tensor(where, n, k, Role.KEPT, sources, s.heads, part=ModelPart.LATENT)
             return replace(made, layer=self.layer)

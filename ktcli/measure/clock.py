@@ -19,7 +19,7 @@ PAIRS = 9  # runs of the work, each between two runs of the ceiling
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """One run of the work: its seconds, and those it would take at the ceiling around it."""
 
     seconds: float
@@ -35,7 +35,7 @@ class Run:
 class Measurement:
     """Runs of one work, and the share of the cores that other processes used meanwhile."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TimedRun, ...]
     others_share: float
 
     @property
@@ -83,7 +83,7 @@ def alternate(
         counted = work()
         elapsed = time.perf_counter() - start
         after = ideal()
-        runs.append(Run(elapsed if counted is None else counted, (before + after) / 2))
+        runs.append(TimedRun(elapsed if counted is None else counted, (before + after) / 2))
         before = after
     return Measurement(tuple(runs), others.share())
 

@@ -61,7 +61,7 @@ def _parts(host: HostExperts) -> list[Event]:
     return [
         Event(
             CPU,
-            f"{'deferred' if span.late else 'experts'}, MoE layer {host.numbers[span.layer]}",
+            f"{'deferred' if span.deferred else 'experts'}, MoE layer {host.numbers[span.layer]}",
             span.start_ns,
             span.end_ns,
         )

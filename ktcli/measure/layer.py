@@ -24,11 +24,12 @@ from ktcli.measure.shapes import LayerCase, LayerShape, Work
 from ktcli.native import (
     PAGE_TOKENS,
     PANEL_ROWS,
+    Batch,
     Ceiling,
     Format,
     Pool,
     Program,
-    Step,
+    Run,
     View,
     Weight,
     cache_bytes,
@@ -141,7 +142,7 @@ class LayerStack:
         before = self._seconds()
         for _ in range(steps):
             ids = self.ids(n_tokens)
-            self.program.run(Step(ids, 0, self._pages, n_tokens))
+            self.program.run(Batch((Run(ids, 0, self._pages, n_tokens),)))
         return self._seconds() - before
 
     def _weights(self) -> list[tuple[Weight, ...]]:

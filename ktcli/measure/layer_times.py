@@ -13,7 +13,8 @@ from statistics import median
 import numpy as np
 
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.session import Chunk
+from ktcli.engine.sequence import pages_for
+from ktcli.native import Batch, Run
 from ktcli.planner.deferral import Times
 from ktcli.planner.device_cost import MEASURED_AT
 
@@ -32,12 +33,15 @@ def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
     host = engine.host
     if host is None:
         return None
-    steps, draw = engine.steps(), np.random.default_rng(_SEED)
+    draw, at = np.random.default_rng(_SEED), min(MEASURED_AT, engine.context - 1)
+    held, states = engine.pools.pages.take(pages_for(at + 1)), engine.pools.states
+    pages = np.array(held, dtype=np.int32)
+    read, written = (-1, -1) if states is None else (states.take(), states.take())
     experts: list[float] = []
     gaps: list[float] = []
     for _ in range(_STEPS):
         ids = draw.integers(0, engine.spec.vocab, 1).astype(np.int32)
-        steps.run(Chunk(ids, min(MEASURED_AT, engine.context - 1), 0))
+        engine.run(Batch((Run(ids, at, pages, 0, state=read, next_state=written),)))
         spans, hits = host.spans(), host.hits(1)
         layers = [host.numbers[span.layer] for span in spans]
         taken = zip(spans, (hits[layer] for layer in layers), strict=True)
@@ -45,5 +49,10 @@ def layer_times(engine: DeviceEngine, shared_s: float) -> Times | None:
         # Between two layers that are not neighbours the device does more than its share of one.
         pairs = zip(pairwise(spans), pairwise(layers), strict=True)
         gaps += [(b.start_ns - a.end_ns) / 1e9 for (a, b), (i, j) in pairs if j == i + 1]
+    for page in held:
+        engine.pools.pages.release(page)
+    if states is not None:
+        states.release(read)
+        states.release(written)
     engine.forget_choices()
     return Times(median(experts), median(gaps), shared_s) if experts and gaps else None

@@ -36,7 +36,7 @@ from ktcli.planner.host import Host
 from ktcli.weights.formats import FORMATS
 
 if TYPE_CHECKING:
-    from ktcli.native import Arena, Format, Pool, Program, Step
+    from ktcli.native import Arena, Batch, Format, Pool, Program
 
 # The numbers of tokens of an expert that are compared. Up to 16 share one tile; beyond 32 the vectors' arithmetic is
 # the limit, of which tiles have eight times as much.
@@ -247,7 +247,7 @@ def measure(
     threads: int,
     isa: str,
     effort: Effort | None = None,
-    timed: Callable[[Program, Step], float] | None = None,
+    timed: Callable[[Program, Batch], float] | None = None,
 ) -> TileMin:
     """Compares both kernels with all threads; nothing is stored.
 
@@ -280,7 +280,7 @@ def _times(
     arena: Arena,
     fmt: Format,
     effort: Effort,
-    timed: Callable[[Program, Step], float],
+    timed: Callable[[Program, Batch], float],
 ) -> dict[int, tuple[float, float]]:
     """The least seconds (with tiles, with vectors) by tokens: a disturbance only makes a run longer.
 
@@ -294,7 +294,7 @@ def _times(
         if done >= _FEWEST_ROUNDS and time.perf_counter() > end:
             break
         for tokens in COUNTS:
-            step = _step(tokens)
+            step = _batch(tokens)
             for i in (0, 1) if done % 2 else (1, 0):
                 time.sleep(2e-6 * _SPIN_US)  # the other team must have gone to sleep
                 parts[turn % len(parts)][i].run(step)
@@ -340,15 +340,15 @@ def _usual_effort() -> Effort:
     return Effort(min(size, free // 8))
 
 
-def _step(tokens: int) -> Step:
+def _batch(tokens: int) -> Batch:
     import numpy as np
 
-    from ktcli.native import Step
+    from ktcli.native import Batch, Run
 
-    return Step(np.zeros(tokens, np.int32), 0, np.zeros(1, np.int32), tokens)
+    return Batch((Run(np.zeros(tokens, np.int32), 0, np.zeros(1, np.int32), tokens),))
 
 
-def _timed(program: Program, step: Step) -> float:
+def _timed(program: Program, batch: Batch) -> float:
     start = time.perf_counter()
-    program.run(step)
+    program.run(batch)
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Model families: config in, model out. One file per family (see `Family`), listed here."""
+"""Builds models from configs: one file for each family (see `Family`), listed here."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ Config = Mapping[str, Any]
 
 
 class Family(Protocol):
-    """What a family file holds."""
+    """The interface of a family file."""
 
-    # Those it builds, each with what its config may leave out: transformers' default by field, see `completed`.
+    # The model types that it builds, each with transformers' defaults of fields that a config may leave out,
+    # see `completed`.
     MODEL_TYPES: Mapping[str, Mapping[str, Any]]
 
     def build(self, config: Config) -> Model:
-        """The model that a config describes."""
+        """Builds the model that a config describes."""
 
     def cut(self, config: Config, layers: int) -> dict[str, Any]:
-        """The config with only its first layers, see `cut` below."""
+        """Returns the config with only its first layers, see `cut` below."""
 
 
 _FAMILIES: tuple[Family, ...] = (
@@ -84,12 +85,12 @@ __all__ = ["Model", "Spec", "build", "cut", "model_types"]
 
 
 def model_types() -> tuple[str, ...]:
-    """Every `model_type` that kt knows."""
+    """Returns every `model_type` that kt knows, in alphabetical order."""
     return tuple(sorted(_OF_TYPE))
 
 
 def build(config: Config) -> Model:
-    """The model that a `config.json` describes.
+    """Builds the model that a `config.json` describes.
 
     Raises:
         BadCheckpoint: unknown architecture, or a field missing, of the wrong type or out of bounds.
@@ -99,9 +100,9 @@ def build(config: Config) -> Model:
 
 
 def cut(config: Config, layers: int) -> dict[str, Any]:
-    """The config with only its first `layers` layers, at least one of which has routed experts.
+    """Returns the config with only its first `layers` layers, at least one of which has routed experts.
 
-    Where the model begins with more dense layers than that, fewer of them are kept. For measuring: a
+    Where the model begins with more dense layers than that, fewer of them are kept. This is for measuring: a
     layer costs the same wherever it stands.
 
     Raises:
@@ -112,7 +113,7 @@ def cut(config: Config, layers: int) -> dict[str, Any]:
 
 
 def _read(config: Config) -> tuple[Family, Config]:
-    """The family of a config, and the config with what it leaves out."""
+    """Returns the family of a config, and the config completed with the fields that it leaves out."""
     kind = config.get("model_type") if isinstance(config, Mapping) else None
     if not isinstance(kind, str) or kind not in _OF_TYPE:
         near = get_close_matches(str(kind)[:60], model_types(), n=1, cutoff=0.0)

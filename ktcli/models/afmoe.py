@@ -1,7 +1,7 @@
 """Trinity (Nano, Mini, Large): norms before and after attention and MLP, gates on each column of the heads.
 
-Layers with a window rotate, those that see everything do not; a sigmoid router with a correction; embedded rows may be
-multiplied by the root of their width. Source: transformers 5.23 (afmoe).
+Only layers with a sliding window have rotary embeddings; the router scores by sigmoid and has a learned correction;
+embedded rows may be multiplied by the root of their width. Source: transformers 5.23 (afmoe).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PREFIXES = Prefixes(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.only(_ONLY)
     for name in ("n_group", "topk_group"):
@@ -66,10 +66,10 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return {**cut_layers(config, layers), _DENSE: min(_dense(Fields(config)), layers - 1)}
 
 
 def _dense(f: Fields) -> int:
-    """Layers before the first with experts."""
+    """Reads the number of layers before the first with experts."""
     return f.whole(_DENSE, low=0, high=MAX_LAYERS)

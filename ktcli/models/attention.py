@@ -1,7 +1,7 @@
-"""Attention as configs describe it: grouped-query and latent, read with their bounds.
+"""Reads attention from configs, grouped-query and latent, with the bounds of the fields.
 
-What a family has beside the usual it adds to the part that was read. Names are those of transformers 5.23 and of the
-hub.
+A family adds what it has beside the usual to the part that was read. Names are those of transformers 5.23 and of the
+hub. Every reader raises BadCheckpoint where a field is missing, of the wrong type, out of bounds or not supported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ def read_gqa(
     interleaved: bool = False,
     partly: bool = False,
 ) -> GroupedQueryAttention:
-    """Grouped-query attention.
+    """Reads grouped-query attention.
 
     Args:
-        interleaved: pairs of neighbours are rotated.
-        partly: the config may say that only the first columns of a head are rotated; others rotate all, and are
-            refused where it says so.
+        norms: the norms of q and k.
+        qkv_bias, o_bias: whether these projections have biases.
+        interleaved: whether neighbouring columns are rotated as pairs, unless the config says.
+        partly: whether the config may say that only the first columns of a head are rotated; in other families all are,
+            and such a config is refused.
     """
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     kv_heads = f.whole("num_key_value_heads", high=heads, default=heads)
@@ -52,13 +54,13 @@ def read_gqa(
 
 
 def head_dim(f: Fields) -> int:
-    """Columns of a head."""
+    """Reads the number of columns of a head."""
     hidden, heads = f.whole("hidden_size"), f.whole("num_attention_heads", high=MAX_HEADS)
     return f.whole("head_dim", high=4096, default=max(1, hidden // heads))
 
 
 def read_mla(f: Fields) -> LatentAttention:
-    """Multi-head latent attention."""
+    """Reads multi-head latent attention."""
     heads, nope = f.whole("num_attention_heads", high=MAX_HEADS), f.whole("qk_nope_head_dim")
     rope_dim, v = f.whole("qk_rope_head_dim"), f.whole("v_head_dim")
     f.require_multiple("qk_rope_head_dim", rope_dim, 2)
@@ -78,7 +80,7 @@ def read_mla(f: Fields) -> LatentAttention:
 
 
 def of_kind(f: Fields, kind: str) -> Fields:
-    """The config with the rotation of one kind of layer, of which transformers lists one for each."""
+    """Returns the config with the rotation of one kind of layer, where transformers lists one for each kind."""
     own = Fields(f.values.get("rope_parameters", ()), f"{f.where}: rope_parameters")
     rope = Fields(own.values.get(kind, ()), f"{f.where}: rope of {kind}")
     if rope_type(rope) in STRETCHED:  # transformers fills it in only where one rotation is for all

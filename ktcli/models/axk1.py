@@ -1,7 +1,7 @@
-"""A.X K1 (519B-A33B): DeepSeek-V3 with a norm of what experts and shared expert give together.
+"""A.X K1 (519B-A33B): DeepSeek-V3 with a norm of the sum of routed and shared experts.
 
-Published checkpoints have no correction of the router, those that transformers writes do; what they have of the norm in
-layers without experts is not used. Source: transformers 5.23 (axk1).
+Published checkpoints have no correction of the router, those that transformers writes do; the norms that they have in
+layers without experts are not used. Source: transformers 5.23 (axk1).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames(may_lack=True
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.require("moe_layer_freq", f.whole("moe_layer_freq", default=1), 1)
     f.only({"scoring_func": "sigmoid"})
@@ -56,5 +56,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)

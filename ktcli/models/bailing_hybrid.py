@@ -1,8 +1,8 @@
-"""Ling 3 (tiny, Flash: 124B-A5B): of the layers of a group the last has gated latent attention, the others Kimi Delta
-Attention, whose projections are whole; DeepSeek-V3's experts.
+"""Ling 3 (tiny, Flash: 124B-A5B): the last layer of each group has gated latent attention, the others Kimi Delta
+Attention with full-rank projections; DeepSeek-V3's experts.
 
-Late layers may limit what enters the last matrix of an expert, which transformers' code leaves out and the publisher's
-own engine does not. Sources: transformers 5.23 (bailing_hybrid); for the limits and a query latent vLLM
+The last layers may clamp what an expert's down projection reads, which transformers' code leaves out and the
+publisher's own engine does not. Sources: transformers 5.23 (bailing_hybrid); for the limits and a query latent vLLM
 (bailing_moe_v3). Ling 2.5 and 2.6, of the same model_type, have another linear attention and are refused.
 """
 
@@ -68,7 +68,7 @@ _ONLY = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _own(config)
     f.only(_ONLY)
     linear, full, is_linear = _delta(f), _latent(f), _linear_layers(f)
@@ -88,14 +88,14 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     f = _own(config)
     kinds = [_LINEAR if linear else _FULL for linear in _linear_layers(f)]
     return cut_typed_dense({**f.values, "layer_types": kinds}, layers)
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
-    """The config, which is not one of Ling 2.5 or 2.6."""
+    """Returns the fields of a config, which must not be one of Ling 2.5 or 2.6."""
     f = Fields(config)
     if not f.has("short_conv_kernel_size"):
         raise BadCheckpoint(
@@ -105,7 +105,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 
 def _linear_layers(f: Fields) -> list[bool]:
-    """Of each layer, whether its attention is linear."""
+    """Returns for each layer whether its attention is linear."""
     kinds = read_types(f, "layer_types", _LINEAR, _FULL)
     if kinds is not None:
         return [kind == _LINEAR for kind in kinds]
@@ -117,7 +117,7 @@ def _linear_layers(f: Fields) -> list[bool]:
 
 
 def _delta(f: Fields) -> KimiDelta:
-    """Linear attention."""
+    """Reads the linear attention."""
     heads = f.whole("linear_num_heads", "num_attention_heads", high=MAX_HEADS)
     # transformers keeps the width of these heads under another name once it has read `head_dim`.
     dim = f.whole("linear_head_dim", "head_dim", high=4096)
@@ -133,7 +133,7 @@ def _delta(f: Fields) -> KimiDelta:
 
 
 def _latent(f: Fields) -> LatentAttention:
-    """Latent attention, each of whose heads has a gate."""
+    """Reads the latent attention, each of whose heads has a gate."""
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
     made = read_mla(f)

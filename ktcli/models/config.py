@@ -1,4 +1,4 @@
-"""Reading a model's `config.json` as hostile input, in the hub's spelling and in transformers' own.
+"""Reads a model's `config.json` as hostile input, in the hub's spelling and in transformers' own.
 
 Every number has a bound, so that no later code can be made to allocate by a config. A field is named in
 the error, with its value and the limit.
@@ -26,7 +26,7 @@ MAX_APART = (
 )  # heads or groups whose rows are found one by one; the largest public model has 4,000
 
 
-# What publishers call the same fact, transformers' usual name first.
+# The names of one field among publishers, transformers' usual name first.
 _SPELLINGS = (
     ("max_position_embeddings", "model_max_length"),
     ("n_group", "num_expert_group"),
@@ -39,15 +39,15 @@ _SPELLINGS = (
     ("share_expert_dim", "share_expert_dims"),
 )
 _SPELLED = {names[0]: names for names in _SPELLINGS}
-_ROPE = ("rope_parameters", "rope_scaling")  # where a null says as little as nothing
-TEXT = "text_config"  # the text model's part of a config of one that also sees
+_ROPE = ("rope_parameters", "rope_scaling")  # where a null counts as absent
+TEXT = "text_config"  # the part of the text model in a vision-language model's config
 
 
 def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with what it leaves out as transformers' class has it; a null is not left out.
+    """Returns the config with the fields that it leaves out as transformers' class has them; a null is not left out.
 
     Args:
-        usual: value by field, those of the text model's part below `TEXT`.
+        usual: default by field; those of the text model's part are below `TEXT`.
     """
     made = dict(config)
     for name, value in usual.items():
@@ -59,14 +59,14 @@ def completed(config: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
 
 
 def _says(config: Mapping[str, Any], name: str) -> bool:
-    """The config has the field under one of its names."""
+    """Tells whether the config has the field under one of its names."""
     if name in _ROPE:
         return any(config.get(each) is not None for each in _ROPE)
     return any(each in config for each in _SPELLED.get(name, (name,)))
 
 
 class Fields:
-    """Checked access to a JSON object, whose facts are found under each of their names.
+    """Reads the fields of a JSON object with checks; a field is found under each of its names.
 
     Raises:
         BadCheckpoint: a field is missing, of the wrong type or out of bounds.
@@ -78,13 +78,13 @@ class Fields:
         self.values, self.where = values, where
 
     def has(self, *names: str) -> bool:
-        """One of the names is there and not null."""
+        """Tells whether one of the names is there and not null."""
         return any(self.values.get(name) is not None for name in _spelled(names))
 
     def whole(
         self, *names: str, low: int = 1, high: int = MAX_WIDTH, default: int | None = None
     ) -> int:
-        """The first of `names` that is there, as an integer in low..high."""
+        """Returns the first of `names` that is there, as an integer in low..high."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a whole number")
@@ -95,6 +95,7 @@ class Fields:
     def number(
         self, *names: str, low: float = 0.0, high: float = 1e9, default: float | None = None
     ) -> float:
+        """Returns the first of `names` that is there, as a finite number in low..high."""
         name, value = self._first(names, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a number")
@@ -105,24 +106,26 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
+        """Returns a field that is true or false."""
         _, value = self._first((name,), default)
         if not isinstance(value, bool):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
+        """Returns a field that is a text."""
         _, value = self._first((name,), default)
         if not isinstance(value, str):
             raise BadCheckpoint(f"{self.where}: {name} is {_show(value)}, not a text")
         return value
 
     def require_width(self, what: str, width: int) -> None:
-        """Refuse a product of fields that is too wide to be a model's."""
+        """Refuses a product of fields that is too wide to be a model's."""
         if width > MAX_WIDTH:
             raise BadCheckpoint(f"{self.where}: {what} of {width} is too wide (limit {MAX_WIDTH})")
 
     def require_few(self, what: str, each: int) -> None:
-        """Refuse more of what every layer has, and each of which is a piece of its own, than a model has."""
+        """Refuses a number of heads or groups, found one by one in every layer, that is too large over all layers."""
         n_layers = self.whole("num_hidden_layers", high=MAX_LAYERS)
         if each * n_layers > MAX_APART:
             raise BadCheckpoint(
@@ -130,10 +133,10 @@ class Fields:
             )
 
     def require_multiple(self, what: str, value: int, divisor: int, of: str = "") -> None:
-        """Refuse a value that does not divide evenly.
+        """Refuses a value that does not divide evenly.
 
         Args:
-            of: what the divisor is, where that is not plain.
+            of: name of the divisor, where the message would not be plain without it.
         """
         if value % divisor:
             whose = f" ({of})" if of else ""
@@ -142,7 +145,7 @@ class Fields:
             )
 
     def require(self, name: str, value: Any, *allowed: Any) -> None:
-        """Refuse a value that this version does not compute."""
+        """Refuses a value that this version does not compute."""
         if value not in allowed:
             known = ", ".join(_show(each, _plain) for each in allowed)
             raise BadCheckpoint(
@@ -150,8 +153,8 @@ class Fields:
             )
 
     def only(self, known: Mapping[str, object]) -> None:
-        """Refuse what this version does not compute: flags and texts that, where they are given, have one known value
-        each."""
+        """Refuses what this version does not compute: each of these flags and texts has one known value, where it is
+        given."""
         for name, usual in known.items():
             if isinstance(usual, bool):
                 self.require(name, self.flag(name, usual), usual)
@@ -159,14 +162,14 @@ class Fields:
                 self.require(name, self.text(name, str(usual)), usual)
 
     def require_absent(self, name: str) -> None:
-        """Refuse a field that changes what a model computes, which this version does not."""
+        """Refuses a field that changes what a model computes, which this version does not."""
         if self.has(name):
             raise BadCheckpoint(
                 f"{self.where}: {name} is {_show(self.values[name])}; this version computes without"
             )
 
     def require_no_windows(self) -> None:
-        """Refuse a list of layer types in which one attends through a window."""
+        """Refuses a list of layer types in which one has a sliding window."""
         types = self.values.get("layer_types") or []
         if not isinstance(types, list) or any(each != "full_attention" for each in types):
             raise BadCheckpoint(
@@ -174,7 +177,7 @@ class Fields:
             )
 
     def _first(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
-        """(name, value) of the first that is there."""
+        """Returns (name, value) of the first of `names` that is there."""
         known = _spelled(names)
         for name in known:
             if self.values.get(name) is not None:
@@ -185,12 +188,12 @@ class Fields:
 
 
 def _spelled(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, each with the others of the same fact."""
+    """Returns the names, each with the other names of the same field."""
     return tuple(each for name in names for each in _SPELLED.get(name, (name,)))
 
 
 def _plain(value: Any) -> str:
-    """A text without quotes, if it is one that can stand in a sentence."""
+    """Returns a text without quotes, if it can stand in a sentence."""
     return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 
@@ -200,5 +203,5 @@ def _show(value: Any, how: Callable[[Any], str] = repr) -> str:
 
 
 def read_eps(f: Fields) -> float:
-    """What every RMSNorm adds to the mean square."""
+    """Reads the number that every RMSNorm adds to the mean square."""
     return f.number("rms_norm_eps", high=1.0)

@@ -54,14 +54,14 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "kimi_k25": {"tie_word_embeddings": True, TEXT: _V3},
 }
 
-# Kimi-K2.5 and 2.6 see, too: their text model is a part of the config and of the checkpoint.
+# Kimi-K2.5 and 2.6 are vision-language models: their text model is a part of the config and of the checkpoint.
 _TEXT_PREFIXES = Prefixes(
     "language_model.model", "language_model.lm_head", ignored=("*vision_tower.*", "*mm_projector.*")
 )
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _text(config)
     v2, bias = _is_v2(f), f.flag("mlp_bias", False)
     if v2:
@@ -79,14 +79,14 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     f = _text(config)
     text = cut_typed_dense(f.values, layers)
     return {**config, TEXT: text} if _is_part(config) else text
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
-    """The config of the model of text."""
+    """Returns the config of the text model."""
     if not _is_part(config):
         return Fields(config)
     return text_part(config, "deepseek_v3", "kimi_k2")

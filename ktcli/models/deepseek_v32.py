@@ -44,7 +44,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     f.only(
@@ -76,7 +76,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     types = config.get("indexer_types")
     short = {"indexer_types": types[:layers]} if isinstance(types, list) else {}
     return {**cut_typed_dense(config, layers), **short}
@@ -96,9 +96,13 @@ def _read_indexer(f: Fields, attention: LatentAttention) -> Indexer:
 
 
 def read_shared(f: Fields) -> list[bool]:
-    """Of each layer, whether it attends to what an earlier layer's indexer chose.
+    """Returns for each layer whether it attends to the choice of an earlier layer's indexer.
 
-    A list of types, or a pattern of letters, or every so many-th layer after some is full.
+    The config has a list of types, or a pattern of letters (F: full, S: shared), or an interval: then the first layers,
+    and every n-th after them, have an indexer of their own.
+
+    Raises:
+        BadCheckpoint: the list is not one of these types, or is too short.
     """
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     types = f.values.get("indexer_types")

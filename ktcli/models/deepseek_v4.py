@@ -1,8 +1,9 @@
-"""DeepSeek-V4 (Flash, Pro): attention over a window and over windows that became one row each, a residual of several
-streams, experts of the first layers by the token's id.
+"""DeepSeek-V4 (Flash, Pro): attention over a sliding window and over pooled rows, a residual of several streams,
+experts of the first layers fixed by the token's id.
 
-A layer has the window alone, or also rows of few positions each, of which an indexer chooses, or rows of many, all of
-which it sees. Sources: the DeepSeek-V4 report; transformers 5.23. A multi-token-prediction layer is not read.
+A layer attends to the window alone, or also to rows pooled from few positions each, among which an indexer chooses,
+or to all of the rows pooled from many positions each. Sources: the DeepSeek-V4 report; transformers 5.23. A
+multi-token-prediction layer is not read.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _WINDOW, _CHOSEN, _ALL = (
 _RATES = {_CHOSEN: ("compress_rate_csa", 4), _ALL: ("compress_rate_hca", 128)}
 _OF_RATE = {0: _WINDOW, 4: _CHOSEN, 128: _ALL}  # as the hub has it
 _BY_ID, _ROUTED = "hash_moe", "moe"
-_MAX_ROWS = 1 << 24  # pooled, of kt_program_mqa
+_MAX_ROWS = 1 << 24  # pooled rows: the limit of kt_program_mqa
 _MAX_GROUPS = 256  # of heads; each is a matrix of its own
 
 _MLP = MlpNames("w1.weight", "w3.weight", "w2.weight")
@@ -85,7 +86,7 @@ _PREFIXES = Prefixes(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
     f.require("attention_bias", f.flag("attention_bias", False), False)
@@ -106,14 +107,15 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers."""
+    """Returns the config with only its first layers."""
     ratios = config.get("compress_ratios")
     short = {"compress_ratios": ratios[:layers]} if isinstance(ratios, list) else {}
     return {**cut_layers(config, layers), **short}
 
 
 def _kinds(f: Fields) -> list[str]:
-    """What attention each layer has: a list, the hub's list of rates, or the rule of the published models."""
+    """Returns each layer's kind of attention: from a list, the hub's list of rates, or the rule of the published
+    models."""
     listed = read_types(f, "layer_types", _WINDOW, _CHOSEN, _ALL)
     if listed is not None:
         return listed
@@ -125,7 +127,7 @@ def _kinds(f: Fields) -> list[str]:
 
 
 def _by_id(f: Fields) -> list[bool]:
-    """Of each layer, whether a token's id says which experts it has."""
+    """Returns for each layer whether a token's id determines its experts."""
     listed = read_types(f, "mlp_layer_types", _BY_ID, _ROUTED)
     if listed is not None:
         return [kind == _BY_ID for kind in listed]
@@ -135,7 +137,7 @@ def _by_id(f: Fields) -> list[bool]:
 
 
 def _rate(f: Fields, kind: str) -> int:
-    """Positions of a window that becomes one row."""
+    """Reads the number of positions of a window that is pooled into one row."""
     old, usual = _RATES[kind]
     rates = f.values.get("compress_rates")
     nested = Fields(rates, f"{f.where}: compress_rates") if rates is not None else f
@@ -146,7 +148,7 @@ def _rate(f: Fields, kind: str) -> int:
 
 
 def _rotated(f: Fields, dim: int) -> int:
-    """Columns of a head that are rotated."""
+    """Reads the number of columns of a head that are rotated."""
     name, part = "qk_rope_head_dim", "partial_rotary_factor"
     if f.has(name):
         rotated = f.whole(name, high=dim)
@@ -159,7 +161,8 @@ def _rotated(f: Fields, dim: int) -> int:
 
 
 def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
-    """Of layers with the window alone, or of the others; scaled are only the latter, by the frequencies alone.
+    """Reads the rotation of the layers with the window alone or, if `compressed`, of the others. Only the latter may be
+    scaled, and only in their frequencies.
 
     Args:
         dim: columns of a head.
@@ -180,8 +183,8 @@ def _read_rope(f: Fields, dim: int, *, compressed: bool) -> Rope:
     part = Fields(own, f"{f.where}: rope").number("partial_rotary_factor", high=1.0, default=0.0)
     if part and int(dim * part) != rotated:
         raise BadCheckpoint(
-            f"{f.where}: the rope of {name} turns {int(dim * part)} columns of a head, qk_rope_head_dim says {rotated}"
-            " (or partial_rotary_factor)"
+            f"{f.where}: the rope of {name} rotates {int(dim * part)} columns of a head, qk_rope_head_dim says"
+            f" {rotated} (or partial_rotary_factor)"
         )
     rope, _ = read_rope(Fields({**f.values, "rope_parameters": own}), rotated, interleaved=True)
     return rope
@@ -229,7 +232,7 @@ def _read_indexer(f: Fields, shape: MqaShape, pool: Compressor, q_lora: int) -> 
 
 
 def _read_mlp(f: Fields) -> SparseMlp:
-    """The router never leaves its weights as they are, whatever the config says."""
+    """Reads the experts; their router always normalises its weights, whatever the config says."""
     scores = {
         "sqrtsoftplus": Score.SQRT_SOFTPLUS,
         "sigmoid": Score.SIGMOID,

@@ -13,7 +13,7 @@ from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
 from ktcli.models.feedforward import read_dense
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_layers, read_late_windows, read_windows
+from ktcli.models.pattern import cut_layers, read_upper_windows, read_windows
 from ktcli.models.skeleton import assemble
 
 _QWEN = {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28}
@@ -28,7 +28,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     kind = f.text("model_type", "")
     mlp_bias = f.flag("mlp_bias", False)
@@ -43,9 +43,10 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:
-    """All layers of Mistral; of Qwen, where windows are used at all, those from a number on."""
+    """Returns the window of each layer: every layer of Mistral has one; of Qwen, where windows are used at all,
+    those from a number on; none of Llama."""
     if kind == "mistral":
         return read_windows(f, default=lambda _: True)
     if kind == "llama" or not f.flag("use_sliding_window", False):
         return lambda _: 0
-    return read_late_windows(f)
+    return read_upper_windows(f)

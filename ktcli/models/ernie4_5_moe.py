@@ -1,4 +1,4 @@
-"""ERNIE-4.5 (21B-A3B, 300B-A47B): interleaved rotation, softmax scores with a learned correction, shared experts.
+"""ERNIE-4.5 (21B-A3B, 300B-A47B): interleaved rotary pairs, softmax scores with a learned correction, shared experts.
 
 Source: the ERNIE 4.5 report; transformers 5.23. Blocks for multi-token prediction are not read.
 """
@@ -37,7 +37,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.only({"use_bias": False})
     attention = read_gqa(f, interleaved=True)
@@ -54,7 +54,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, the last of them with experts where no other has."""
+    """Returns the config with only its first layers, the last of them with experts where no other has."""
     f = Fields(config)
     start, step = min(_start(f), layers - 1), min(_step(f), layers)
     return {**cut_layers(config, layers), _START: start, _STEP: step, _END: -1}

@@ -1,4 +1,4 @@
-"""K-EXAONE (236B-A23B): layers with a window rotate, those that see everything do not; DeepSeek-V3's experts.
+"""K-EXAONE (236B-A23B): rotary embeddings only in layers with a sliding window; DeepSeek-V3's experts.
 
 Source: the K-EXAONE report; transformers 5.23. Layers for multi-token prediction are not read.
 """
@@ -33,13 +33,13 @@ _NAMES = SparseNames(router=RouterNames(correction=CorrectionNames("e_score_corr
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     attention = read_gqa(f, norms=QkNorms())
     sparse = read_sparse(f, read_corrected_routing(f), correction=True, names=_NAMES)
     is_dense = read_typed_dense(f)
     listed = f.has("layer_types")
-    window = read_windows(f, default=(lambda _: False) if listed else _is_near(f))
+    window = read_windows(f, default=(lambda _: False) if listed else _is_sliding(f))
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         own = attention.within(window(i))
@@ -51,12 +51,13 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 
-def _is_near(f: Fields) -> Any:
-    """Whether a layer has a window: all but every so many-th, or as a text of L (near) and G says."""
+def _is_sliding(f: Fields) -> Any:
+    """Returns a function that tells whether a layer has a window: all but every n-th, or those with an L (local) in
+    a text of L and G."""
     pattern = f.values.get("sliding_window_pattern")
     if isinstance(pattern, str) and 0 < len(pattern) <= MAX_LAYERS:
         return lambda i: pattern[i % len(pattern)] == "L"

@@ -1,6 +1,7 @@
-"""Dense MLPs, experts and how they are chosen, as configs describe them, read with their bounds.
+"""Reads dense MLPs, experts and their routing from configs, with the bounds of the fields.
 
-Names are those of transformers 5.23 and of the hub.
+Names are those of transformers 5.23 and of the hub. Every reader raises BadCheckpoint where a field is missing, of the
+wrong type, out of bounds or not supported.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ktcli.models.config import (
 )
 from ktcli.ops.table.experts import GroupScore, Routing, Score
 
-# What configs of DeepSeek-V3's experts may leave out.
+# Defaults of the fields that configs of DeepSeek-V3's experts may leave out.
 V3_EXPERTS: Mapping[str, Any] = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
@@ -31,14 +32,14 @@ V3_EXPERTS: Mapping[str, Any] = {
 
 
 def read_dense(f: Fields, *, bias: bool = False) -> DenseMlp:
-    """An MLP without experts."""
+    """Reads an MLP without experts."""
     return DenseMlp(f.whole("hidden_size"), f.whole("intermediate_size"), bias=bias)
 
 
 def read_sparse(
     f: Fields, routing: Routing, *, correction: bool = False, names: SparseNames = USUAL_SPARSE
 ) -> SparseMlp:
-    """Experts, with so many shared ones as the config says, which lie in one MLP."""
+    """Reads the experts, with as many shared ones as the config says, which are stored as one MLP."""
     width = f.whole("moe_intermediate_size")
     shared = f.whole("n_shared_experts", low=0, high=64, default=0) * width
     f.require_width("n_shared_experts x moe_intermediate_size", shared)
@@ -46,10 +47,11 @@ def read_sparse(
 
 
 def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) -> Routing:
-    """The best of all experts by softmax.
+    """Reads routing by softmax: the best of all experts.
 
     Args:
-        scaled: the weights have a factor in the config.
+        normalize: whether the weights of the chosen experts are divided by their sum.
+        scaled: whether the config has a factor of the weights.
     """
     experts, top_k = read_experts(f)
     scale = f.number("routed_scaling_factor", high=1e4, default=1.0) if scaled else 1.0
@@ -57,7 +59,7 @@ def read_softmax_routing(f: Fields, *, normalize: bool, scaled: bool = False) ->
 
 
 def read_corrected_routing(f: Fields) -> Routing:
-    """DeepSeek-V3's: sigmoid scores and a learned correction, groups by the sum of their two best."""
+    """Reads DeepSeek-V3's routing: sigmoid scores and a learned correction, groups by the sum of their two best."""
     experts, top_k = read_experts(f)
     routing = Routing(
         experts,
@@ -72,7 +74,7 @@ def read_corrected_routing(f: Fields) -> Routing:
 
 
 def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
-    """Groups of experts, and how many of them a token may use."""
+    """Reads the number of groups of experts, and how many of them a token may use."""
     experts, top_k = routing.experts, routing.top_k
     n_group = f.whole("n_group", high=experts)
     topk_group = f.whole("topk_group", high=n_group)
@@ -87,7 +89,7 @@ def read_groups(f: Fields, routing: Routing) -> tuple[int, int]:
 
 
 def read_experts(f: Fields) -> tuple[int, int]:
-    """(experts, experts per token)"""
+    """Reads the number of experts, and of experts per token."""
     experts = f.whole("n_routed_experts", high=MAX_EXPERTS)
     top_k = f.whole("num_experts_per_tok", high=MAX_TOP_K)
     if top_k > experts:

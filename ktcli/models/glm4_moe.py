@@ -17,7 +17,7 @@ from ktcli.models.attention import read_gqa
 from ktcli.models.config import Fields
 from ktcli.models.feedforward import V3_EXPERTS, read_corrected_routing, read_dense, read_sparse
 from ktcli.models.model import DecoderModel
-from ktcli.models.pattern import cut_typed_dense, read_late_windows, read_typed_dense
+from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_upper_windows
 from ktcli.models.skeleton import assemble
 
 _USUAL = {**V3_EXPERTS, "routed_scaling_factor": 1.0, "num_key_value_heads": 8}
@@ -46,11 +46,11 @@ _HY3 = SparseNames(
     router=RouterNames("router.gate.weight", correction=CorrectionNames("expert_bias")),
     shared=SharedNames("shared_mlp"),
 )
-_NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias speaks of o, too
+_NORMED = _O_BIASED = ("dots1", "hy_v3")  # attention_bias includes o
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     kind = f.text("model_type", "")
     f.require("mlp_bias", f.flag("mlp_bias", False), False)
@@ -70,20 +70,20 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         dense = (
             is_dense(i) and kind != "solar_open"
-        )  # of which all layers have experts, whatever the config says
+        )  # all layers of Solar-Open have experts, whatever the config says
         return attention.within(window(i)), read_dense(f) if dense else sparse
 
     return assemble(f, "glm4_moe", parts)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 
 def _windows(f: Fields, kind: str) -> Callable[[int], int]:
-    """Those of dots.llm1 from a layer on; the others have none."""
+    """Returns the window of each layer: those of dots.llm1 from a number on have one; the other models have none."""
     if kind == "dots1":
-        return read_late_windows(f)
+        return read_upper_windows(f)
     f.require_no_windows()
     return lambda _: 0

@@ -1,8 +1,8 @@
-"""The text part of GLM-5.3: most layers have linear attention whose decay is each channel's own (Kimi Delta
-Attention), the others latent attention over windows of positions that an indexer chooses; a residual of several
-streams, of which the last norm reads the mean.
+"""The text part of GLM-5.3: most layers have Kimi Delta Attention (linear, with a decay for each channel), the others
+latent attention over windows of positions that an indexer chooses; a residual of several streams, whose mean the last
+norm reads.
 
-Nothing is rotated: positions enter through the linear layers alone. Experts are DeepSeek-V3's, with clamped
+There are no rotary embeddings: positions enter through the linear layers alone. Experts are DeepSeek-V3's, with clamped
 activations. Vision and multi-token prediction are not read. Source: transformers 5.23 (glm5_next).
 """
 
@@ -53,7 +53,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 _LINEAR = "linear_attention"
 _INDEXED = "indexed_attention", "full_attention", "deepseek_sparse_attention"  # the last on the hub
 _PREFIXES = Prefixes(body="model.language_model", ignored=("model.visual.*",))
-# What the hub's config may call the sizes of linear attention, in a part of its own.
+# The names that the hub's config may give the sizes of linear attention, in a part of its own.
 _LINEAR_PART = "linear_attn_config"
 _OLD_NAMES = {
     "linear_head_dim": "head_dim",
@@ -64,7 +64,7 @@ _LOWEST = -5.0  # published
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _text(config)
     f.only({"attention_bias": False, "topk_method": "noaux_tc", "scoring_func": "sigmoid"})
     shared, full = _attentions(f)
@@ -85,7 +85,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     nested = config.get(TEXT)
     if isinstance(nested, Mapping):
         return {**config, TEXT: cut(nested, layers)}
@@ -95,7 +95,7 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
-    """The config of the model of text, in transformers' spelling; without another for pictures it may lie flat."""
+    """Returns the config of the text model, in transformers' spelling; without a vision part it may lie flat."""
     nested = config.get(TEXT) is not None
     f = text_part(config, _TEXT_TYPE) if nested else Fields(config)
     if not f.has(_LINEAR_PART):
@@ -109,14 +109,14 @@ def _text(config: Mapping[str, Any]) -> Fields:
 
 
 def _linear_layers(f: Fields) -> list[bool]:
-    """Of each layer, whether its attention is linear."""
+    """Returns for each layer whether its attention is linear."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     kinds = read_types(f, "layer_types", _LINEAR, *_INDEXED)
     return [kind == _LINEAR for kind in kinds] if kinds else [i % 4 != 3 for i in range(n_layers)]
 
 
 def _shared_layers(f: Fields) -> list[bool]:
-    """Of each layer, whether it attends to what the indexer of the layer right before it chose."""
+    """Returns for each layer whether it attends to the choice of the indexer of the layer right before it."""
     linear, shared = _linear_layers(f), read_shared(f)
     for i, one in enumerate(shared):
         if one and not linear[i] and (i == 0 or linear[i - 1] or shared[i - 1]):
@@ -127,7 +127,7 @@ def _shared_layers(f: Fields) -> list[bool]:
 
 
 def _delta(f: Fields) -> KimiDelta:
-    """Linear attention; sizes that the config leaves out are those of the published model."""
+    """Reads the linear attention; sizes that the config leaves out are those of the published model."""
     heads = f.whole("linear_num_heads", high=MAX_HEADS)
     dim = f.whole("linear_head_dim", high=4096)
     f.require_width("width of linear attention", 3 * heads * dim)
@@ -139,7 +139,7 @@ def _delta(f: Fields) -> KimiDelta:
 
 
 def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
-    """Latent attention over what an indexer chose: an earlier layer's, and its own."""
+    """Reads latent attention over what an indexer chose: an earlier layer's, and its own."""
     f.require("qk_rope_head_dim", f.whole("qk_rope_head_dim", low=0, default=0), 0)
     heads = f.whole("num_attention_heads", high=MAX_HEADS)
     f.require("num_key_value_heads", f.whole("num_key_value_heads", default=heads), heads)
@@ -163,7 +163,7 @@ def _attentions(f: Fields) -> tuple[LatentAttention, LatentAttention]:
 
 
 def _indexer(f: Fields, hidden: int, behind: int) -> Indexer:
-    """behind: elements of a position that come before the index key."""
+    """Reads the indexer; `behind` is the number of elements of a position that come before the index key."""
     always = f.flag("index_kpool_always_select_tail", True)
     f.require("index_kpool_always_select_tail", always, True)
     heads = f.whole("index_n_heads", high=MAX_HEADS)

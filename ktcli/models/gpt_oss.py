@@ -49,7 +49,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, qkv_bias=bias, o_bias=bias)
@@ -68,6 +68,6 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def _glu(f: Fields) -> Glu:
-    """gate and up are clamped, and up is shifted by one."""
+    """Reads the activation: gate and up are clamped, and up is shifted by one."""
     alpha = f.number("swiglu_alpha", low=1e-3, high=1e3)
     return Glu(alpha, f.number("swiglu_limit", low=1e-3, high=1e6), 1.0)

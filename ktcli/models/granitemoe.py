@@ -1,7 +1,9 @@
-"""Granite-MoE (1B-A400M, 3B-A800M), with a shared expert, and with windows: rows and scores times numbers.
+"""Granite-MoE (1B-A400M, 3B-A800M), also with a shared expert or with sliding windows: rows, scores and logits have
+multipliers.
 
-Embedded rows, scores, what attention and MLP add, and logits each have a multiplier. The kind with windows has sinks in
-every layer, and a base of the rotation for each; 0: the layer has no positions. Source: transformers 5.23.
+Embedded rows, attention scores, the outputs of attention and MLP, and logits each have a multiplier. The kind with
+windows has sinks in every layer, and a rotary base for each; a layer with base 0 has no rotary embedding. Source:
+transformers 5.23.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "granitemoe_swa": {"sliding_window": 128},
 }
 
-_MOST = 1e6  # of a multiplier
+_MOST = 1e6  # the largest multiplier
 _THETAS = "layer_rope_theta"
 _PREFIXES = Prefixes(mlp="block_sparse_moe")
 _WITHIN = MlpNames(fused="input_linear.weight", down="output_linear.weight")
 _SHARED = SharedNames("shared_mlp", within=_WITHIN, beside=True)
-_NEAR_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
+_SLIDING_NAMES = SparseNames(router=RouterNames("router.weight"), shared=_SHARED)
 _NAMES = SparseNames(
     (EachExpert(), FusedExperts("input_linear.weight", "output_linear.weight")),
     RouterNames("router.layer.weight"),
@@ -49,9 +51,9 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
-    sees_near = f.text("model_type", "") == "granitemoe_swa"
+    sliding = f.text("model_type", "") == "granitemoe_swa"
     shared = f.whole("shared_intermediate_size", low=0, default=0)
     routing = read_softmax_routing(f, normalize=True)
     sparse = SparseMlp(
@@ -59,9 +61,9 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
         f.whole("intermediate_size"),
         routing,
         shared_width=shared if f.text("model_type", "") != "granitemoe" else 0,
-        names=_NEAR_NAMES if sees_near else _NAMES,
+        names=_SLIDING_NAMES if sliding else _NAMES,
     )
-    attend = _near(f) if sees_near else lambda _: _attention(f)
+    attend = _sliding(f) if sliding else lambda _: _attention(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
         return attend(i), sparse
@@ -70,7 +72,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, all of which have experts."""
+    """Returns the config with only its first layers, all of which have experts."""
     made = cut_layers(config, layers)
     thetas = made.get(_THETAS)
     return {**made, _THETAS: thetas[:layers]} if isinstance(thetas, list) else made
@@ -94,8 +96,8 @@ def _attention(f: Fields) -> GroupedQueryAttention:
     return replace(own, shape=replace(own.shape, scale=_multiplier(f, "attention_multiplier")))
 
 
-def _near(f: Fields) -> Any:
-    """The attention of each layer of the kind with windows."""
+def _sliding(f: Fields) -> Any:
+    """Returns the attention of each layer of the kind with windows."""
     window = read_windows(f, default=lambda i: i % 4 > 0)
     thetas = _thetas(f)
 
@@ -110,7 +112,7 @@ def _near(f: Fields) -> Any:
 
 
 def _thetas(f: Fields) -> list[float | None]:
-    """Bases of the layers' rotations; None: that of all."""
+    """Returns the rotary base of each layer; None: the one that all have."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_THETAS)
     if listed is None:

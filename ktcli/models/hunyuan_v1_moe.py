@@ -30,7 +30,7 @@ _LISTED = ("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_exper
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _own(config)
     bias = f.flag("attention_bias", False)
     attention = read_gqa(f, norms=_NORMS, qkv_bias=bias, o_bias=bias)
@@ -41,12 +41,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, all of which have experts."""
+    """Returns the config with only its first layers, all of which have experts."""
     return cut_layers(_own(config).values, layers)
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
-    """The config with one number where a list says the same of every layer."""
+    """Returns the config with one number where a list says the same of every layer."""
     f = Fields(config)
     values = dict(f.values)
     for name in _LISTED:
@@ -66,7 +66,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 
 def _stretched(f: Fields) -> Fields:
-    """The config with a plain rotation where one of type "dynamic" has an alpha."""
+    """Returns the config with a plain rotation where one of type "dynamic" has an alpha."""
     rope = rope_fields(f)
     if rope_type(rope) != "dynamic" or not rope.has("alpha"):
         return f

@@ -1,4 +1,5 @@
-"""Laguna (XS.2): a gate by softplus for each head, heads of a number that layers list, windows; one shared expert.
+"""Laguna (XS.2): a softplus gate for each head, a number of heads listed for each layer, sliding windows; one shared
+expert.
 
 The router scores by sigmoid with a correction. Layers with a window have a rotation of their own. Source: transformers
 5.23.
@@ -25,11 +26,11 @@ from ktcli.models.skeleton import assemble
 from ktcli.ops.table.experts import Score
 from ktcli.ops.table.rowwise import GateKind
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _HEADS = "num_attention_heads_per_layer"
 _ROPE = {
     _FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
-    _NEAR: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    _SLIDING: {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "laguna": {
@@ -48,7 +49,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.only({"attention_bias": False})
     f.require("gating", f.values.get("gating", True), True, "per-head")
@@ -58,19 +59,19 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     sparse, heads = _sparse(f), _heads(f)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = _attention(f, _NEAR if window(i) else _FULL, heads[i])
+        own = _attention(f, _SLIDING if window(i) else _FULL, heads[i])
         return own.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
     return assemble(f, "laguna", parts)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)
 
 
 def _heads(f: Fields) -> list[int]:
-    """Query heads of each layer."""
+    """Returns the number of query heads of each layer."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(_HEADS)
     if listed is None:

@@ -1,4 +1,5 @@
-"""Mellum2 (12B-A2.5B): Qwen3-MoE's layers with windows, whose rotation is another. Source: transformers 5.23."""
+"""Mellum2 (12B-A2.5B): Qwen3-MoE with sliding windows, whose layers have their own rotation. Source: transformers
+5.23."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_windows
 from ktcli.models.skeleton import assemble
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
-_ROPE = {_FULL: {"rope_theta": 500_000.0}, _NEAR: {"rope_theta": 10_000.0}}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_ROPE = {_FULL: {"rope_theta": 500_000.0}, _SLIDING: {"rope_theta": 10_000.0}}
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
     "mellum": {
         "head_dim": 128,
@@ -29,7 +30,7 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     bias = f.flag("attention_bias", False)
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
@@ -37,7 +38,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     window = read_windows(f, default=lambda _: False)
 
     def parts(i: int) -> tuple[Attention, Mlp]:
-        own = of_kind(f, _NEAR if window(i) else _FULL)
+        own = of_kind(f, _SLIDING if window(i) else _FULL)
         attention = read_gqa(own, norms=QkNorms(), qkv_bias=bias, o_bias=bias)
         return attention.within(window(i)), read_dense(f) if is_dense(i) else sparse
 
@@ -45,5 +46,5 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(config, layers)

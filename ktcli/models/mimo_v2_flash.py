@@ -1,8 +1,8 @@
 """MiMo-V2-Flash (309B-A15B): values narrower than keys, windows with sinks in most layers, DeepSeek-V3's router.
 
-Layers with a window have twice the kv heads and a rotation of their own; there is no shared expert. The hub's
-config names layers and windows otherwise than transformers, which reads `sliding_window_size` as the positions
-before the token's own. Multi-token prediction is not read. Source: transformers 5.23 (mimo_v2_flash).
+Layers with a window have twice the kv heads and a rotation of their own; there is no shared expert. The hub's config
+has other names of layers and windows than transformers, which reads `sliding_window_size` as the positions before the
+token's own. Multi-token prediction is not read. Source: transformers 5.23 (mimo_v2_flash).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ktcli.models.model import DecoderModel
 from ktcli.models.pattern import cut_typed_dense, read_typed_dense, read_types
 from ktcli.models.skeleton import assemble
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
-# What the hub calls the base of each kind's rotation, and what it is unless the config says.
-_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_NEAR, 1e4)}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+# The hub's names of the rotary base of each kind of layer, and its defaults.
+_THETA_NAMES = {"rope_theta": (_FULL, 5e6), "swa_rope_theta": (_SLIDING, 1e4)}
 # Fields of which one value is known.
 _ONLY = {
     "mlp_bias": False,
@@ -47,18 +47,18 @@ MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {
         "attention_value_scale": 0.707,
     }
 }
-# The hub's lists of 0 and 1, one for each layer: what we call them, and what 0 and 1 are.
+# The hub's lists of 0 and 1, one for each layer: transformers' name of each, and what 0 and 1 mean.
 _LISTS = {
-    "hybrid_layer_pattern": ("layer_types", (_FULL, _NEAR)),
+    "hybrid_layer_pattern": ("layer_types", (_FULL, _SLIDING)),
     "moe_layer_freq": ("mlp_layer_types", ("dense", "sparse")),
 }
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _own(config)
     _refuse_others(f)
-    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     sparse = read_sparse(f, read_corrected_routing(f), correction=True)
     is_dense = read_typed_dense(f)
@@ -70,12 +70,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return cut_typed_dense(_own(config).values, layers)
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
-    """The config in transformers' spelling, with a list of layer types."""
+    """Returns the config in transformers' spelling, with a list of layer types."""
     f = Fields(config)
     values = dict(f.values)
     for name, (own, kinds) in _LISTS.items():
@@ -89,7 +89,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
         values[own] = given
     if values.get("layer_types") is None:
         n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
-        values["layer_types"] = [_NEAR if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
+        values["layer_types"] = [_SLIDING if i and (i + 1) % 6 else _FULL for i in range(n_layers)]
     if values.get("rms_norm_eps") is None:
         values["rms_norm_eps"] = values.get("layernorm_epsilon")
     if values.get("rope_parameters") is None:
@@ -102,7 +102,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 
 def _refuse_others(f: Fields) -> None:
-    """What a config could say and this family does not compute."""
+    """Refuses what a config could say and this family does not compute."""
     f.only(_ONLY)
     f.require_absent("n_shared_experts")
     for name in ("num_attention_heads", "head_dim", "v_head_dim"):
@@ -111,9 +111,9 @@ def _refuse_others(f: Fields) -> None:
 
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
-    """That of the layers of one kind."""
+    """Reads the attention of the layers of one kind."""
     values = dict(of_kind(f, kind).values)
-    if kind == _NEAR:
+    if kind == _SLIDING:
         doubled = 2 * f.whole("num_key_value_heads", high=MAX_HEADS)
         kv_heads = f.whole("swa_num_key_value_heads", high=MAX_HEADS, default=doubled)
         values["num_key_value_heads"] = kv_heads
@@ -129,7 +129,7 @@ def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
 
 
 def _window(f: Fields) -> int:
-    """Positions that a token sees, its own included."""
+    """Reads the number of positions that a token sees, its own included."""
     if f.has("sliding_window_size"):
         return f.whole("sliding_window_size", high=MAX_CONTEXT) + 1
     return f.whole("sliding_window", high=MAX_CONTEXT)

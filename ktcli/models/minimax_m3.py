@@ -62,7 +62,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _text(config)
     attention = read_gqa(f, norms=_NORMS, partly=True)
     kinds = read_types(f, "layer_types", _SPARSE, _FULL) or []  # `_text` has made them
@@ -77,12 +77,12 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     return {**config, TEXT: cut_typed_dense(_text(config).values, layers)}
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
-    """The config of the model of text, in transformers' spelling."""
+    """Returns the config of the text model, in transformers' spelling."""
     f = Fields(Fields(config).values.get(TEXT) or {}, f"config.json: {TEXT}")
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
     sparse = Fields(f.values.get("sparse_attention_config") or {}, f"{f.where}: sparse attention")
@@ -100,7 +100,7 @@ def _text(config: Mapping[str, Any]) -> Fields:
     return Fields(values, f.where)
 
 
-# What the hub's config calls the sizes of the indexer, in a part of its own.
+# The names that the hub's config gives the sizes of the indexer, in a part of its own.
 _OLD_NAMES = {
     "index_n_heads": "sparse_num_index_heads",
     "index_head_dim": "sparse_index_dim",
@@ -111,7 +111,7 @@ _OLD_NAMES = {
 
 
 def _indexed(f: Fields, attention: GroupedQueryAttention) -> GroupedQueryAttention:
-    """The attention with its indexer."""
+    """Returns the attention with its indexer."""
     s, rope = attention.shape, attention.rope
     assert rope is not None
     heads = f.whole("index_n_heads", high=MAX_HEADS)

@@ -1,4 +1,4 @@
-"""Mixtral (8x7B, 8x22B) and MiniMax-M2: experts named w1, w2, w3, every layer sparse.
+"""Mixtral (8x7B, 8x22B) and MiniMax-M2: experts named w1, w2, w3 in every layer.
 
 Mixtral chooses by softmax. MiniMax-M2 (.1, .5, .7) chooses by sigmoid with a learned correction, normalises
 q and k over all heads together and rotates half of each. Sources: arXiv 2401.04088; transformers 5.23.
@@ -34,7 +34,7 @@ _NAMES = SparseNames(
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     routing = read_softmax_routing(f, normalize=True)
     minimax = f.text("model_type", "") == "minimax_m2"
@@ -52,7 +52,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def _require_known(f: Fields) -> None:
-    """Refuse what MiniMax's config could say and transformers does not compute."""
+    """Refuses what MiniMax's config could say and transformers does not compute."""
     f.only(
         {
             "scoring_func": "sigmoid",

@@ -1,4 +1,4 @@
-"""What a family file gives: the facts of one model, its tensors, and its forward.
+"""Declares what a family file gives: the facts of one model, its tensors, and its forward.
 
 `Spec` holds the few numbers that planner, engine and commands need; everything about bytes follows from
 the tensors, so that nothing is counted twice.
@@ -27,14 +27,14 @@ class Spec:
     """The shape of one model.
 
     Attributes:
-        family: name of the family file, e.g. "deepseek".
+        family: the name of the family file, e.g. "deepseek".
         hidden: width of the residual stream.
         layers: decoder layers (a multi-token-prediction layer is not one).
-        moe_layers: those of them with routed experts.
+        moe_layers: the number of those with routed experts.
         vocab: rows of the embedding.
         context: positions the model was made for.
         states: what each layer keeps of a sequence.
-        experts, top_k, expert_width: of a MoE layer; 0 for a dense model.
+        experts, top_k, expert_width: experts of a MoE layer, experts per token, and their width; 0 for a dense model.
         glus: the activation of the experts of each MoE layer.
         scratch: what one step needs beside the residual stream.
     """
@@ -54,43 +54,43 @@ class Spec:
 
     @property
     def position_elements(self) -> int:
-        """Elements that all layers together cache for one position."""
+        """The number of elements that all layers together cache for one position."""
         return sum(state.position_elements for state in self.states)
 
     @property
     def sequence_elements(self) -> int:
-        """f32 elements that all layers together keep of a sequence, whatever its length."""
+        """The number of f32 elements that all layers together keep of a sequence, whatever its length."""
         return sum(state.sequence_elements for state in self.states)
 
 
 class Model(Protocol):
-    """A built model: no weights, no memory."""
+    """A built model, without weights or memory."""
 
     @property
     def spec(self) -> Spec: ...
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every stored tensor: embedding, layers in order, final norm, head."""
+        """The stored tensors: embedding, layers in order, final norm, head."""
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """What a program of the forward writes its rows into, layer after layer."""
+        """The buffers that a program of the forward writes its rows into, layer after layer."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
+        """The patterns (`fnmatch`) of checkpoint names that are left out on purpose."""
 
     def at(self, context: int) -> Model:
-        """The model as it is run with so many positions, of which a rotation may be chosen."""
+        """Returns the model as it is run with a context of `context` positions, which may decide a rotation."""
 
     def forward(self, b: Backend) -> Value:
-        """Record or run one step: ids of the step in, logits [outputs, vocab] out."""
+        """Records or runs one step: ids of the step in, logits [outputs, vocab] out."""
 
 
 @dataclass(frozen=True)
 class DecoderModel:
-    """A `Model` made of a decoder: all families so far.
+    """A `Model` made of a decoder, as the models of all families are.
 
     Attributes:
         context: positions the model was made for.
@@ -127,7 +127,7 @@ class DecoderModel:
 
     @cached_property
     def buffers(self) -> tuple[Buffer, ...]:
-        """Those of one layer of each kind, which all others use again."""
+        """The buffers of one layer of each kind, which all others use again."""
         return reuse_buffers(record(self.decoder.one_of_each.forward)).buffers
 
     def at(self, context: int) -> DecoderModel:

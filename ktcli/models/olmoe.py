@@ -1,4 +1,4 @@
-"""OLMoE (1B-7B): every layer sparse, q and k normalised over all heads together.
+"""OLMoE (1B-7B): experts in every layer, q and k normalised over all heads together.
 
 Source: arXiv 2409.02060; transformers 5.23.
 """
@@ -23,7 +23,7 @@ cut = cut_layers
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     f.require_absent("clip_qkv")
     bias = f.flag("attention_bias", False)

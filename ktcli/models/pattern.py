@@ -1,6 +1,7 @@
-"""Which of a model's layers are of which kind: windows, experts or none; and a config with only its first layers.
+"""Reads which of a model's layers are of which kind (windows, experts or none), and cuts configs to their first layers.
 
 Configs list the kinds, or say from which layer on, or in which steps. A cut leaves at least one layer with experts.
+Every reader raises BadCheckpoint where a field is missing, of the wrong type, out of bounds or not supported.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ktcli.models.config import (
 
 
 def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
-    """Which of `kinds` each layer is, as the field `name` lists; None: it is not there. A list may go on behind the
-    last layer, of what predicts several tokens at once."""
+    """Reads each layer's kind, one of `kinds`, from the list in field `name`; None: the field is not there. A list
+    may go on behind the last layer, for layers of multi-token prediction."""
     types = f.values.get(name)
     if types is None:
         return None
@@ -31,7 +32,7 @@ def read_types(f: Fields, name: str, *kinds: str | int) -> list[Any] | None:
 
 
 def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int], int]:
-    """How many positions a token of each layer sees; 0: all.
+    """Reads the number of positions that a token of each layer sees; 0: all.
 
     Args:
         default: whether a layer has a window, unless the config lists the layers' types.
@@ -45,19 +46,20 @@ def read_windows(f: Fields, *, default: Callable[[int], bool]) -> Callable[[int]
     return lambda i: window if types[i] == "sliding_attention" else 0
 
 
-def read_late_windows(f: Fields) -> Callable[[int], int]:
-    """The windows of a model whose layers have one from a number on, unless the config lists the layers' types."""
+def read_upper_windows(f: Fields) -> Callable[[int], int]:
+    """Reads the windows of a model whose layers have one from a number on, unless the config lists the layers'
+    types."""
     first = f.whole("max_window_layers", low=0, high=MAX_LAYERS)
     return read_windows(f, default=lambda i: i >= first)
 
 
 def read_first_dense(f: Fields) -> int:
-    """How many layers come before the first with experts."""
+    """Reads the number of layers before the first with experts."""
     return f.whole("first_k_dense_replace", low=0, high=MAX_LAYERS)
 
 
 def read_typed_dense(f: Fields) -> Callable[[int], bool]:
-    """Whether a layer has no experts: by a list of types, or the first so many."""
+    """Reads which layers have no experts: from a list of types, or else from the number of the first ones."""
     types = _mlp_types(f)
     if types is not None:
         return lambda i: types[i] == "dense"
@@ -66,12 +68,12 @@ def read_typed_dense(f: Fields) -> Callable[[int], bool]:
 
 
 def _mlp_types(f: Fields) -> list[str] | None:
-    """Of each layer "dense" or "sparse"; None: the config does not list them."""
+    """Reads each layer's type, "dense" or "sparse"; None: the config does not list them."""
     return read_types(f, "mlp_layer_types", "dense", "sparse")
 
 
 def read_listed_dense(f: Fields) -> Callable[[int], bool]:
-    """Whether a layer has no experts: those of a list, and all but every so many-th."""
+    """Reads which layers have no experts: those of a list, and all but every n-th."""
     listed, step = _listed_dense(f), _sparse_step(f)
     return lambda i: i in listed or bool((i + 1) % step)
 
@@ -89,20 +91,20 @@ def _sparse_step(f: Fields) -> int:
 
 
 def cut_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, where all have experts or none."""
+    """Returns the config with only its first layers, where all have experts or none."""
     each = ("layer_types", "mlp_layer_types")
     lists = {name: config[name][:layers] for name in each if isinstance(config.get(name), list)}
     return {**config, "num_hidden_layers": layers, **lists}
 
 
 def cut_first_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers; fewer dense ones, so that one has experts."""
+    """Returns the config with only its first layers, and fewer dense ones, so that one has experts."""
     dense = min(read_first_dense(Fields(config)), layers - 1)
     return {**cut_layers(config, layers), "first_k_dense_replace": dense}
 
 
 def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     types = _mlp_types(Fields(config))
     if types is None:
         return cut_first_dense(config, layers)
@@ -113,7 +115,7 @@ def cut_typed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def cut_listed_dense(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first layers, the last of them with experts."""
     f = Fields(config)
     return {
         **cut_layers(config, layers),

@@ -33,7 +33,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = Fields(config)
     attention = read_gqa(f, qkv_bias=f.flag("qkv_bias", False))
     routing = read_softmax_routing(f, normalize=f.flag("norm_topk_prob", False))
@@ -48,7 +48,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def _windows(f: Fields) -> Callable[[int], int]:
-    """Where windows are used at all, those of every second layer before a number."""
+    """Returns the window of each layer: where windows are used at all, every second layer below a number has one."""
     if not f.flag("use_sliding_window", False):
         f.require_no_windows()
         return lambda _: 0

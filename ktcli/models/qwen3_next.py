@@ -57,7 +57,7 @@ _NAMES = SparseNames(shared=SharedNames("shared_expert"))
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _text(config)
     f.only({"attention_bias": False})
     next_one = f.text("model_type", "") == _NEXT
@@ -70,13 +70,13 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
     def parts(i: int) -> tuple[Attention, Mlp]:
         return linear if kinds[i] == _LINEAR else full, mlp(i)
 
-    body = "model.language_model" if _sees(config) else "model"
+    body = "model.language_model" if _has_vision(config) else "model"
     prefixes = Prefixes(body=body, norm_plus=1.0, ignored=_VISION)
     return assemble(f, "qwen3_next", parts, prefixes)
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, the last of them with experts."""
+    """Returns the config with only its first layers, the last of them with experts."""
     nested = config.get(TEXT)
     if isinstance(nested, Mapping):
         return {**config, TEXT: cut(nested, layers)}
@@ -84,17 +84,19 @@ def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any]) -> Fields:
-    """The text part of a config, which is nested where there is another."""
-    return text_part(config, f"{config['model_type']}_text") if _sees(config) else Fields(config)
+    """Returns the text part of a config, which is nested where there is a vision part."""
+    if not _has_vision(config):
+        return Fields(config)
+    return text_part(config, f"{config['model_type']}_text")
 
 
-def _sees(config: Mapping[str, Any]) -> bool:
-    """There is a part for pictures, and the text is another."""
+def _has_vision(config: Mapping[str, Any]) -> bool:
+    """Tells whether the config has a vision part, beside which the text part is nested."""
     return config.get(TEXT) is not None
 
 
 def _kinds(f: Fields) -> list[str]:
-    """What attention each layer has."""
+    """Returns each layer's kind of attention."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     every = f.whole("full_attention_interval", high=MAX_LAYERS)
     usual = [_LINEAR if (i + 1) % every else _FULL for i in range(n_layers)]
@@ -102,7 +104,7 @@ def _kinds(f: Fields) -> list[str]:
 
 
 def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
-    """Linear attention."""
+    """Reads the linear attention."""
     heads = f.whole("linear_num_value_heads", high=MAX_HEADS)
     key_heads = f.whole("linear_num_key_heads", high=heads)
     f.require_few("linear_num_key_heads", key_heads)
@@ -117,7 +119,7 @@ def _delta_net(f: Fields, *, by_head: bool) -> GatedDeltaNet:
 
 
 def _mlp(f: Fields) -> Callable[[int], Mlp]:
-    """The MLP of each layer."""
+    """Returns the MLP of each layer."""
     if f.text("model_type", "").removesuffix("_text") == _DENSE:
         dense = read_dense(f)
         return lambda i: dense

@@ -1,8 +1,9 @@
-"""Rotations as configs describe them, in transformers' spelling and in the hub's.
+"""Reads rotations (rotary position embeddings) from configs, in transformers' spelling and in the hub's.
 
-What a rotation is called is `rope_type` or `type`. Two kinds depend on how long a text is, of which a cache can hold
-only one choice: "longrope" has two sets of wavelengths, of which the planned context chooses (`LongRope`); "dynamic"
-stretches only beyond `max_position_embeddings`, which no context exceeds.
+The type of a rotation is in `rope_type` or `type`. Two types depend on the length of the text, although cached keys are
+rotated once: "longrope" has two sets of wavelengths, and the planned context decides which (`LongRope`); "dynamic"
+stretches only beyond `max_position_embeddings`, which no context exceeds. Every reader raises BadCheckpoint where a
+field is missing, of the wrong type, out of bounds or not supported.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from ktcli.layers.rope import Llama3, LongRope, Yarn, long_rotary, rotary
 from ktcli.models.config import MAX_CONTEXT, Fields
 from ktcli.ops.table.rowwise import Rope
 
-STRETCHED = ("yarn", "llama3", "longrope")  # know how long the texts of the training were
+STRETCHED = ("yarn", "llama3", "longrope")  # types that need the context of pre-training
 _KINDS = ("default", "linear", "dynamic", "factors", *STRETCHED)
 
 
 def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, float]:
-    """The rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
+    """Reads the rotation of `dim` columns, and DeepSeek's factor on the scores (1 without YaRN).
 
-    Reads `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (the hub), whose kind is
-    called `rope_type` or `type`.
+    The fields are those of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (the hub).
+
+    Args:
+        interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
     """
     rope = rope_fields(fields)
     theta, kind = read_theta(fields), rope_type(rope)
@@ -44,19 +47,19 @@ def read_rope(fields: Fields, dim: int, *, interleaved: bool) -> tuple[Rope, flo
 
 
 def read_theta(fields: Fields) -> float:
-    """The base of the wavelengths."""
+    """Reads the base of the wavelengths."""
     rope = rope_fields(fields)
     source = rope if rope.has("rope_theta") else fields
     return source.number("rope_theta", low=1.0 + 1e-6, high=1e12, default=10_000.0)
 
 
 def rope_type(rope: Fields) -> str:
-    """What a rotation is called, "default" where it has no name."""
+    """Reads the type of a rotation, "default" where it has none."""
     return rope.text("rope_type", rope.text("type", "default"))
 
 
 def rotated_columns(fields: Fields, head_dim: int) -> int:
-    """How many columns of a head are rotated: a part of them, or a number given outright."""
+    """Reads the number of columns of a head that are rotated: a part of them, or a number given outright."""
     part = rotated_part(fields)
     dim = int(head_dim * (1.0 if part is None else part))
     if part is not None and dim % 2:
@@ -73,20 +76,20 @@ def rotated_columns(fields: Fields, head_dim: int) -> int:
 
 
 def rotated_part(fields: Fields) -> float | None:
-    """The part of a head that is rotated, if the config says one."""
+    """Reads the part of a head that is rotated, in 0..1; None: the config says none."""
     rope, name = rope_fields(fields), "partial_rotary_factor"
     source = rope if rope.has(name) else fields
     return source.number(name, high=1.0) if source.has(name) else None
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """What a config says of its rotation, but for what stands beside it."""
+    """Returns the nested fields of a config's rotation, without those that stand beside them."""
     nested = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     return Fields(nested, f"{fields.where}: rope")
 
 
 def _read_factors(rope: Fields, name: str, count: int) -> list[float]:
-    """One factor per pair of columns: LongRoPE's, or what GGUF files give instead of how it was computed."""
+    """Reads one factor per pair of columns: LongRoPE's, or what GGUF files give instead of how it was computed."""
     given = rope.values.get(name)
     if not isinstance(given, list) or len(given) != count:
         raise BadCheckpoint(f"{rope.where}: {name} is not a list of {count} numbers")
@@ -129,7 +132,7 @@ def _read_llama3(rope: Fields, fields: Fields) -> Llama3:
 
 
 def _original_context(rope: Fields, fields: Fields) -> int:
-    """Positions of pre-training; where the config does not say, those the model was made for."""
+    """Reads the number of positions of pre-training; where the config does not say, those the model was made for."""
     name, context = "original_max_position_embeddings", "max_position_embeddings"
     source = rope if rope.has(name) else fields
     return source.whole(name, context, high=MAX_CONTEXT)

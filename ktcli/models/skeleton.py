@@ -1,6 +1,6 @@
-"""The decoder that every family is made of: where a checkpoint keeps the parts, and each layer's in their place.
+"""Assembles the decoder that every family is made of, with the places of its parts in a checkpoint.
 
-A family file says what attention and MLP a layer has, and where its checkpoint differs from the usual.
+A family file says what attention and MLP a layer has, and in which names its checkpoint differs from the usual.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from ktcli.ops.table.streams import MixShape
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Where a checkpoint keeps the parts.
+    """The names below which a checkpoint keeps the parts of a model.
 
     Attributes:
-        body: before "embed_tokens", "layers" and "norm".
-        head: of the output projection.
-        attention, mlp: below a layer.
-        norm_plus: added to the weights of the norms before attention, MLP and head.
+        body: the prefix of "embed_tokens", "layers" and "norm".
+        head: the name of the output projection.
+        attention, mlp: their names below a layer.
+        norm_plus: the number added to the weights of the norms before attention, MLP and head.
         ignored: patterns of names that are left out on purpose, beside those of `_LEFT_OUT`.
-        embedding: below the body.
-        norms: before attention and MLP, below a layer.
-        after: norms of what those give; "": there is none.
+        embedding: its name below the body.
+        norms: the names of the norms before attention and MLP, below a layer.
+        after: the names of the norms of their outputs; "": there is none.
     """
 
     body: str = "model"
@@ -60,17 +60,18 @@ class Prefixes:
 
 
 USUAL_PREFIXES = Prefixes()
-# Multi-token prediction, numbered on from the last layer or apart, and what follows from the config.
+# Left out: layers of multi-token prediction, numbered on from the last layer or apart, and what follows from the
+# config.
 _MTP_LAYERS = 8
 _LEFT_OUT = ("*.rotary_emb.inv_freq", "mtp.*", "model.mtp*")
-_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # of kt_program_mix
+_MAX_STREAMS, _MAX_ITERATIONS = 16, 1000  # the limits of kt_program_mix
 
 
 def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
-    """The config of the text model in one that also sees.
+    """Returns the config of the text model in that of a vision-language model.
 
     Args:
-        model_types: that it may have; the first, unless it says.
+        model_types: those that it may have; the first is the default.
     """
     text = Fields(config.get(TEXT, {}), f"config.json: {TEXT}")
     kind = text.text("model_type", model_types[0])
@@ -81,7 +82,7 @@ def text_part(config: Mapping[str, Any], *model_types: str) -> Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What all layers of a model have around their attention and MLP."""
+    """The parts that all layers of a model have around their attention and MLP."""
 
     hidden: int
     eps: float
@@ -90,8 +91,8 @@ class _Frame:
     residual: float
 
     def layer(self, i: int, attention: Attention, mlp: Mlp) -> DecoderLayer:
-        """Attention and MLP in their place. One that names a source lies there below its layer, and not where the
-        others do."""
+        """Puts attention and MLP in their place. A part that names a source lies there, below its layer, instead of
+        where the others do."""
         names, source = self.prefixes, below(self.prefixes.body, f"layers.{i}")
         where = f"{source}.{attention.source or names.attention}"
         attention = replace(attention, layer=i, source=where)
@@ -112,7 +113,7 @@ class _Frame:
         )
 
     def _mixers(self, i: int, source: str) -> tuple[HyperConnection, HyperConnection] | None:
-        """What goes around attention and MLP where the residual has several streams."""
+        """Returns the hyper-connections around attention and MLP; None: the residual is one stream."""
         if self.streams is None:
             return None
         around = HyperConnection(self.hidden, self.streams, self.eps, layer=i)
@@ -123,7 +124,7 @@ class _Frame:
 
     @property
     def last(self) -> HyperConnection | None:
-        """What makes one stream of several behind the layers."""
+        """The hyper-connection that makes one stream of several behind the layers; None: there is only one."""
         if self.streams is None:
             return None
         source = below(self.prefixes.body, "hc_head")
@@ -138,12 +139,16 @@ def assemble(
     streams: MixShape | None = None,
     multipliers: Multipliers = NO_MULTIPLIERS,
 ) -> DecoderModel:
-    """The model of a config.
+    """Assembles the model of a config.
 
     Args:
-        parts: attention and MLP of a layer; this puts them in their place.
-        streams: of the residual; None: one, which is added to.
-        multipliers: of rows and logits.
+        family: the name of the family file.
+        parts: returns the attention and MLP of a layer, without their place.
+        prefixes: the names of the checkpoint.
+        streams: the hyper-connections; None: the residual is one stream.
+        multipliers: the factors of embedded rows, of the layers' outputs and of logits.
+    Raises:
+        BadCheckpoint: a field is missing, of the wrong type, out of bounds or not supported.
     """
     f.only({"hidden_act": "silu"})
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
@@ -168,13 +173,13 @@ def assemble(
 
 
 def _ignored(prefixes: Prefixes, n_layers: int) -> tuple[str, ...]:
-    """Patterns of names that are left out on purpose."""
+    """Returns the patterns of names that are left out on purpose."""
     beyond = (below(prefixes.body, f"layers.{n_layers + i}.*") for i in range(_MTP_LAYERS))
     return (*_LEFT_OUT, *beyond, *prefixes.ignored)
 
 
 def read_streams(f: Fields) -> MixShape:
-    """Hyper-connections of the residual."""
+    """Reads the hyper-connections of the residual."""
     return MixShape(
         f.whole("hc_mult", high=_MAX_STREAMS),
         f.whole("hc_sinkhorn_iters", high=_MAX_ITERATIONS),

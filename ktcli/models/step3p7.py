@@ -1,9 +1,10 @@
-"""Step-3.5-Flash and the text part of Step-3.7-Flash (196B-A11B): gated heads, windows with more of them.
+"""Step-3.5-Flash and the text part of Step-3.7-Flash (196B-A11B): gated heads, of which layers with a sliding window
+have more.
 
 Each head of the attention has a gate of its own; layers with a window have a number of heads and a rotation of their
-own. Norms multiply by 1 + weight; a sigmoid router with a correction; one shared expert. The last layers limit what the
-activation gives, and what is multiplied with it. Vision and multi-token prediction are not read. Source:
-transformers 5.23 (step3p7).
+own. Norms multiply by 1 + weight; the router scores by sigmoid and has a learned correction; there is one shared
+expert. The last layers clamp the output of the activation, and the up projection that is multiplied with it. Vision and
+multi-token prediction are not read. Source: transformers 5.23 (step3p7).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _USUAL = {
 }
 MODEL_TYPES: Mapping[str, Mapping[str, Any]] = {"step3p5": _USUAL, "step3p7": {TEXT: _USUAL}}
 
-_FULL, _NEAR = "full_attention", "sliding_attention"
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 _PREFIXES = Prefixes(norm_plus=1.0, ignored=("vision_model.*", "vit_large_projector.*"))
 _NAMES = SparseNames(
     (EachExpert("gate_proj.weight", "up_proj.weight", "down_proj.weight"), FusedExperts()),
@@ -64,10 +65,10 @@ _ONLY = {
 
 
 def build(config: Mapping[str, Any]) -> DecoderModel:
-    """The model that a config describes."""
+    """Builds the model that a config describes."""
     f = _own(config)
     f.only(_ONLY)
-    kinds = read_types(f, "layer_types", _FULL, _NEAR) or []  # `_own` has made them
+    kinds = read_types(f, "layer_types", _FULL, _SLIDING) or []  # `_own` has made them
     attentions = {kind: _attention(f, kind) for kind in dict.fromkeys(kinds)}
     window, is_dense = read_windows(f, default=lambda _: False), read_typed_dense(f)
     limits, shared_limits = read_limits(f, "swiglu_limits"), read_limits(f, "swiglu_limits_shared")
@@ -87,7 +88,7 @@ def build(config: Mapping[str, Any]) -> DecoderModel:
 
 
 def cut(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config with only its first layers, at least one of them with experts."""
+    """Returns the config with only its first layers, at least one of them with experts."""
     text = cut_typed_dense(_own(config).values, layers)
     return {**config, TEXT: text} if _is_part(config) else text
 
@@ -97,7 +98,7 @@ def _is_part(config: Mapping[str, Any]) -> bool:
 
 
 def _own(config: Mapping[str, Any]) -> Fields:
-    """The config of the model of text in transformers' spelling, with a list of layer types."""
+    """Returns the config of the text model in transformers' spelling, with a list of layer types."""
     f = text_part(config, "step3p5") if _is_part(config) else Fields(config)
     values = {**f.values, "hidden_act": "silu"}  # "swigluoai" means the limits
     f.require("hidden_act", f.text("hidden_act", "silu"), "silu", "swigluoai")
@@ -115,7 +116,7 @@ def _own(config: Mapping[str, Any]) -> Fields:
 
 
 def _numbers(f: Fields, name: str) -> set[int]:
-    """Layers: a list, or a text with commas between."""
+    """Reads the numbers of layers from a list, or from a text with commas between."""
     given = f.values[name]
     each = given.split(",") if isinstance(given, str) else given
     if not isinstance(each, list | tuple) or len(each) > MAX_LAYERS:
@@ -127,7 +128,7 @@ def _numbers(f: Fields, name: str) -> set[int]:
 
 
 def _heads_of_windows(f: Fields) -> int:
-    """Heads of layers with a window; what else they could have otherwise is refused."""
+    """Reads the number of heads of layers with a window; whatever else could differ in them is refused."""
     other = Fields(
         f.values.get("attention_other_setting") or {}, f"{f.where}: attention_other_setting"
     )
@@ -139,7 +140,8 @@ def _heads_of_windows(f: Fields) -> int:
 
 
 def _rotations(f: Fields, types: Any) -> dict[str, Any]:
-    """Of each kind of layer, that of the first of its kind; only layers that see everything are stretched."""
+    """Returns for each kind of layer the rotation of the first of its kind; only layers with full attention are
+    stretched."""
     found: dict[str, Any] = {}
     for i, kind in enumerate(types if isinstance(types, list) else []):
         if not isinstance(kind, str) or kind in found:
@@ -156,7 +158,7 @@ def _rotations(f: Fields, types: Any) -> dict[str, Any]:
 
 
 def _of_layer(f: Fields, name: str, layer: int, default: float) -> Any:
-    """One number for all, or a list; the reader of rotations checks it."""
+    """Returns a layer's value of a field, which is one number for all or a list; the reader of rotations checks it."""
     given = f.values.get(name)
     if isinstance(given, list):
         given = given[layer] if layer < len(given) else None
@@ -164,9 +166,9 @@ def _of_layer(f: Fields, name: str, layer: int, default: float) -> Any:
 
 
 def _attention(f: Fields, kind: str) -> GroupedQueryAttention:
-    """That of the layers of one kind."""
+    """Reads the attention of the layers of one kind."""
     own = of_kind(f, kind)
-    if kind == _NEAR:
+    if kind == _SLIDING:
         heads = f.whole("num_sliding_attention_heads", high=MAX_HEADS)
         own = Fields({**own.values, "num_attention_heads": heads}, f.where)
     made = read_gqa(own, norms=QkNorms(plus=1.0), partly=True)
@@ -190,7 +192,7 @@ def _sparse(f: Fields) -> SparseMlp:
 
 
 def read_limits(f: Fields, name: str) -> list[float]:
-    """Of each layer; 0: none."""
+    """Reads the limit of each layer's activation from the list in field `name`; 0: none."""
     n_layers = f.whole("num_hidden_layers", high=MAX_LAYERS)
     listed = f.values.get(name) or [None] * n_layers
     if not isinstance(listed, list) or len(listed) < n_layers:
@@ -202,7 +204,8 @@ def read_limits(f: Fields, name: str) -> list[float]:
 
 
 def limited(limit: float) -> Glu:
-    """silu(gate), at most the limit, times up within it: of the gate, at most what silu makes the limit of."""
+    """Returns the activation min(silu(gate), limit) times up, clamped to the limit; silu is limited by clamping the
+    gate, at the number whose silu the limit is."""
     if not limit:
         return SILU
     gate = limit

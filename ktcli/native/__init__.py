@@ -5,6 +5,7 @@ result codes into errors. Declarations come from `native/include/kt.h` (compiled
 Handles free themselves when the last reference goes.
 """
 
+from ktcli.native.batch import Batch, Run
 from ktcli.native.library import (
     BLOCK_COLUMNS,
     PAGE_TOKENS,
@@ -26,7 +27,7 @@ from ktcli.native.library import (
 )
 from ktcli.native.numbers import BadNumber, Blocked, Gathered, Numbers
 from ktcli.native.offload import Offload, PartSpan
-from ktcli.native.operands import SILU, Glu, Step, View
+from ktcli.native.operands import SILU, Glu, View
 from ktcli.native.pool import Axis, PackError, Pool, Team
 from ktcli.native.program import Program
 
@@ -39,6 +40,7 @@ __all__ = [
     "Arena",
     "Axis",
     "BadNumber",
+    "Batch",
     "Blocked",
     "Ceiling",
     "Codes",
@@ -53,8 +55,8 @@ __all__ = [
     "PartSpan",
     "Pool",
     "Program",
+    "Run",
     "Scale",
-    "Step",
     "Team",
     "View",
     "Weight",

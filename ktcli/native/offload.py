@@ -23,12 +23,12 @@ class PartSpan:
     """The times of one part in a step.
 
     Attributes:
-        late: whether it computed the layer's deferred experts.
+        deferred: whether it computed the layer's deferred experts.
         start_ns, end_ns: times of CLOCK_MONOTONIC, as of `time.monotonic_ns`.
     """
 
     layer: int
-    late: bool
+    deferred: bool
     start_ns: int
     end_ns: int
 
@@ -37,8 +37,9 @@ class Offload:
     """Runs parts of a finished program, layer by layer, beside a stream.
 
     Args:
-        now: the part of each layer that the stream waits for.
-        late: the part of each layer with its deferred experts, which runs after `now` in steps that defer; -1: none.
+        immediate: the part of each layer that the stream waits for.
+        deferred: the part of each layer with its deferred experts, which runs after the other in steps that defer;
+            -1: none.
         timeout_ms: milliseconds after which a step in which nothing happens has failed.
         spin_us: microseconds that the thread, or a wait, spins before it sleeps.
         flags: int32 [2 * layers], which the stream can write; None: it calls `submit` and `wait`.
@@ -52,8 +53,8 @@ class Offload:
     def __init__(
         self,
         program: Program,
-        now: Sequence[int],
-        late: Sequence[int],
+        immediate: Sequence[int],
+        deferred: Sequence[int],
         *,
         timeout_ms: int = 10_000,
         spin_us: int = 200,
@@ -61,8 +62,9 @@ class Offload:
     ) -> None:
         ffi, lib = library()
         self._ffi, self._lib = ffi, lib
-        self.layers = len(now)
-        require(len(late) == self.layers, f"{len(late)} late parts for {self.layers} layers")
+        self.layers = len(immediate)
+        count = len(deferred)
+        require(count == self.layers, f"{count} deferred parts for {self.layers} layers")
         fits = flags is None or (
             flags.dtype == np.int32
             and flags.shape == (2 * self.layers,)
@@ -71,7 +73,7 @@ class Offload:
         )
         require(fits, f"flags are {2 * self.layers} int32 in a row")
         address = ffi.NULL if flags is None else ffi.from_buffer("int32_t[]", flags)
-        parts = ffi.new("int32_t[]", list(now)), ffi.new("int32_t[]", list(late))
+        parts = tuple(ffi.new("int32_t[]", list(each)) for each in (immediate, deferred))
         options = ffi.new(
             "kt_offload_options *", (self.layers, *parts, timeout_ms, spin_us, address)
         )

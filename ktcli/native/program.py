@@ -1,7 +1,7 @@
 """A program: operations over fixed buffers, recorded once and replayed by one C call per step.
 
 An operation is appended by its name, its views and everything else by field name; C checks them. A step passes what
-changes (ids, positions, pages) in one struct, allocated once and reused, so that a decode step costs one call.
+changes (a batch of runs) in structs that are allocated once and reused, so that a decode step costs one call.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ktcli.errors import KtError, NativeError, NotEnoughMemory
+from ktcli.native.batch import Batch, Run
 from ktcli.native.library import ERROR_BYTES, PAGE_TOKENS, Arena, library, require
-from ktcli.native.operands import Step, View
+from ktcli.native.operands import View
 from ktcli.native.packing import packing
 from ktcli.native.pool import Pool
 
@@ -69,6 +70,7 @@ class Program:
         self.kv_f32 = exact or kv_f32
         self.labels: list[str] = []
         self._step = ffi.new("kt_step *")
+        self._runs = ffi.new("kt_run[]", 1)  # as many as a step had, at most
         self._keep: list[Any] = []  # objects whose memory C borrows
 
     # -- recording -----------------------------------------------------------------------------------
@@ -126,52 +128,64 @@ class Program:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def attach(self, cache: Arena, page_bytes: int) -> None:
-        """Uses `cache` as the page pool of the following steps."""
-        self._cache = cache
-        self._step.cache = self._ffi.cast("void *", cache.address)
-        self._step.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
-        self._step.page_bytes = page_bytes
+    def attach(
+        self, cache: Arena, page_bytes: int, states: Arena | None = None, state_bytes: int = 0
+    ) -> None:
+        """Uses `cache` as the page pool of the following steps, and `states` as their pool of states.
 
-    def run(self, step: Step) -> None:
-        """Run every operation for one step.
+        Args:
+            page_bytes: the bytes of a page, of all layers.
+            state_bytes: the bytes of a state, of all layers.
+        """
+        self._pools = cache, states
+        c, cast = self._step, self._ffi.cast
+        c.cache, c.page_bytes = cast("void *", cache.address), page_bytes
+        c.cache_pages = cache.size_bytes // page_bytes if page_bytes else 0
+        c.states = cast("float *", states.address if states else 0)
+        c.state_bytes = state_bytes
+        c.n_states = states.size_bytes // state_bytes if states and state_bytes else 0
+
+    def run(self, batch: Batch) -> None:
+        """Runs every operation for one step.
 
         Raises:
-            KtError: an id or page is out of range, and nothing was computed; or a given routing names an expert that
-            does
-                not exist, and the others were computed.
+            KtError: an id, a page or a state is out of range, or two runs write the same one, and nothing was computed;
+                or a given routing names an expert that does not exist, and the others were computed.
         """
-        self._run(self._lib.kt_program_run, step)
+        self._run(self._lib.kt_program_run, batch)
 
-    def run_part(self, step: Step, part: int) -> None:
-        """Run the operations of one part, with the same errors."""
-        self._run(self._lib.kt_program_run_part, step, part)
+    def run_part(self, batch: Batch, part: int) -> None:
+        """Runs the operations of one part, with the same errors."""
+        self._run(self._lib.kt_program_run_part, batch, part)
 
-    def _run(self, function: Any, step: Step, *part: int) -> None:
-        ids, pages = step.ids, step.pages
-        require(ids.dtype == np.int32 and pages.dtype == np.int32, "ids and pages are int32")
-        needed = -(-(step.start + ids.size) // PAGE_TOKENS)
-        require(pages.size >= needed, f"{pages.size} pages for {needed}")
-        c = self._step
-        c.n_tokens, c.start, c.first_output = ids.size, step.start, step.first_output
-        c.temperature, c.defer = step.temperature, step.defer
-        ids_pointer = self._ffi.from_buffer("int32_t[]", ids)
-        pages_pointer = self._ffi.from_buffer("int32_t[]", pages)
-        c.ids, c.pages, c.n_pages = ids_pointer, pages_pointer, pages.size
-        c.state, c.next_state, c.state_bytes = self._states(step)
+    def _run(self, function: Any, batch: Batch, *part: int) -> None:
+        runs = batch.runs
+        require(len(runs) > 0, "a batch without runs")
+        ids = runs[0].ids if len(runs) == 1 else np.concatenate([run.ids for run in runs])
+        require(ids.dtype == np.int32, "ids are int32")
+        if len(runs) > len(self._runs):
+            self._runs = self._ffi.new("kt_run[]", len(runs))
+        kept = [
+            self._fill(here, run) for here, run in zip(self._runs, runs, strict=False)
+        ]  # C borrows the tables of pages
+        c, ids_pointer = self._step, self._ffi.from_buffer("int32_t[]", ids)
+        c.runs, c.n_runs, c.ids = self._runs, len(kept), ids_pointer
         if function(self.handle, c, *part) < 0:
             raise KtError(self._error())
 
-    def _states(self, step: Step) -> tuple[Any, Any, int]:
-        """The state, the next state and the bytes of each, as C takes them."""
-        before, after = step.state, step.next_state
-        sizes = {state.nbytes for state in (before, after) if state is not None}
-        require(len(sizes) <= 1, "states of different sizes")
-        pointers = (
-            self._ffi.NULL if state is None else self._ffi.from_buffer("float[]", state)
-            for state in (before, after)
-        )
-        return *pointers, 0 if after is None else after.nbytes
+    def _fill(self, c: Any, run: Run) -> Any:
+        """Writes a run as C takes it; returns its table of pages, whose memory C borrows."""
+        n, pages = run.ids.size, run.pages
+        require(pages.dtype == np.int32, "pages are int32")
+        needed = -(-(run.start + n) // PAGE_TOKENS)
+        require(pages.size >= needed, f"{pages.size} pages for {needed}")
+        c.n_tokens, c.start, c.first_output = n, run.start, run.first_output
+        c.chunk_start, c.chunk_tokens = run.chunk or (0, 0)
+        c.temperature, c.defer = run.temperature, run.defer
+        c.state, c.next_state = run.state, run.next_state
+        pointer = self._ffi.from_buffer("int32_t[]", pages)
+        c.pages, c.n_pages = pointer, pages.size
+        return pointer
 
     # -- results -------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""What layers are made of: operations on rows, and the backends that run them."""
+"""The operations that layers are made of, and the backends that run them."""

@@ -1,4 +1,4 @@
-"""What a forward is made of: the operations every backend offers, each with the signature of its row.
+"""Declares the operations that every backend offers, each with the signature of its row in the table.
 
 A family's forward is written once, over this class. The recorder notes the calls as records, of which a native
 program is made; a torch backend executes them. `Value` is whatever a backend passes between operations (a view of a
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 
 
 class Call(Generic[P]):
-    """A method that takes what its row takes, and does that."""
+    """A method of a backend with the signature of a row: it makes the operation and hands it to `do`."""
 
     def __init__(self, row: Callable[P, Operation]) -> None:
         self.row = row
@@ -80,27 +80,28 @@ class Backend(ABC):
 
     @abstractmethod
     def do(self, operation: Operation) -> Value:
-        """Do one operation, or note it; its result."""
+        """Does one operation, or records it, and returns its result."""
 
     @abstractmethod
     def split(self, x: Value, *widths: int) -> tuple[Value, ...]:
-        """Views of consecutive columns."""
+        """Returns views of consecutive ranges of columns, as wide as `widths` says."""
 
     @abstractmethod
     def grouped(self, x: Value, weights: tuple[Tensor, ...]) -> Value:
-        """As many equal runs of columns as there are weights, each by its own; the results side by side."""
+        """Multiplies equal runs of columns of x by one weight each, and returns the results side by side."""
 
     @abstractmethod
     def collect(self, started: Value) -> Value:
-        """What `experts` started: the weighted sum of the chosen experts -> [T, hidden].
+        """Returns the result of what `experts` started: the weighted sum of the chosen experts -> [T, hidden].
 
-        With deferral, of those that were not deferred here and of those the layer before deferred."""
+        With deferral it is the sum of the experts that this layer did not defer and of those that the layer before
+        deferred."""
 
     def begin_layer(self, layer: int | None) -> None:  # noqa: B027 (most backends need not know)
-        """What follows belongs to decoder layer `layer`; None: to none."""
+        """Tells that the operations that follow belong to decoder layer `layer`; None: to none."""
 
 
-# The rows of a forward, and those that only passes over a recorded program make.
+# The rows that a forward uses, and those that only passes over a recorded program make.
 FORWARD: tuple[type[Operation], ...] = tuple(
     each.row
     for each in vars(Backend).values()

@@ -1,4 +1,4 @@
-"""A row of the table of operations, taken apart: which of its fields are what, and how each is got from a record.
+"""Takes a row of the table of operations apart: the kind of each field, and how its value is read from an operation.
 
 Recorder, passes, backends, listing and tests go by this, and so know no operation by name.
 """
@@ -21,16 +21,16 @@ _OF_LAYER = frozenset({FieldKind.PAGES, FieldKind.STATE, FieldKind.FIRST})
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The fields of a row.
+    """The fields of a row, by kind.
 
     Attributes:
-        operands: those that are rows of activations, in order.
-        weights: those that are tensors, and the kind of each.
+        operands: the fields that are rows of activations, in order.
+        weights: the fields that are tensors, and the kind of each.
         routing, choice, pages, state, first: the name of the field of that kind; "" if there is none.
-        given: those that a kernel is given under their own names, and the kind of each; None: a fact.
-        told: facts that C is told, by its names.
+        given: the fields that a kernel is given under their own names, and the kind of each; None: a fact.
+        told: the facts that C is told, by their names in C.
         facts: all facts, whether C is told or not.
-        defaults: the usual values of facts.
+        defaults: the default values of facts.
     """
 
     operands: tuple[str, ...]
@@ -47,7 +47,7 @@ class RowLayout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The fields that are numbers which another operation made."""
+        """The fields that name the result of another operation by its number."""
         return tuple(name for name in (self.routing, self.choice) if name)
 
 
@@ -55,7 +55,7 @@ _LAYOUTS: dict[str, RowLayout] = {}
 
 
 def layout_of(row: type[Operation]) -> RowLayout:
-    """The layout of a row; made once."""
+    """Returns the layout of a row, which is made once."""
     if row.name not in _LAYOUTS:
         _LAYOUTS[row.name] = _read_layout(row)
     return _LAYOUTS[row.name]
@@ -92,14 +92,14 @@ def _read_layout(row: type[Operation]) -> RowLayout:
 
 
 def _kinds(hint: Any) -> Kinds:
-    """The kinds in an annotation, whether it may be None or not."""
+    """Returns the kinds in an annotation, whether it may be None or not."""
     inner = next((each for each in typing.get_args(hint) if hasattr(each, "__metadata__")), hint)
     found = (each for each in getattr(inner, "__metadata__", ()))
     return frozenset(each for each in found if isinstance(each, FieldKind))
 
 
 def _flat(field: Any, hint: Any) -> list[tuple[str, str, Kinds, Any]]:
-    """(name, path, kinds, default) of a fact, or of all fields of a dataclass of facts."""
+    """Returns (name, path, kinds, default) of a fact, or of each field of a dataclass of facts."""
     if not (isinstance(hint, type) and is_dataclass(hint)):
         return [(field.name, field.name, _kinds(hint), field.default)]
     inner = typing.get_type_hints(hint, include_extras=True)

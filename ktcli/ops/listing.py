@@ -1,4 +1,4 @@
-"""A recording for readers: every record as plain data, and layers that are alike."""
+"""Describes a recording for readers: every record as plain data, and layers that are alike only once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ktcli.ops.tensors import Tensor
 
 
 def described(record: Record) -> dict[str, Any]:
-    """A record as names, numbers and text: operation, layer, outs, numbers, operands, weights, facts and, where there
-    is some, what it caches and where its state begins."""
+    """Describes a record as names, numbers and text: operation, layer, outs, numbers, operands, weights, facts and,
+    where there is some, what it caches and where its state begins."""
     operation = record.operation
     layout = layout_of(type(operation))
     document: dict[str, Any] = {
@@ -37,21 +37,21 @@ def described(record: Record) -> dict[str, Any]:
 
 
 def read_numbers(record: Record) -> dict[str, Number]:
-    """What a record reads that is no rows, by field."""
+    """Returns the routing and the choice that a record reads, by field."""
     names = layout_of(type(record.operation)).numbers
     found = {name: getattr(record.operation, name) for name in names}
     return {name: number for name, number in found.items() if isinstance(number, Number)}
 
 
 def weights(record: Record) -> dict[str, Tensor]:
-    """The tensors that a record names, by field."""
+    """Returns the tensors that a record names, by field."""
     names = layout_of(type(record.operation)).weights
     found = {name: getattr(record.operation, name) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def telling_facts(record: Record) -> dict[str, Any]:
-    """The facts that are not as usual."""
+    """Returns the facts of a record that differ from their defaults, by name."""
     layout = layout_of(type(record.operation))
     found = {name: fact(record.operation) for name, fact in layout.facts.items()}
     return {name: value for name, value in found.items() if value != layout.defaults[name]}
@@ -59,10 +59,10 @@ def telling_facts(record: Record) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Records that follow each other: of a decoder layer and all that are like it, or between layers.
+    """Consecutive records: those of a decoder layer, which stand for all layers like it, or those between layers.
 
     Attributes:
-        layers: numbers of the layers, of which `records` is the first; (): none.
+        layers: numbers of the layers that the records stand for; they are those of the first. (): of no layer.
     """
 
     layers: tuple[int, ...]
@@ -70,7 +70,7 @@ class Section:
 
 
 def sections(recording: Recording) -> list[Section]:
-    """The recording in order, but each kind of layer once, where its first one stands."""
+    """Returns the recording in order, but with each kind of layer once, where its first one stands."""
     made: list[Section] = []
     alike: dict[str, int] = {}  # what a layer does -> its place among `made`
     for layer, group in groupby(recording.records, key=lambda record: record.layer):
@@ -89,7 +89,7 @@ def sections(recording: Recording) -> list[Section]:
 
 
 def _canonical(records: Sequence[Record], layer: int) -> str:
-    """What a layer does whatever its number, and wherever it lies in buffers."""
+    """Returns a text that is the same for layers that do the same, whatever their number and their buffers."""
     buffers: dict[int, int] = {}
     numbers: dict[Number, int] = {}
     lines = []

@@ -1,6 +1,6 @@
-"""The CPU backend: a recording becomes a program of the native library.
+"""The CPU backend turns a recording into a program of the native library.
 
-The recording names tensors; where they lie, and where each layer's part of pages and states begins, is said here.
+The recording names tensors; `Places` says where they lie, and where each layer's part of pages and states begins.
 Each record becomes one call, packed by field name (`Program.append`).
 """
 
@@ -29,10 +29,10 @@ _F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where what a recording names lies.
+    """The places of what a recording names: tensors in memory, and each layer's part of pages and states.
 
     Attributes:
-        tensors: by name, what the loader made of each.
+        tensors: what the loader made of each, by name.
         pages: where each layer's part of a KV page begins, bytes.
         states: where each layer's part of a sequence's state begins, f32 elements.
     """
@@ -47,8 +47,8 @@ class Assembled:
     """A recording that became a program.
 
     Attributes:
-        results: where the recording's results lie.
-        routings: numbers of what routers chose, in layer order.
+        results: the views of the recording's results.
+        routings: the numbers of the routers' results, in layer order.
     """
 
     results: tuple[View, ...]
@@ -56,7 +56,7 @@ class Assembled:
 
 
 def assemble(recording: Recording, program: Program, places: Places) -> Assembled:
-    """Append every record to a new program, and finish it."""
+    """Appends every record to a new program, and finishes it."""
     for buffer in recording.buffers:
         program.buffer(buffer.width, outputs=buffer.outputs)
     numbers: dict[Number, int] = {}
@@ -75,7 +75,7 @@ def assemble(recording: Recording, program: Program, places: Places) -> Assemble
 def _told(
     operation: Operation, places: Places, numbers: Mapping[Number, int], cached_bytes: int
 ) -> Iterator[tuple[str, Any]]:
-    """(field of the C struct, value) of everything but views."""
+    """Yields (field of the C struct, value) for everything but views."""
     layout = layout_of(type(operation))
     for name, fact in layout.told.items():
         yield name, fact(operation)

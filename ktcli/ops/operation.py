@@ -1,7 +1,7 @@
-"""What a row of the table of operations is.
+"""Declares what a row of the table of operations is.
 
-A row is a frozen dataclass: its fields are what the operation reads, of which kind each is, and the facts of the
-operation, by name. Everything else follows from the row: a backend's typed method, the record of a recorded program,
+A row is a frozen dataclass: its fields are what the operation reads, each with its kind, and the facts of the
+operation. Everything else follows from the row: a backend's typed method, the record of a recorded program,
 the C struct that is packed by field name, the keywords of a device's kernel, the checks of widths and roles, and a
 line of `kt show --program`. CONTRIBUTING.md says how to add one.
 """
@@ -17,19 +17,20 @@ from ktcli.ops.tensors import Role, Tensor
 
 
 class FieldKind(Enum):
-    """What a field of a row holds. A field without a kind is a fact, which C is told by the same name."""
+    """The kind of value that a field of a row holds. A field without a kind is a fact, which C is told by the same
+    name."""
 
     ROWS = "rows"  # a value of a backend: rows of activations
-    ROUTING = "routing"  # a value of a backend: what `route` chose
-    CHOICE = "choice"  # True: what the last `choose` chose
+    ROUTING = "routing"  # a value of a backend: the result of `route`
+    CHOICE = "choice"  # True: the result of the last `choose`
     MATRIX = "matrix"  # a dense matrix
     STACK = "stack"  # matrices of routed experts
     VECTOR = "vector"  # f32
-    IDS = "ids"  # a vector of whole numbers
+    IDS = "ids"  # a vector of integers
     MASK = "mask"  # a byte for each expert, which may change between steps
     TABLE = "table"  # rows of bf16; C has a second field NAME_f32 for rows of f32, and one of both is set
-    PAGES = "pages"  # number of the layer, of whose pages the operation has a part
-    STATE = "state"  # number of the layer, of whose state the operation has a part
+    PAGES = "pages"  # number of the layer in whose pages the operation has a part
+    STATE = "state"  # number of the layer in whose state the operation has a part
     FIRST = "first"  # element with which that part of the state begins
     IMPLIED = "implied"  # a fact that C sees in the widths of views or in offsets
 
@@ -63,12 +64,12 @@ Widths = dict[str, int | tuple[int, int, int]]
 
 
 class Cached(NamedTuple):
-    """What an operation caches of each position, in elements of the layer's pages.
+    """The elements that an operation caches for each position, in the layer's pages.
 
     Attributes:
-        before: of other operations, which come first.
-        parts: its own, each for all positions of a page at once, one behind the other.
-        behind: of other operations.
+        before: elements of other operations, which come first.
+        parts: its own elements, each part for all positions of a page at once, one behind the other.
+        behind: elements of other operations, which come last.
     """
 
     before: int
@@ -78,15 +79,15 @@ class Cached(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One call of an operation: the values, tensors and facts that it is given.
+    """A call of an operation, with the values, tensors and facts that it is given.
 
-    Class attributes, which a row sets where it differs:
-        name: of the operation, everywhere: the backend's method, kt_program_<name> and kt_<name>, kernels, dumps.
+    Class attributes, which a row sets where they are not as here:
+        name: the operation's name everywhere: the backend's method, kt_program_<name> and kt_<name>, kernels, dumps.
         outs: names of the views that it writes into new buffers.
-        gives: numbers that it makes instead, each of a kind: a routing, a choice.
+        gives: the kinds of its results that are not rows: a routing, a choice.
         overwrites: names of the operands that do not keep their values.
-        reads_step: what it computes depends on where its rows stand, not on them alone.
-        selects: its rows are the outputs of the step.
+        reads_step: whether its result depends on the positions of its rows, not on their values alone.
+        selects: whether its result has the rows that are outputs of the step.
         derived: names of properties that C is told beside the fields.
     """
 
@@ -100,15 +101,15 @@ class Operation:
 
     @property
     def in_place(self) -> bool:
-        """Its result takes the place of its first operand."""
+        """Tells whether the result takes the place of the first operand."""
         return False
 
     @property
     def cached(self) -> Cached:
-        """What it caches, where it has a field of kind PAGES."""
+        """The elements that it caches for each position, where it has a field of kind PAGES."""
         return Cached(0, (), 0)
 
     def widths(self) -> Widths:
-        """Columns of operands and results, elements of vectors, (count, n, k) of matrices, as the facts and the
-        other widths demand. Operands have a `width`."""
+        """Returns the columns of operands and results, the elements of vectors and the (count, n, k) of matrices, as
+        the facts and the other widths demand. Operands have a `width`."""
         return {}

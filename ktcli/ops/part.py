@@ -1,4 +1,4 @@
-"""What a tensor is for: the part of a model that it counts under, and how one step reads it.
+"""Declares what a tensor is for: the part of a model that it counts under, and how one step reads it.
 
 The layers declare both with each tensor. Planner, loader, benchmarks and reports read the declarations and ask no
 name, so a new kind of layer is counted right from its first day.
@@ -35,19 +35,19 @@ class ModelPart(Enum):
 
     @property
     def runs_beside_experts(self) -> bool:
-        """It needs nothing that the routed experts of its layer give, and they need nothing of it; every other
-        part of a layer comes before them."""
+        """Tells whether the part can run at the same time as the routed experts of its layer: neither needs the
+        other. Every other part of a layer comes before them."""
         return self in (ModelPart.SHARED, ModelPart.DENSE_MLP)
 
 
 class Access(Enum):
-    """How one step reads a tensor, hence which bytes and operations it costs."""
+    """The way in which one step reads a tensor, hence which bytes and operations it costs."""
 
     EVERY_TOKEN = "every token"  # all of it, multiplied with each token's vector
     OUTPUTS = "outputs"  # all of it, multiplied with the vector of each token that gives logits
     CHOSEN = "chosen"  # the matrices, or the biases, of the experts that the tokens choose
     ROWS = "rows"  # one row per token, looked up
     ONCE = "once"  # all of it, whatever the number of tokens: norms and biases
-    # Only where a step expands keys from latents, and then instead of another tensor of the same size, which is the one
+    # Read only where a step expands keys from latents, instead of another tensor of the same size, which is the one
     # that is counted; what positions before the step cost is counted with the cache.
     EXPANSION = "expansion"

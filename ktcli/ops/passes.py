@@ -1,4 +1,4 @@
-"""Passes: recordings in, recordings out, that compute the same."""
+"""Passes rewrite recordings as recordings that compute the same."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from ktcli.ops.table.experts import Carry, Experts, SplitRouting
 
 
 def defer_experts(recording: Recording, layers: int) -> Recording:
-    """The first `layers` layers with experts may defer some of them to the next one; a step says how many.
+    """Lets the first `layers` layers with experts defer some of them to the next one; a step says how many.
 
-    Each such routing is split. What is late is computed behind what is not, into a buffer of its own, and joins the
-    experts of the layer that comes next.
+    Each such routing is split. Deferred experts are computed after the immediate ones, into a buffer of their own, and
+    their sum is added to that of the next layer's experts.
     """
     records: list[Record] = []
     buffers = list(recording.buffers)
     routings = sum(each.operation.gives.count(FieldKind.ROUTING) for each in recording.records)
-    found, late = 0, None  # layers with experts so far; what the last of them deferred
+    found, deferred = 0, None  # layers with experts so far; what the last of them deferred
     for record in recording.records:
         operation = record.operation
         if not isinstance(operation, Experts):
             records.append(record)
             continue
         found += 1
-        before, late = late, None
+        before, deferred = deferred, None
         (out,) = record.outs
         if found > layers:
             records.append(record)
         else:
-            now, later = (Number(FieldKind.ROUTING, routings + i) for i in (0, 1))
+            immediate, later = (Number(FieldKind.ROUTING, routings + i) for i in (0, 1))
             routings += 2
-            split = SplitRouting(operation.routed, late=True)
-            records.append(Record(split, (), (now, later), record.layer))
-            records.append(replace(record, operation=replace(operation, routed=now)))
-            late = View(len(buffers), 0, out.width)
+            split = SplitRouting(operation.routed, defers=True)
+            records.append(Record(split, (), (immediate, later), record.layer))
+            records.append(replace(record, operation=replace(operation, routed=immediate)))
+            deferred = View(len(buffers), 0, out.width)
             buffers.append(buffers[out.buffer])
         if before is not None:
             records.append(Record(Carry(out, before), layer=record.layer))
-        if late is not None:
-            deferred = replace(operation, routed=later)
-            records.append(Record(deferred, (late,), layer=record.layer))
+        if deferred is not None:
+            put_off = replace(operation, routed=later)
+            records.append(Record(put_off, (deferred,), layer=record.layer))
     return Recording(tuple(records), tuple(buffers), recording.results)
 
 
 def reuse_buffers(recording: Recording) -> Recording:
-    """Buffers whose contents nobody reads any more hold new ones, so that a model of sixty layers needs about as many
-    as one of its layers."""
+    """Puts new contents into buffers whose contents nobody reads any more, so that a model of sixty layers needs
+    about as many buffers as one of its layers."""
     touched = [{view.buffer: None for view in each.views} for each in recording.records]
     last = {buffer: i for i, every in enumerate(touched) for buffer in every}
     last.update((result.buffer, len(recording.records)) for result in recording.results)

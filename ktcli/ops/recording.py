@@ -1,4 +1,4 @@
-"""What a forward does, as data: records of operations on virtual buffers, which can be printed, checked, changed by
+"""Records what a forward does as data: operations on virtual buffers, which can be printed, checked, changed by
 passes, and made into a native program."""
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from ktcli.ops.tensors import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A result that is not rows of numbers: the n-th routing, or the n-th choice, of a recording."""
+    """A result that is not rows: the n-th routing, or the n-th choice, of a recording."""
 
     kind: FieldKind
     n: int
 
 
 class Buffer(NamedTuple):
-    """A virtual buffer.
+    """A virtual buffer of rows.
 
     Attributes:
-        outputs: a row for each wanted output, not for each token.
+        width: columns of f32.
+        outputs: whether it has a row for each wanted output instead of each token.
     """
 
     width: int
@@ -36,10 +37,10 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One operation of a recording.
+    """An operation of a recording.
 
     Attributes:
-        operation: its operands are views and numbers, its weights declarations of tensors.
+        operation: the call, whose operands are views and numbers, and whose weights are declared tensors.
         outs: the views that it writes, in the order of the row.
         numbers: the routings or choices that it makes.
         layer: number of the decoder layer that it belongs to; None: to none.
@@ -58,7 +59,7 @@ class Record:
 
     @property
     def views(self) -> Iterator[View]:
-        """All views that it touches: results, then operands."""
+        """The views that it touches: results, then operands."""
         return (view for view in (*self.outs, *self.operands) if view is not None)
 
     def renamed(self, to: Callable[[View], View]) -> Record:
@@ -76,8 +77,8 @@ class Recording:
 
     Attributes:
         records: in the order in which they run.
-        buffers: what views are views of.
-        results: the views that are read when all records ran.
+        buffers: the buffers that views are ranges of.
+        results: the views that are read after all records ran.
     """
 
     records: tuple[Record, ...]
@@ -86,7 +87,7 @@ class Recording:
 
 
 class Recorder(Backend):
-    """Notes what a forward does, and checks that widths, matrices and vectors fit each other."""
+    """Records what a forward does, and checks that widths, matrices and vectors fit each other."""
 
     summary = Call(Summary)
 
@@ -98,7 +99,7 @@ class Recorder(Backend):
         self._layer: int | None = None
 
     def finish(self, *results: View) -> Recording:
-        """Returns everything that was noted, and which views are read in the end."""
+        """Returns everything that was recorded, with `results` as the views that are read in the end."""
         return Recording(tuple(self._records), tuple(self._buffers), results)
 
     def begin_layer(self, layer: int | None) -> None:
@@ -163,7 +164,7 @@ def _checked(operation: Operation) -> dict[str, Any]:
     """Returns the widths of an operation.
 
     Raises:
-        AssertionError: an operand, a matrix or a vector has other ones, or a tensor is of another role.
+        AssertionError: an operand, a matrix or a vector has another width, or a tensor another role.
     """
     layout, widths = layout_of(type(operation)), operation.widths()
     for name in layout.operands:

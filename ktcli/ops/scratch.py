@@ -1,4 +1,4 @@
-"""What one step of a layer needs beside the rows that it records, declared by the layers for whoever reserves it.
+"""Declares what one step of a layer needs beside the rows that it records, for whoever reserves it.
 
 Widths are columns of f32 per token of the step. How many buffers of a width there are is the engine's matter, so
 the planner has one formula for each engine over these (`planner.memory`, `planner.device`).
@@ -15,16 +15,16 @@ from ktcli.ops.tensors import Role, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Widths of the buffers of a layer, or of several layers, which use the same ones in turn.
+    """The widths of the buffers of a layer, or of several layers, which use the same ones in turn.
 
     Attributes:
-        dense: outputs of the widest dense projection.
-        experts: widths of the experts that a token chooses, together.
+        dense: the outputs of the widest dense projection.
+        experts: the sum of the widths of the experts that a token chooses.
         heads: queries and results of all heads, where a step of few tokens needs them wider than the projections they
             come from (absorbed latent attention).
-        streams: of a residual of several streams; 0: there is one.
-        chosen: places that attention chooses for a token, in all its lists.
-        expanded: at prefill keys and values of all heads are expanded from what is cached, some heads at a time.
+        streams: the width of a residual of several streams; 0: there is only one.
+        chosen: the number of places that attention chooses for a token, in all its lists.
+        expanded: whether prefill expands keys and values of all heads from what is cached, some heads at a time.
     """
 
     dense: int = 0
@@ -36,14 +36,14 @@ class Scratch:
 
     @classmethod
     def of(cls, tensors: Iterable[Tensor]) -> Scratch:
-        """The buffers that any layer with these tensors has: inputs and outputs of its dense projections."""
+        """Returns the buffers that any layer with these tensors has: inputs and outputs of its dense projections."""
         return cls(dense=max((t.n for t in tensors if t.role is Role.DENSE), default=0))
 
     def __or__(self, other: Scratch) -> Scratch:
-        """The buffers that hold either."""
+        """Returns the buffers that can hold either."""
         return Scratch(*map(max, astuple(self), astuple(other)))
 
 
 def largest(needs: Iterable[Scratch]) -> Scratch:
-    """The buffers that hold any of `needs`."""
+    """Returns the buffers that can hold any of `needs`."""
     return reduce(Scratch.__or__, needs, Scratch())

@@ -1,36 +1,42 @@
-"""What a layer keeps of a sequence from one step to the next, and what reading it costs.
+"""Declares what a layer keeps of a sequence from one step to the next, and what reading it costs.
 
-The parts of a model declare it (`state`); engine and planner lay out and count memory from it. Positions
-lie in pages that can leave memory and come back; what has no positions (a recurrent layer) lies beside.
+The parts of a model declare it (`state`); engine and planner lay out and count memory from it. Positions lie in
+pages that can leave memory and come back; what has no positions (the state of a recurrent layer) lies beside.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# States of a sequence that are held: those of two steps, one of which is written while the other is read, and
-# of four earlier positions to go back to (see `engine.states`).
-STATE_SLOTS = 6
+# States that are kept of earlier positions, to go back to or to begin with (see `engine.pages`): of one sequence
+# alone as many as of several together.
+SNAPSHOTS = 4
 # A step of more tokens always works on expanded keys and values, where a layer has them: MLA_ABSORBED of mla.h.
 ABSORBED_TOKENS = 128
 
 
+def state_slots(streams: int = 1) -> int:
+    """The slots for states with so many sequences at once: of each two steps, one of which is written while the other
+    is read, and the snapshots."""
+    return 2 * streams + SNAPSHOTS
+
+
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """One layer's state of one sequence.
+    """The state of one layer for one sequence.
 
     Attributes:
-        position_elements: cached for each position, in pages: bf16, f32 when exact; all of them together.
-        sequence_elements: f32 that are kept whatever the length, and rewritten by every token.
-        ops_per_token: operations (a multiply-add is two) of one token with those.
-        ops_per_position: of one token against one cached position.
+        position_elements: elements cached for each position, in pages, all of them together: bf16, f32 when exact.
+        sequence_elements: f32 elements that are kept whatever the length, and rewritten by every token.
+        ops_per_token: operations (a multiply-add is two) of one token on these elements.
+        ops_per_position: operations of one token against one cached position.
         expanded_ops: the same, where a step expands keys and values from what is cached (latent attention); 0: none
             does.
-        expansion_ops: of expanding one cached position. Those of the step's own tokens are counted with the weights, as
-            the products are that they replace.
-        window: a token reads only the last so many positions, itself included; 0: all.
-        chosen: a token attends to at most so many positions, chosen among all that it sees; 0: to all.
-        index_elements: those of `position_elements` by which they are chosen: read at every position.
+        expansion_ops: operations of expanding one cached position. Those of the step's own tokens are counted with the
+            weights, as are the products that they replace.
+        window: the number of last positions that a token reads, its own included; 0: all.
+        chosen: the number of positions that a token attends to at most, chosen among all that it sees; 0: to all.
+        index_elements: the part of `position_elements` that positions are chosen by, which is read at every position.
         index_ops: operations of a token's choice against one cached position.
     """
 
@@ -46,9 +52,9 @@ class LayerState:
     index_ops: int = 0
 
     def elements_read(self, start: int, n_tokens: int) -> int:
-        """Cached elements that a step of tokens start … start + n_tokens - 1 touches.
+        """Returns the number of cached elements that a step of tokens start … start + n_tokens - 1 reads.
 
-        Of a step that ends within `chosen` positions everything is, and nothing is scored."""
+        A step that ends within `chosen` positions reads everything and scores nothing."""
         positions = n_tokens + (min(start, self.window - 1) if self.window else start)
         attended = self.position_elements - self.index_elements
         if not self._chooses(start, n_tokens):
@@ -57,15 +63,15 @@ class LayerState:
         return some * attended + positions * self.index_elements
 
     def ops(self, start: int, n_tokens: int) -> int:
-        """Operations of that step against the cache."""
+        """Returns the operations of that step against the cache."""
         if not self._chooses(start, n_tokens):
             return self._attending_ops(start, n_tokens)
         choosing = _pairs(start, n_tokens, 0) * self.index_ops
         return choosing + _pairs(start, n_tokens, self.chosen) * self.ops_per_position
 
     def _attending_ops(self, start: int, n_tokens: int) -> int:
-        """Of a step in which every token attends to all that it sees: in the form that takes fewer, but where many
-        tokens would need too large buffers."""
+        """Returns the operations of a step in which every token attends to all that it sees: in the form that takes
+        fewer, except that steps of many tokens always expand, since the other form would need too large buffers."""
         pairs = _pairs(start, n_tokens, self.window)
         direct = pairs * self.ops_per_position
         if not self.expanded_ops:
@@ -78,7 +84,7 @@ class LayerState:
 
 
 def _pairs(start: int, n_tokens: int, most: int) -> int:
-    """(token, position) pairs of a step whose tokens see at most so many positions; 0: all."""
+    """Counts the (token, position) pairs of a step whose tokens see at most `most` positions; 0: all."""
     end = start + n_tokens
     whole = end * (end + 1) // 2 - start * (start + 1) // 2
     if not most:

@@ -1,4 +1,4 @@
-"""What a model stores: the tensors of each layer, once, for everybody.
+"""Declares what a model stores: the tensors of each layer, once, for everybody.
 
 The parts of a model (attention, experts, norms …) declare their tensors here. Conversion reads the
 declarations to know what to take from a checkpoint, the planner to count bytes, the loader to know what
@@ -27,16 +27,16 @@ class Role(Enum):
 
 
 class Cut(Enum):
-    """How NUMA nodes share a tensor's matrices."""
+    """The way in which NUMA nodes share a tensor's matrices."""
 
-    NONE = "none"  # not: its pages lie on all nodes in turn
-    ROWS = "rows"  # each node gives some outputs
-    COLUMNS = "columns"  # each node has some inputs; what they give is added up
+    NONE = "none"  # not at all: its pages lie on all nodes in turn
+    ROWS = "rows"  # each node computes some outputs
+    COLUMNS = "columns"  # each node reads some inputs; their partial sums are added up
 
 
 class Band(NamedTuple):
-    """Where a matrix lies in a two-dimensional tensor that holds many: rows of matrix e are
-    e * stride + first and `rows` more."""
+    """The place of each matrix in a two-dimensional tensor that holds many: matrix e is the `rows` rows from row e *
+    stride + first on."""
 
     stride: int
     first: int
@@ -45,17 +45,17 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Rows of a checkpoint tensor: a matrix, or the part of one that this tensor gives.
+    """Rows of a checkpoint tensor, or of each of its matrices, from which a tensor of the model is made.
 
     Attributes:
-        name: "{e}" stands for the matrix index.
-        shape: of the whole checkpoint tensor, checked before conversion starts.
-        matrix: the first dimension counts the matrices: [E, n, k] of fused experts, [E, n] of their biases.
-        band: the matrices lie one below the other in [rows, k], as the heads of MLA's kv_b do.
-        transposed: each lies as [k, n].
+        name: its name in the checkpoint; "{e}" stands for the matrix index.
+        shape: the shape of the whole checkpoint tensor, checked before conversion starts.
+        matrix: whether the first dimension counts the matrices: [E, n, k] of fused experts, [E, n] of their biases.
+        band: the place of the matrices if they lie one below the other in [rows, k], as the heads of MLA's kv_b do.
+        transposed: whether each matrix lies as [k, n].
         first, step, count: rows first, first + step, … of the matrix, `count` of them (0: as many as there
-            are): halves, or gate and up that interleave. Of a vector: its elements.
-        plus: added to every value of a vector: norms whose gain is 1 + weight.
+            are): halves, or gate and up that interleave. In a vector they select elements.
+        plus: the number added to every value of a vector, for norms whose gain is 1 + weight.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Stored:
     plus: float = 0.0
 
     def at(self, index: int) -> str:
-        """The checkpoint name for matrix `index`."""
+        """Returns the checkpoint name of matrix `index`."""
         return self.name.replace("{e}", str(index))
 
     @property
@@ -81,14 +81,14 @@ class Stored:
 
     @property
     def rows(self) -> int:
-        """How many rows it gives; of a vector, elements."""
+        """The number of rows that it gives; of a vector, the number of elements."""
         one = self.one
         height = prod(one[:-1]) if len(one) > 1 and not self.transposed else prod(one[-1:])
         return self.count or -(-(height - self.first) // self.step)
 
     @property
     def columns(self) -> int:
-        """Of each row; 1 for a vector."""
+        """The number of columns of each row; 1 for a vector."""
         if len(self.one) < 2:
             return 1
         return prod(self.one[:-1]) if self.transposed else self.one[-1]
@@ -96,28 +96,28 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One stored tensor: `count` matrices [n, k] of one shape (vectors: n = 1, k = length).
+    """A stored tensor: `count` matrices [n, k] of one shape (vectors: n = 1, k = length).
 
     Attributes:
         name: unique in the model, e.g. "layers.3.attn.qkv"; the pack uses it too. Nothing follows from it.
         n, k: outputs and inputs of each matrix.
         role: decides the number format.
-        part: what it is counted under.
+        part: the part of the model that it is counted under.
         access: how a step reads it.
-        sources: what of a checkpoint gives it: pieces whose rows lie one below the other. Where publishers
-            name or lay out the same weights differently there are alternatives: the first whose names the
-            checkpoint has is taken. A vector of no pieces, which may come last, is of zeros.
+        sources: the pieces of a checkpoint that it is made of, whose rows lie one below the other. Where publishers
+            name or lay out the same weights differently there are alternatives: the first whose names the checkpoint
+            has is taken. A vector of no pieces, which may come last, is of zeros.
         count: number of matrices: experts, or heads for MLA's split kv_b; of vectors: experts.
         alternate: each alternative has two pieces, [I, k] each, whose 16-row panels alternate (gate and up);
             n = 2 * ceil16(I), each padded with zero rows to a multiple of 16. Of vectors: pieces [I], runs of
             16 elements, k = 2 * ceil16(I).
         layer: the layer it belongs to; None for embedding, final norm and head.
         cut: how nodes share it. Experts are shared by width: gate and up by rows, down by columns.
-        below: its numbers are whole, 0 at least and less than this: ids of experts; 0: they are any.
+        below: if not 0, its values are integers in [0, below): ids of experts.
         gain: the vector that its input was just multiplied by, if nothing else reads that product: then a conversion
             may move factors of its columns into that vector, which comes later in the same file.
-        neutral: what the numbers of a vector are where nothing was learned, as in a model of random weights: 1 of
-            gains, 0 of biases.
+        neutral: the value of a vector's elements before anything was learned, as in a model of random weights: 1 for
+            gains, 0 for biases.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Tensor:
 
     @property
     def is_expert_bias(self) -> bool:
-        """A vector for each routed expert."""
+        """Tells whether it holds a vector for each routed expert."""
         return self.role is Role.VECTOR and self.access is Access.CHOSEN
 
 
@@ -153,7 +153,7 @@ def matrix(
     role: Role = Role.DENSE,
     cut: Cut = Cut.ROWS,
 ) -> Tensor:
-    """One matrix of the rows of pieces, one below the other, with which every token is multiplied."""
+    """Declares a matrix with which every token is multiplied: the rows of the pieces, one below the other."""
     n, k = sum(piece.rows for piece in pieces), pieces[0].columns
     return Tensor(name, n, k, role, (pieces,), layer=layer, cut=cut, part=part)
 
@@ -161,7 +161,8 @@ def matrix(
 def vector(
     name: str, *pieces: Stored, layer: int | None, neutral: float = 1.0, below: int = 0
 ) -> Tensor:
-    """One vector of all that pieces hold, one behind the other; with `below`, a table of one row of ids per token."""
+    """Declares a vector: the elements of the pieces, one behind the other; with `below`, a table of one row of ids
+    per token."""
     length = sum(piece.rows * piece.columns for piece in pieces)
     return Tensor(
         name,
@@ -178,5 +179,5 @@ def vector(
 
 
 def ceil_to(value: int, multiple: int) -> int:
-    """`value` rounded up to a multiple."""
+    """Rounds `value` up to a multiple."""
     return -(-value // multiple) * multiple

@@ -31,7 +31,6 @@ from ktcli.planner.spec import (
     PartWork,
     StepShape,
     parts,
-    sequence_bytes,
     step_work,
 )
 from ktcli.weights.recipe import Recipe
@@ -113,9 +112,10 @@ class Alone:
             where = split if part.part in extra else spread
             size = part.size_bytes + extra.get(part.part, 0)
             yield line(part.part, part.format, where, size, _reason(part.part, spec))
-        positions = f"{context} positions, {gib(use.position_bytes(spec))} each"
-        states = sequence_bytes(spec)
-        cache, fmt = use.session_bytes(spec, context) - states, "f32" if use.f32_cache else "bf16"
+        times = f"{use.streams} x " if use.streams > 1 else ""
+        positions = f"{times}{context} positions, {gib(use.position_bytes(spec))} each"
+        states = use.states_bytes(spec)
+        cache, fmt = use.cache_bytes(spec, context), "f32" if use.f32_cache else "bf16"
         yield line(ModelPart.CACHE, fmt, spread, cache, positions)
         if states:
             yield line(ModelPart.STATES, "f32", spread, states, STATES_REASON)

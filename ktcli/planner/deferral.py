@@ -78,10 +78,10 @@ def deferred(hits: float, n: int) -> float:
 
 def layer_seconds(times: Times, hits: float, n: int = 0) -> float:
     """The seconds of one layer in the steady state."""
-    busy, late = hits * times.expert_s, deferred(hits, n) * times.expert_s
-    if late == 0.0:
+    busy, deferred_s = hits * times.expert_s, deferred(hits, n) * times.expert_s
+    if deferred_s == 0.0:
         return times.device_s + max(busy, times.shared_s)
-    return max(busy, times.device_s + max(busy - late, times.shared_s))
+    return max(busy, times.device_s + max(busy - deferred_s, times.shared_s))
 
 
 def context_buckets(context: int) -> tuple[int, ...]:

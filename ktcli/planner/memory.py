@@ -14,7 +14,7 @@ from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS, Team
 from ktcli.ops.state import ABSORBED_TOKENS
 from ktcli.planner.nodes import node_needs
-from ktcli.planner.spec import kv_bytes, kv_bytes_per_token, sequence_bytes, weight_bytes
+from ktcli.planner.spec import kv_bytes_per_token, sequence_bytes, weight_bytes
 from ktcli.weights.recipe import Recipe
 
 DEFAULT_CONTEXT = 8_192  # positions reserved when nobody asks: a chat, not a library
@@ -48,11 +48,13 @@ class Use:
         exact: whether activations and cache are f32, on the portable row in one team, to compare with a reference.
         all_logits: whether steps can give logits of every position.
         kv_f32: whether the cache is f32 although the rest is as always, to measure what a bf16 one costs.
+        streams: the sequences that can have the whole context, and be computed, at the same time.
     """
 
     exact: bool = False
     all_logits: bool = False
     kv_f32: bool = False
+    streams: int = 1
 
     @property
     def f32_cache(self) -> bool:
@@ -63,16 +65,26 @@ class Use:
         """The bytes that one cached position occupies over all layers."""
         return kv_bytes_per_token(spec) * (2 if self.f32_cache else 1)
 
-    def session_bytes(self, spec: Spec, context: int) -> int:
-        """The bytes of a cache for `context` positions, whole pages, and of the layers' states beside it."""
-        states = sequence_bytes(spec)
-        return (kv_bytes(spec, context) - states) * (2 if self.f32_cache else 1) + states
+    def pages(self, context: int) -> int:
+        """The pages of the contexts of all streams, which share them."""
+        return self.streams * -(-context // PAGE_TOKENS)
+
+    def cache_bytes(self, spec: Spec, context: int) -> int:
+        """The bytes of these pages."""
+        return self.pages(context) * PAGE_TOKENS * self.position_bytes(spec)
+
+    def states_bytes(self, spec: Spec) -> int:
+        """The bytes of the states beside them."""
+        return sequence_bytes(spec, self.streams)
 
     def outputs(self, spec: Spec, context: int) -> int:
         """The number of positions of a step that can give logits."""
         if not self.all_logits:
-            return min(1 + MOST_DRAFTED, context)
-        return max(1, min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)))
+            return min(max(self.streams, 1 + MOST_DRAFTED), context)
+        return max(
+            min(self.streams, context),
+            min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)),
+        )
 
     def logits_bytes(self, spec: Spec, context: int) -> int:
         """The bytes of the logits of all those positions but one, which `scratch_bytes` counts."""
@@ -83,15 +95,16 @@ TALK = Use()  # one conversation, as fast as the machine allows
 
 
 def need_bytes(model: Model, recipe: Recipe, context: int, use: Use = TALK) -> int:
-    """The bytes of everything with one session: weights, cache, scratch and the process itself."""
+    """The bytes of everything: weights, cache, scratch and the process itself."""
     return weight_bytes(model, recipe) + beside_bytes(model, context, use)
 
 
 def beside_bytes(model: Model, context: int, use: Use = TALK) -> int:
-    """The bytes of everything but the weights: the cache of one session, scratch and the process itself."""
+    """The bytes of everything but the weights: cache, scratch and the process itself."""
     spec = model.spec
     logits = use.logits_bytes(spec, context)
-    return use.session_bytes(spec, context) + scratch_bytes(model) + logits + PROCESS_BYTES
+    cache = use.cache_bytes(spec, context) + use.states_bytes(spec)
+    return cache + scratch_bytes(model) + logits + PROCESS_BYTES
 
 
 def drops_cached(pack_bytes: int, need_bytes: int, available_bytes: int) -> bool:
@@ -146,7 +159,7 @@ def node_room_bytes(
 
 def fitting_context(model: Model, recipe: Recipe, room_bytes: int, use: Use = TALK) -> int:
     """The most positions that fit into `room_bytes`, whole pages; 0 if none do."""
-    page_bytes = use.position_bytes(model.spec) * PAGE_TOKENS
+    page_bytes = use.cache_bytes(model.spec, PAGE_TOKENS)
     longest = model.spec.context
     room = room_bytes - need_bytes(model, recipe, 0, use) - use.logits_bytes(model.spec, longest)
     if not page_bytes:  # a benchmark's few layers, none of which keeps positions

@@ -144,15 +144,15 @@ def _on_cpu(model: Model, host: Host, request: Request, notes: Sequence[str]) ->
 
 def _costs(model: Model, host: Host, request: Request, made: Plan) -> Iterator[Cost]:
     """Yields what each forced option does to the speed, the others left as they are."""
-    for option, what, own in _forced(request, made):
+    for option, what, own in _forced(host, request, made):
         plan = _placed(model, host, own)
         before, after = getattr(plan.speed, what), getattr(made.speed, what)
         yield Cost(option, what, before, after)
 
 
-def _forced(request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
+def _forced(host: Host, request: Request, made: Plan) -> Iterator[tuple[str, str, Request]]:
     """Yields each forced option as typed, the speed it is about, and the request without it."""
-    if request.device != AUTO:
+    if request.device != AUTO and host.gpus:
         yield f"--device {request.device}", "decode", replace(request, device=AUTO)
     if made.device is None:
         return

@@ -99,9 +99,9 @@ def simulate(layers: Sequence[Layer], depth: int = 0, tail_s: float = 0.0) -> Si
             continue
         sent = gpu.run("send", i, layer.send_s)
         defers = i + 1 < len(layers) and layers[i + 1].hits > 0
-        late = deferred(layer.hits, depth) if defers else 0.0
-        done = cpu.run("experts", i, (layer.hits - late) * layer.expert_s, sent)
-        cpu.run("deferred", i, late * layer.expert_s)
+        n_deferred = deferred(layer.hits, depth) if defers else 0.0
+        done = cpu.run("experts", i, (layer.hits - n_deferred) * layer.expert_s, sent)
+        cpu.run("deferred", i, n_deferred * layer.expert_s)
         gpu.run("shared", i, layer.shared_s)
         gpu.wait(i, done)
         gpu.run("fetch", i, layer.fetch_s)

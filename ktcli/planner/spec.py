@@ -15,7 +15,7 @@ from typing import Protocol
 from ktcli.models.model import Model, Spec
 from ktcli.native import PAGE_TOKENS
 from ktcli.ops.part import Access, ModelPart
-from ktcli.ops.state import STATE_SLOTS, LayerState
+from ktcli.ops.state import SNAPSHOTS, LayerState, state_slots
 from ktcli.ops.tensors import Role, Tensor
 from ktcli.planner.experts import touched
 from ktcli.weights.recipe import BF16_BYTES, F32_BYTES, Recipe, format_of, plain_bytes, stored_bytes
@@ -83,7 +83,7 @@ class Share:
     tensors: tuple[Tensor, ...]
 
 
-STATES_REASON = f"before and after a step, and at {STATE_SLOTS - 2} earlier positions"
+STATES_REASON = f"before and after a step, and at {SNAPSHOTS} earlier positions"
 
 
 def format_name(tensor: Tensor, recipe: Recipe) -> str:
@@ -123,9 +123,9 @@ def kv_bytes(spec: Spec, context: int) -> int:
     return pages * PAGE_TOKENS * kv_bytes_per_token(spec) + sequence_bytes(spec)
 
 
-def sequence_bytes(spec: Spec) -> int:
-    """The bytes of the states that layers keep of a session whatever its length, at several positions."""
-    return STATE_SLOTS * spec.sequence_elements * F32_BYTES
+def sequence_bytes(spec: Spec, streams: int = 1) -> int:
+    """The bytes of the states that layers keep of sequences whatever their length, at several positions."""
+    return state_slots(streams) * spec.sequence_elements * F32_BYTES
 
 
 def step_work(

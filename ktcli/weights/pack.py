@@ -184,6 +184,15 @@ class Pack:
         return self.manifest.family
 
     @property
+    def identity(self) -> str:
+        """The hash of everything that its logits depend on: the config, and the weight files."""
+        configs = (record for record in self.manifest.extras if record.name == "config.json")
+        records = sorted(
+            (record.name, record.sha256) for record in (*self.manifest.files, *configs)
+        )
+        return sha256(repr((self.family, records)).encode()).hexdigest()
+
+    @property
     def size_bytes(self) -> int:
         """The bytes of all files but the manifest."""
         return self.manifest.size_bytes

@@ -16,7 +16,7 @@ from ktcli.errors import BadCheckpoint
 
 SPACE = "\u2581"  # stands for a space in a piece
 MAX_LETTERS = 256  # letters of a piece; a merge is tried at each place in it
-MAX_MERGES = 1_000_000  # a vocabulary of 256,000 pieces makes 580,000
+MAX_MERGES = 700_000  # a vocabulary of 256,000 pieces makes 580,000
 
 Json = dict[str, Any]
 

@@ -213,17 +213,17 @@ KT_API const int32_t *kt_program_routing(kt_program *program, int32_t routing, c
  * counts as -1 and makes the run fail with KT_ERR_RANGE, after it. Rows are tokens. Its number or KT_ERR_*. */
 KT_API int32_t kt_program_given(kt_program *program, int32_t experts, int32_t top_k);
 
-/* Two routings from one, now and late, which share its gate. A slot whose expert e has elsewhere[e] != 0 is negative
- * in both. Of a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in late, all
- * others in now; of equal gates the later slot is deferred first. Slots keep their places.
- * Experts over late are not computed at all in a step with defer 0: their output keeps what it holds. */
+/* Two routings from one, immediate and deferred, which share its gate. A slot whose expert e has elsewhere[e] != 0 is
+ * negative in both. Of a token's other slots (n), the min(step.defer, max(0, n - 2)) with the lowest gate are in
+ * deferred, all others in immediate; of equal gates the later slot is deferred first. Slots keep their places.
+ * Deferred experts are not computed at all in a step with defer 0: their output keeps what it holds. */
 typedef struct kt_split {
     int32_t routing;
     const uint8_t *elsewhere;   /* [experts], read at each run, or NULL: nowhere */
     int32_t experts;            /* those of the routing, where there is elsewhere */
-    int32_t late;               /* 0: nothing is deferred, and there is only now */
+    int32_t defers;             /* 0: nothing is deferred, and there is only immediate */
 } kt_split;
-/* Returns the number of now, behind which that of late comes, or KT_ERR_*. */
+/* Returns the number of immediate, behind which that of deferred comes, or KT_ERR_*. */
 KT_API int32_t kt_program_split(kt_program *program, const kt_split *split);
 
 /* counts [*experts]: how often route, or a split of a given routing, met each expert since the program was made.
@@ -305,8 +305,8 @@ typedef struct kt_scale {
 } kt_scale;
 KT_API int kt_program_scale(kt_program *program, kt_view out, kt_view x, const kt_scale *scale);
 
-/* x += late; nothing in a step with defer 0. What experts over a late routing gave joins the others here. */
-KT_API int kt_program_carry(kt_program *program, kt_view x, kt_view late);
+/* x += deferred; nothing in a step with defer 0. What experts over a deferred routing gave joins the others here. */
+KT_API int kt_program_carry(kt_program *program, kt_view x, kt_view deferred);
 
 /* The caller writes this view before the run of the part that is recorded next, or of the whole program: what
  * was converted from it for products before is not used any more. */

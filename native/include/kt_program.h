@@ -3,7 +3,7 @@
  * Buffers hold f32 rows, one per token of the step (domain KT_ROWS_TOKENS) or one per wanted output
  * (KT_ROWS_OUTPUTS). A view is a range of columns of a buffer. Each recording function appends one
  * operation and checks its arguments; operations run in the order they were recorded. T below is the
- * number of rows of the step in the operation's domain.
+ * number of rows of the step in the operation's domain. Outputs lie in the order of their tokens.
  */
 #ifndef KT_API_PROGRAM_H
 #define KT_API_PROGRAM_H
@@ -43,24 +43,35 @@ KT_API float *kt_program_data(kt_program *program, int32_t buffer, int64_t *stri
 /* All operations are recorded: reserve buffers and scratch. Bytes reserved in *size if not NULL. */
 KT_API int kt_program_finish(kt_program *program, size_t *size);
 
-/* Everything that changes from step to step. */
-typedef struct kt_step {
-    int64_t n_tokens;       /* 1..max_tokens */
+/* A run: consecutive tokens of one sequence in a step. No result of a run depends on the other runs of its step. */
+typedef struct kt_run {
+    int64_t n_tokens;       /* >= 1 */
     int64_t start;          /* position of the first token */
     int64_t first_output;   /* tokens first_output..n_tokens-1 give outputs; n_tokens: none */
-    const int32_t *ids;     /* [n_tokens] */
-    const int32_t *pages;   /* [n_pages] cache page of each run of 64 positions */
+    /* The chunk of a prompt that the run is a piece of. Whatever depends on how many tokens go together (the form of
+     * latent attention, whether positions are chosen) depends on the chunk; so pieces of it give what all of it gives. */
+    int64_t chunk_start, chunk_tokens;      /* chunk_tokens 0: the run itself */
+    const int32_t *pages;   /* [n_pages] cache page of each 64 positions of the sequence */
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
-    void *cache;            /* [cache_pages][page_bytes] */
-    int64_t cache_pages;
-    size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */
     int32_t defer;          /* how many experts per token kt_program_split defers, at most; 0: none */
-    /* What operations with a state keep of a sequence: left before `start`, and after this step. The first is not
-     * written, so that a step that counts for nothing leaves no trace. */
-    const float *state;     /* [state_bytes]; NULL, only at start 0: zeros */
-    float *next_state;      /* [state_bytes], elsewhere */
-    size_t state_bytes;     /* no less than the last operation's end */
+    /* Slots of the states that operations keep of a sequence: of what is before `start`, and after the run. The first
+     * is not written, so that a step that counts for nothing leaves no trace; runs may read the same one. */
+    int32_t state;          /* -1, only at start 0: zeros */
+    int32_t next_state;     /* no slot that this or another run of the step reads or writes */
+} kt_run;
+
+/* Everything that changes from step to step. Its rows are the tokens of its runs, run after run. */
+typedef struct kt_step {
+    const kt_run *runs;     /* [n_runs] */
+    int64_t n_runs;         /* >= 1, of max_tokens tokens and max_outputs outputs in all */
+    const int32_t *ids;     /* [rows] */
+    void *cache;            /* [cache_pages][page_bytes]; a page is written by one run at most */
+    int64_t cache_pages;
+    size_t page_bytes;      /* multiple of 64, no less than the last layer's end */
+    float *states;          /* [n_states][state_bytes] */
+    int64_t n_states;
+    size_t state_bytes;     /* multiple of 64, no less than the last operation's end */
 } kt_step;
 
 /* Run all operations for one step. */

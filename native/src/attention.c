@@ -4,6 +4,9 @@
  * Many queries: a task is one block of queries and walks all spans. Few queries and a long context
  * (decode): a task is one block and one span, the partials lie in shared scratch and are merged after a
  * barrier. A context with more spans than the scratch holds goes in several waves.
+ *
+ * The tasks of all runs are one list, run after run; a block belongs to one run. A thread's tasks ascend, so it walks
+ * the runs along with them.
  */
 #include "attention.h"
 
@@ -14,9 +17,9 @@
 #define TASKS_PER_THREAD 4                  /* with fewer blocks than this, spans are shared out too */
 #define FEWEST_QUERIES 8                    /* a block is not cut further to give every thread one */
 
-/* Queries that are worked on together: tokens x heads of one kv head. */
+/* Queries that are worked on together: tokens of one run x heads of one kv head. */
 typedef struct block {
-    int64_t kv_head, token, n_tokens, head, n_heads;    /* head: within the group */
+    int64_t kv_head, token, n_tokens, head, n_heads;    /* token: within the run; head: within the group */
     int64_t n;                                          /* n_tokens * n_heads, row = token * n_heads + head */
 } block;
 
@@ -25,13 +28,26 @@ typedef struct partial {
     float *acc;             /* [n][dv] */
 } partial;
 
-/* How this step is cut. */
+/* How a run is cut. */
 typedef struct cut {
+    const kt_run *run;
+    int64_t row;            /* its first among those attended for, */
+    int64_t step_row;       /* and of the step */
     int64_t token_blocks, head_blocks, tokens_each, heads_each;
     int64_t blocks;         /* kv_heads * token_blocks * head_blocks */
     int64_t rows;           /* most queries of a block */
     int64_t first_span, spans;
 } cut;
+
+/* All that is attended for: runs, and how they are cut. */
+typedef struct work {
+    const attention *a;
+    const worker *w;
+    run_range runs;
+    int64_t queries;        /* of a block, at most */
+    int64_t blocks, rows, spans;    /* of all runs: their sum, and the most of one */
+    head_rows q, out;
+} work;
 
 /* The first page that a query at this position sees. */
 static int64_t first_page(const attention *a, int64_t position)
@@ -39,53 +55,102 @@ static int64_t first_page(const attention *a, int64_t position)
     return a->window ? max64(0, position + 1 - a->window) / KT_PAGE_TOKENS : 0;
 }
 
-static cut cut_into(const attention *a, const kt_step *s, int64_t queries)
+static cut cut_run(const work *k, int64_t number)
 {
-    cut c = {.heads_each = min64(a->group, queries)};
-    c.tokens_each = min64(queries / c.heads_each, s->n_tokens);
-    c.token_blocks = (s->n_tokens + c.tokens_each - 1) / c.tokens_each;
+    const attention *a = k->a;
+    const batch *b = k->w->batch;
+    const kt_run *run = &b->runs[number];
+    cut c = {.run = run, .row = b->first[number] - b->first[k->runs.first], .step_row = b->first[number],
+             .heads_each = min64(a->group, k->queries)};
+    c.tokens_each = min64(k->queries / c.heads_each, run->n_tokens);
+    c.token_blocks = (run->n_tokens + c.tokens_each - 1) / c.tokens_each;
     c.head_blocks = (a->group + c.heads_each - 1) / c.heads_each;
     c.blocks = a->kv_heads * c.token_blocks * c.head_blocks;
     c.rows = c.tokens_each * c.heads_each;
-    int64_t pages = (s->start + s->n_tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
-    c.first_span = first_page(a, s->start) / SPAN_PAGES;
+    int64_t pages = (run_end(run) + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    c.first_span = first_page(a, run->start) / SPAN_PAGES;
     c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES - c.first_span;
     return c;
 }
 
-/* Large blocks, since queries of a block share what is read; smaller ones where threads would have none
- * (one token of MLA is a single block). How queries are grouped does not change a bit of any. */
-static cut cut_step(const attention *a, const kt_step *s, int threads)
+/* Cut the runs into blocks of so many queries; returns how many spans their blocks have together. */
+static int64_t cut_into(work *k, int64_t queries)
 {
-    int64_t queries = BLOCK_QUERIES;
-    cut c = cut_into(a, s, queries);
-    while (c.blocks * c.spans < threads && queries > FEWEST_QUERIES)
-        c = cut_into(a, s, queries /= 2);
-    return c;
+    int64_t parts = 0;
+    k->queries = queries;
+    k->blocks = k->rows = k->spans = 0;
+    for (int64_t i = k->runs.first; i < k->runs.last; i++) {
+        cut c = cut_run(k, i);
+        k->blocks += c.blocks;
+        k->rows = max64(k->rows, c.rows);
+        k->spans = max64(k->spans, c.spans);
+        parts += c.blocks * c.spans;
+    }
+    return parts;
 }
 
-/* Block i; the last tokens come first, since they see the most keys. */
-static block block_at(const attention *a, const cut *c, const kt_step *s, int64_t i)
+/* Large blocks, since queries of a block share what is read; smaller ones where threads would have none
+ * (one token of MLA is a single block). How queries are grouped does not change a bit of any. */
+static void cut_work(work *k)
+{
+    int64_t queries = BLOCK_QUERIES;
+    while (cut_into(k, queries) < k->w->threads && queries > FEWEST_QUERIES)
+        queries /= 2;
+}
+
+/* Where a thread is in the list of tasks. */
+typedef struct place_in {
+    int64_t run, before;    /* tasks of the runs before */
+    int64_t blocks_before;
+    cut c;
+} place_in;
+
+static place_in first_place(const work *k)
+{
+    return (place_in){.run = k->runs.first, .c = cut_run(k, k->runs.first)};
+}
+
+/* Tasks of a run in a wave over spans [done, done + n) of each, counted from its first. */
+static int64_t tasks_in(const cut *c, int64_t done, int64_t n)
+{
+    return c->blocks * max64(0, min64(n, c->spans - done));
+}
+
+/* Go on to the run of task i; 0: there is none. */
+static int walk_to(const work *k, place_in *at, int64_t i, int64_t done, int64_t n)
+{
+    for (int64_t tasks; i - at->before >= (tasks = tasks_in(&at->c, done, n));) {
+        if (at->run + 1 == k->runs.last)
+            return 0;
+        at->before += tasks;
+        at->blocks_before += at->c.blocks;
+        at->c = cut_run(k, ++at->run);
+    }
+    return 1;
+}
+
+/* Block i of a run; the last tokens come first, since they see the most keys. */
+static block block_at(const attention *a, const cut *c, int64_t i)
 {
     block b = {.kv_head = i % a->kv_heads};
     i /= a->kv_heads;
     b.head = i % c->head_blocks * c->heads_each;
     b.token = (c->token_blocks - 1 - i / c->head_blocks) * c->tokens_each;
     b.n_heads = min64(c->heads_each, a->group - b.head);
-    b.n_tokens = min64(c->tokens_each, s->n_tokens - b.token);
+    b.n_tokens = min64(c->tokens_each, c->run->n_tokens - b.token);
     b.n = b.n_heads * b.n_tokens;
     return b;
 }
 
 /* Where the spans of a block begin and end. */
-static int64_t block_first(const attention *a, const block *b, const kt_step *s)
+static int64_t block_first(const attention *a, const block *b, const kt_run *run)
 {
-    return first_page(a, s->start + b->token) / SPAN_PAGES;
+    return first_page(a, run->start + b->token) / SPAN_PAGES;
 }
 
-static int64_t block_end(const block *b, const kt_step *s)
+static int64_t block_end(const block *b, const kt_run *run)
 {
-    int64_t keys = s->start + b->token + b->n_tokens;
+    int64_t keys = run->start + b->token + b->n_tokens;
     return (keys + SPAN_PAGES * KT_PAGE_TOKENS - 1) / (SPAN_PAGES * KT_PAGE_TOKENS);
 }
 
@@ -135,9 +200,13 @@ size_t attention_local_bytes(const attention *a)
 /* ---- one block, one span ------------------------------------------------------------------------ */
 
 /* The queries of a block to local scratch, as the kernel reads them. */
-static void gather(const attention *a, const worker *w, const block *b, head_rows q)
+static void gather(const work *k, const cut *c, const block *b)
 {
-    const float *first = q.data + b->token * q.token_stride + (b->kv_head * a->group + b->head) * q.head_stride;
+    const attention *a = k->a;
+    const worker *w = k->w;
+    head_rows q = k->q;
+    const float *first = q.data + (c->row + b->token) * q.token_stride +
+                         (b->kv_head * a->group + b->head) * q.head_stride;
     int64_t width = paired(a->dk);
     for (int64_t i = 0; i < b->n; i++) {
         const float *x = first + i / b->n_heads * q.token_stride + i % b->n_heads * q.head_stride;
@@ -148,18 +217,18 @@ static void gather(const attention *a, const worker *w, const block *b, head_row
     }
 }
 
-/* What the queries chose; NULL: they attend to all that they see. */
-static const selection *chosen_by(const attention *a, const worker *w)
+/* What the queries of a run chose; NULL: they attend to all that they see. */
+static const selection *chosen_by(const attention *a, const worker *w, const kt_run *run)
 {
     const selection *s = a->choice ? &w->program->selections.at[a->choice - 1] : NULL;
-    return s && !selection_is_all(s, w->step) ? s : NULL;
+    return s && !selection_is_all(s, run) ? s : NULL;
 }
 
-/* The first page from `page` on that the token attends to with this kv head; INT64_MAX: none. */
-static int64_t next_chosen(const selection *s, int64_t token, int64_t kv_head, int64_t page)
+/* The first page from `page` on that the token of a row attends to with this kv head; INT64_MAX: none. */
+static int64_t next_chosen(const selection *s, int64_t row, int64_t kv_head, int64_t page)
 {
     int32_t count;
-    const int32_t *places = selection_row(s, token, kv_head, &count);
+    const int32_t *places = selection_row(s, row, kv_head, &count);
     int64_t pages = s->block / KT_PAGE_TOKENS;
     for (int32_t i = 0; i < count; i++)
         if ((places[i] + 1) * pages > page)
@@ -168,23 +237,23 @@ static int64_t next_chosen(const selection *s, int64_t token, int64_t kv_head, i
 }
 
 /* The first page from `page` on that some query of the block attends to. */
-static int64_t next_page(const selection *s, const block *b, int64_t page)
+static int64_t next_page(const selection *s, const cut *c, const block *b, int64_t page)
 {
     int64_t next = s ? INT64_MAX : page;
     for (int64_t t = 0; t < b->n_tokens && s; t++)
-        next = min64(next, next_chosen(s, b->token + t, b->kv_head, page));
+        next = min64(next, next_chosen(s, c->step_row + b->token + t, b->kv_head, page));
     return next;
 }
 
 /* Query i sees the keys [from[i], limit[i]) of the page; returns the largest limit. */
-static int32_t set_limits(const attention *a, const selection *s, const block *b, int64_t position, int64_t page,
+static int32_t set_limits(const attention *a, const selection *s, const cut *c, const block *b, int64_t page,
                           int32_t *from, int32_t *limit)
 {
-    int64_t most = 0;
+    int64_t most = 0, position = c->run->start + b->token, row = c->step_row + b->token;
     for (int64_t t = 0; t < b->n_tokens; t++) {
         int64_t seen = position + t + 1 - page * KT_PAGE_TOKENS, last = max64(0, min64(KT_PAGE_TOKENS, seen));
         int64_t first = a->window ? max64(0, seen - a->window) : 0;
-        last = first < last && (!s || next_chosen(s, b->token + t, b->kv_head, page) == page) ? last : 0;
+        last = first < last && (!s || next_chosen(s, row + t, b->kv_head, page) == page) ? last : 0;
         most = max64(most, last);
         for (int64_t h = t * b->n_heads; h < (t + 1) * b->n_heads; h++) {
             from[h] = (int32_t)min64(first, last);
@@ -195,9 +264,10 @@ static int32_t set_limits(const attention *a, const selection *s, const block *b
 }
 
 /* Where K, or V, of a head's page lies. */
-static const uint8_t *page_part(const attention *a, const worker *w, int64_t page, size_t offset, int64_t head)
+static const uint8_t *page_part(const work *k, const kt_run *run, int64_t page, size_t offset, int64_t head)
 {
-    return cache_page(w, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
+    const attention *a = k->a;
+    return cache_page(k->w, run, page) + offset + (size_t)head * (a->kv_f32 ? sizeof(float) : sizeof(uint16_t));
 }
 
 static void attend_one(const attention *a, const worker *w, page_attention *k, int32_t keys)
@@ -215,16 +285,20 @@ static void attend_one(const attention *a, const worker *w, page_attention *k, i
     w->kernels->attend_bf16(k);
 }
 
-/* A page of a kv head that will be needed soon; page -1: none is known. */
+/* A page of a run and kv head that will be needed soon; page -1: none is known. */
 typedef struct place {
+    const kt_run *run;
     int64_t page, kv_head;
 } place;
 
 /* The gathered queries of a block against one span; `then`: the page this thread reads afterwards. */
-static void attend_span(const attention *a, const worker *w, const block *b, int64_t span, place then, partial to)
+static void attend_span(const work *to_do, const cut *c, const block *b, int64_t span, place then, partial to)
 {
+    const attention *a = to_do->a;
+    const worker *w = to_do->w;
+    const kt_run *run = c->run;
     int32_t limit[BLOCK_QUERIES], from[BLOCK_QUERIES];
-    int64_t position = w->step->start + b->token, last = (position + b->n_tokens - 1) / KT_PAGE_TOKENS;
+    int64_t position = run->start + b->token, last = (position + b->n_tokens - 1) / KT_PAGE_TOKENS;
     page_attention k = {.n_queries = b->n, .dk = a->dk, .dv = a->dv, .q = local_scratch(w),
                         .q_stride = paired(a->dk), .k_stride = a->k_stride, .v_stride = a->v_stride, .limit = limit,
                         .from = a->window ? from : NULL, .scale = a->scale, .max = to.max, .sum = to.sum,
@@ -235,16 +309,16 @@ static void attend_span(const attention *a, const worker *w, const block *b, int
     }
     memset(to.acc, 0, (size_t)(b->n * a->dv) * sizeof(float));
     last = min64(last, (span + 1) * SPAN_PAGES - 1);
-    const selection *s = chosen_by(a, w);
-    int64_t page = next_page(s, b, max64(span * SPAN_PAGES, first_page(a, position)));
+    const selection *s = chosen_by(a, w, run);
+    int64_t page = next_page(s, c, b, max64(span * SPAN_PAGES, first_page(a, position)));
     for (int64_t after; page <= last; page = after) {
-        after = next_page(s, b, page + 1);
-        place next = after <= last ? (place){after, b->kv_head} : s ? (place){-1, 0} : then;
-        int32_t keys = set_limits(a, s, b, position, page, from, limit);
-        k.k = page_part(a, w, page, a->k_offset, b->kv_head * a->k_head);
-        k.v = page_part(a, w, page, a->v_offset, b->kv_head * a->v_head);
-        k.next_k = next.page < 0 ? NULL : page_part(a, w, next.page, a->k_offset, next.kv_head * a->k_head);
-        k.next_v = next.page < 0 ? NULL : page_part(a, w, next.page, a->v_offset, next.kv_head * a->v_head);
+        after = next_page(s, c, b, page + 1);
+        place next = after <= last ? (place){run, after, b->kv_head} : s ? (place){run, -1, 0} : then;
+        int32_t keys = set_limits(a, s, c, b, page, from, limit);
+        k.k = page_part(to_do, run, page, a->k_offset, b->kv_head * a->k_head);
+        k.v = page_part(to_do, run, page, a->v_offset, b->kv_head * a->v_head);
+        k.next_k = next.page < 0 ? NULL : page_part(to_do, next.run, next.page, a->k_offset, next.kv_head * a->k_head);
+        k.next_v = next.page < 0 ? NULL : page_part(to_do, next.run, next.page, a->v_offset, next.kv_head * a->v_head);
         attend_one(a, w, &k, keys);
     }
 }
@@ -273,10 +347,12 @@ static float row_scale(const attention *a, partial from, int64_t i, int64_t head
     return keep / (from.sum[i] * keep + expf(sink - max));
 }
 
-static void write_row(const attention *a, const block *b, partial from, int64_t i, head_rows out)
+static void write_row(const work *k, const cut *c, const block *b, partial from, int64_t i)
 {
-    int64_t token = b->token + i / b->n_heads, head = b->kv_head * a->group + b->head + i % b->n_heads;
-    float *to = out.data + token * out.token_stride + head * out.head_stride, scale = row_scale(a, from, i, head);
+    const attention *a = k->a;
+    int64_t row = c->row + b->token + i / b->n_heads, head = b->kv_head * a->group + b->head + i % b->n_heads;
+    float *to = k->out.data + row * k->out.token_stride + head * k->out.head_stride;
+    float scale = row_scale(a, from, i, head);
     for (int64_t c = 0; c < a->dv; c++)
         to[c] = from.acc[i * a->dv + c] * scale;
 }
@@ -284,85 +360,110 @@ static void write_row(const attention *a, const block *b, partial from, int64_t 
 /* ---- the two ways ------------------------------------------------------------------------------- */
 
 /* A task is a block with all its spans. */
-static void attend_blocks(const attention *a, const worker *w, const cut *c, head_rows q, head_rows out)
+static void attend_blocks(const work *k)
 {
-    partial all = local_partial(a, w, 0), one = local_partial(a, w, 1);
-    for (int64_t i; (i = worker_take(w, 1)) < c->blocks;) {
-        block b = block_at(a, c, w->step, i);
-        int64_t first = block_first(a, &b, w->step), end = block_end(&b, w->step);
-        gather(a, w, &b, q);
+    const attention *a = k->a;
+    partial all = local_partial(a, k->w, 0), one = local_partial(a, k->w, 1);
+    place_in at = first_place(k);
+    for (int64_t i; (i = worker_take(k->w, 1)) < k->blocks;) {
+        for (; i - at.before >= at.c.blocks; at.c = cut_run(k, ++at.run))
+            at.before += at.c.blocks;
+        const cut *c = &at.c;
+        block b = block_at(a, c, i - at.before);
+        int64_t first = block_first(a, &b, c->run), end = block_end(&b, c->run);
+        gather(k, c, &b);
         for (int64_t span = first; span < end; span++) {
-            place then = {span + 1 < end ? (span + 1) * SPAN_PAGES : -1, b.kv_head};
-            attend_span(a, w, &b, span, then, span > first ? one : all);
+            place then = {c->run, span + 1 < end ? (span + 1) * SPAN_PAGES : -1, b.kv_head};
+            attend_span(k, c, &b, span, then, span > first ? one : all);
             for (int64_t row = 0; row < b.n && span > first; row++)
                 merge_row(all, one, row, a->dv);
         }
         for (int64_t row = 0; row < b.n; row++)
-            write_row(a, &b, all, row, out);
+            write_row(k, c, &b, all, row);
     }
 }
 
 /* The partial of a block and the n-th span of a wave; number 0 gathers the merged result. */
-static partial shared_partial(const attention *a, const worker *w, const cut *c, int64_t n, int64_t block)
+static partial shared_partial(const work *k, int64_t n, int64_t block)
 {
-    float *memory = (float *)(void *)(shared_scratch(w) + a->shared_offset);
-    return partial_at(memory + (size_t)(n * c->blocks + block) * partial_floats(c->rows, a->dv), c->rows, a->dv);
+    float *memory = (float *)(void *)(shared_scratch(k->w) + k->a->shared_offset);
+    return partial_at(memory + (size_t)(n * k->blocks + block) * partial_floats(k->rows, k->a->dv), k->rows, k->a->dv);
 }
 
-static void merge_wave(const attention *a, const worker *w, const cut *c, int64_t in_wave, int last, head_rows out)
+/* Spans [done, done + n) of each run, counted from its first: to partials first, first + 1, ... */
+typedef struct wave {
+    int64_t done, n, first;
+} wave;
+
+static void merge_wave(const work *k, const wave *v)
 {
-    for (int64_t i; (i = worker_take(w, 1)) < c->blocks * c->rows;) {
-        int64_t number = i / c->rows, row = i % c->rows;
-        block b = block_at(a, c, w->step, number);
-        partial all = shared_partial(a, w, c, 0, number);
-        if (row >= b.n)
+    place_in at = first_place(k);
+    for (int64_t i; (i = worker_take(k->w, 1)) < k->blocks * k->rows;) {
+        int64_t number = i / k->rows, row = i % k->rows;
+        for (; number - at.before >= at.c.blocks; at.c = cut_run(k, ++at.run))
+            at.before += at.c.blocks;
+        const cut *c = &at.c;
+        block b = block_at(k->a, c, number - at.before);
+        int64_t n = v->first + min64(v->n, c->spans - v->done);
+        if (row >= b.n || c->spans <= v->done)
             continue;
-        for (int64_t n = 1; n < in_wave; n++)
-            merge_row(all, shared_partial(a, w, c, n, number), row, a->dv);
-        if (last)
-            write_row(a, &b, all, row, out);
+        partial all = shared_partial(k, 0, number);
+        for (int64_t j = 1; j < n; j++)
+            merge_row(all, shared_partial(k, j, number), row, k->a->dv);
+        if (c->spans <= v->done + v->n)
+            write_row(k, c, &b, all, row);
     }
 }
 
-/* Tasks of one wave: block i % blocks and span first_span + i / blocks, to partial first + i / blocks. A
- * thread takes a task ahead, so that it knows what to fetch at the end of the one before. */
-static void attend_wave(const attention *a, const worker *w, const cut *c, int64_t first_span, int64_t spans,
-                        int64_t first, head_rows q)
+/* Task i of a wave: of its run the block j % blocks and the span j / blocks, j = i less the tasks of the runs before.
+ * A thread takes a task ahead, so that it knows what to fetch at the end of the one before. */
+static void attend_wave(const work *k, const wave *v)
 {
-    int64_t tasks = spans * c->blocks;
-    for (int64_t i = worker_take(w, 1), next; i < tasks; i = next) {
-        next = worker_take(w, 1);
-        block b = block_at(a, c, w->step, i % c->blocks), soon = block_at(a, c, w->step, next % c->blocks);
-        place then = {next < tasks ? (first_span + next / c->blocks) * SPAN_PAGES : -1, soon.kv_head};
-        gather(a, w, &b, q);
-        attend_span(a, w, &b, first_span + i / c->blocks, then,
-                    shared_partial(a, w, c, first + i / c->blocks, i % c->blocks));
+    place_in at = first_place(k), ahead;
+    int64_t i = worker_take(k->w, 1), next;
+    for (int more = walk_to(k, &at, i, v->done, v->n); more; i = next, at = ahead) {
+        const cut *c = &at.c;
+        int64_t j = i - at.before, span = v->done + j / c->blocks;
+        block b = block_at(k->a, c, j % c->blocks);
+        next = worker_take(k->w, 1);
+        ahead = at;
+        more = walk_to(k, &ahead, next, v->done, v->n);
+        place then = {.page = -1};
+        if (more) {
+            int64_t soon = next - ahead.before;
+            int64_t page = (ahead.c.first_span + v->done + soon / ahead.c.blocks) * SPAN_PAGES;
+            then = (place){ahead.c.run, page, block_at(k->a, &ahead.c, soon % ahead.c.blocks).kv_head};
+        }
+        gather(k, c, &b);
+        attend_span(k, c, &b, c->first_span + span, then,
+                    shared_partial(k, v->first + j / c->blocks, at.blocks_before + j % c->blocks));
     }
 }
 
 /* A task is a block and one span. */
-static void attend_spans(const attention *a, const worker *w, const cut *c, int64_t capacity, head_rows q,
-                         head_rows out)
+static void attend_spans(const work *k, int64_t capacity)
 {
-    for (int64_t done = 0; done < c->spans;) {
+    for (int64_t done = 0; done < k->spans;) {
         /* Number 0 holds the first span in the first wave, and what is merged so far from then on. */
-        int64_t first = done > 0, n = min64(c->spans - done, capacity - first);
-        attend_wave(a, w, c, c->first_span + done, n, first, q);
-        worker_barrier(w);
-        done += n;
-        merge_wave(a, w, c, first + n, done == c->spans, out);
-        if (done < c->spans)
-            worker_barrier(w);
+        int64_t first = done > 0;
+        wave v = {done, min64(k->spans - done, capacity - first), first};
+        attend_wave(k, &v);
+        worker_barrier(k->w);
+        done += v.n;
+        merge_wave(k, &v);
+        if (done < k->spans)
+            worker_barrier(k->w);
     }
 }
 
-void attend(const attention *a, const worker *w, head_rows q, head_rows out)
+void attend(const attention *a, const worker *w, run_range runs, head_rows q, head_rows out)
 {
-    cut c = cut_step(a, w->step, w->threads);
-    size_t bytes = (size_t)c.blocks * partial_floats(c.rows, a->dv) * sizeof(float);
+    work k = {.a = a, .w = w, .runs = runs, .q = q, .out = out};
+    cut_work(&k);
+    size_t bytes = (size_t)k.blocks * partial_floats(k.rows, a->dv) * sizeof(float);
     int64_t capacity = (int64_t)(attention_shared_bytes(a) / bytes);
-    if (c.blocks < (int64_t)w->threads * TASKS_PER_THREAD && c.spans > 1 && capacity > 1)
-        attend_spans(a, w, &c, capacity, q, out);
+    if (k.blocks < (int64_t)w->threads * TASKS_PER_THREAD && k.spans > 1 && capacity > 1)
+        attend_spans(&k, capacity);
     else
-        attend_blocks(a, w, &c, q, out);
+        attend_blocks(&k);
 }

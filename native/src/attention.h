@@ -1,4 +1,4 @@
-/* attention.h - causal attention of a step's queries over the pages of the cache, for GQA and MLA.
+/* attention.h - causal attention of runs' queries over the pages of the cache, for GQA and MLA.
  *
  * The keys are cut into *spans* of a fixed number of pages. A span's partial result (maximum, sum,
  * weighted values) is computed from nothing, and the spans are merged in ascending order, whoever
@@ -57,13 +57,24 @@ static inline int64_t page_keys(int64_t dk, int32_t kv_f32)
 size_t attention_shared_bytes(const attention *a);
 size_t attention_local_bytes(const attention *a);
 
-/* out = attention of q; called by all threads of the team, from a phase. Contains barriers when a few
- * queries meet a long context; ends without one. */
-void attend(const attention *a, const worker *w, head_rows q, head_rows out);
+/* Runs [first, last) of a step. */
+typedef struct run_range {
+    int64_t first, last;
+} run_range;
 
-static inline uint8_t *cache_page(const worker *w, int64_t page)
+static inline run_range all_runs(const worker *w)
 {
-    return (uint8_t *)w->step->cache + (size_t)w->step->pages[page] * w->step->page_bytes;
+    return (run_range){0, w->batch->n_runs};
+}
+
+/* out = attention of q, the rows of these runs, each over its own pages; called by all threads of the team, from a
+ * phase. Contains barriers when a few queries meet a long context, as many for all runs as for the longest; ends
+ * without one. */
+void attend(const attention *a, const worker *w, run_range runs, head_rows q, head_rows out);
+
+static inline uint8_t *cache_page(const worker *w, const kt_run *run, int64_t page)
+{
+    return (uint8_t *)w->step->cache + (size_t)run->pages[page] * w->step->page_bytes;
 }
 
 #endif

@@ -58,10 +58,10 @@ static void append_run(const void *arg, worker *w)
     int64_t t, last, dim = o->s.dim;
     uint16_t *row = (uint16_t *)(void *)local_scratch(w);
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        int64_t position = w->step->start + t, key = position % KT_PAGE_TOKENS / o->s.every;
+        int64_t position = position_of(w, t), key = position % KT_PAGE_TOKENS / o->s.every;
         if ((position + 1) % o->s.every)
             continue;
-        uint8_t *to = cache_page(w, position / KT_PAGE_TOKENS) + o->s.layer_offset;
+        uint8_t *to = cache_page(w, run_of(w, t), position / KT_PAGE_TOKENS) + o->s.layer_offset;
         const float *x = view_row(w, o->key, t);
         if (o->kv_f32) {
             memcpy((float *)(void *)to + key * dim, x, (size_t)dim * sizeof *x);
@@ -76,8 +76,9 @@ static void append_run(const void *arg, worker *w)
 
 /* ---- scores ------------------------------------------------------------------------------------- */
 
-/* Tokens [first, first + n) in local scratch: queries as the kernel reads them, weights, empty lists. */
+/* Rows [first, first + n) of a run in local scratch: queries as the kernel reads them, weights, empty lists. */
 typedef struct group {
+    const kt_run *run;
     int64_t first, n;
     top tops[];                 /* [n][lists] */
 } group;
@@ -86,7 +87,7 @@ static group *gather(const choose *o, const worker *w, int64_t first, int64_t n)
 {
     group *g = (group *)(void *)local_scratch(w);
     uint64_t *keys = (uint64_t *)(void *)(g->tops + TOGETHER * o->lists);
-    *g = (group){.first = first, .n = n};
+    *g = (group){.run = run_of(w, first), .first = first, .n = n};
     for (int64_t i = 0; i < n * o->lists; i++)
         g->tops[i] = (top){.keys = keys + i * capacity(o), .most = o->s.top_k, .capacity = capacity(o)};
     for (int64_t t = 0; t < n; t++) {
@@ -105,13 +106,13 @@ static group *gather(const choose *o, const worker *w, int64_t first, int64_t n)
 }
 
 /* Scores of token t of the group for the keys of a page, to local scratch: [64], or [heads][64] without weights. */
-static const float *score_page(const choose *o, const worker *w, int64_t t, int64_t page, int64_t keys)
+static const float *score_page(const choose *o, const worker *w, const group *g, int64_t t, int64_t page, int64_t keys)
 {
     float *out = (float *)(void *)(local_scratch(w) + o->score_offset);
     const float *weights = (const float *)(const void *)(local_scratch(w) + o->weight_offset);
     page_index k = {.n_heads = o->s.heads, .dim = o->s.dim, .n_keys = keys, .k_stride = o->s.dim,
                     .q = local_scratch(w) + o->query_offset + (size_t)(t * o->s.heads) * query_stride(o),
-                    .q_stride = paired(o->s.dim), .k = cache_page(w, page) + o->s.layer_offset,
+                    .q_stride = paired(o->s.dim), .k = cache_page(w, g->run, page) + o->s.layer_offset,
                     .weight = o->weight.width ? weights + t * o->s.heads : NULL, .out = out};
     (o->kv_f32 ? w->kernels->index_f32 : w->kernels->index_bf16)(&k);
     return out;
@@ -133,7 +134,7 @@ static void take_positions(top *t, const float *score, int64_t first, int64_t ke
 /* What one block is worth in every list; the token's own block and the ones right before it always are the best. */
 static void take_block(const choose *o, const worker *w, group *g, int64_t t, int64_t block)
 {
-    int64_t position = w->step->start + g->first + t, first = block * block_pages(o);
+    int64_t position = position_of(w, g->first + t), first = block * block_pages(o);
     int64_t last = min64(first + block_pages(o), position / KT_PAGE_TOKENS + 1);
     int is_local = position / o->s.block - block < o->s.local;
     float *best = (float *)(void *)(local_scratch(w) + o->sort_offset);
@@ -141,7 +142,7 @@ static void take_block(const choose *o, const worker *w, group *g, int64_t t, in
         best[list] = is_local ? INFINITY : -INFINITY;
     for (int64_t page = first; page < last && !is_local; page++) {
         int64_t keys = keys_seen(o, position, page);
-        const float *score = score_page(o, w, t, page, keys);
+        const float *score = score_page(o, w, g, t, page, keys);
         for (int64_t i = 0; i < o->lists; i++, score += KT_PAGE_TOKENS)
             for (int64_t j = 0; j < keys; j++)
                 best[i] = score[j] > best[i] ? score[j] : best[i];
@@ -155,11 +156,11 @@ static void score_pages(const choose *o, const worker *w, group *g, int64_t page
 {
     for (; page < last; page += block_pages(o))
         for (int64_t t = 0; t < g->n; t++) {
-            int64_t keys = keys_seen(o, w->step->start + g->first + t, page);
+            int64_t keys = keys_seen(o, position_of(w, g->first + t), page);
             if (keys && o->s.block > 1)
                 take_block(o, w, g, t, page / block_pages(o));
             else if (keys)
-                take_positions(&g->tops[t], score_page(o, w, t, page, keys), page * page_places(&o->s), keys);
+                take_positions(&g->tops[t], score_page(o, w, g, t, page, keys), page * page_places(&o->s), keys);
         }
 }
 
@@ -175,19 +176,34 @@ static void write_row(const choose *o, const worker *w, const group *g, int64_t 
 
 /* ---- the two ways ------------------------------------------------------------------------------- */
 
-static int64_t pages_seen(const worker *w, int64_t last_token)
+static int64_t pages_seen(const worker *w, int64_t last_row)
 {
-    return (w->step->start + last_token + KT_PAGE_TOKENS) / KT_PAGE_TOKENS;
+    return position_of(w, last_row) / KT_PAGE_TOKENS + 1;
 }
 
-/* A task is some tokens with all their keys. */
-static void by_tokens(const choose *o, const worker *w)
+/* Rows of a run that must choose; 0: it attends to all. */
+static int64_t choosing(const choose *o, const worker *w, int64_t run)
 {
-    int64_t tokens = w->step->n_tokens, each = max64(1, min64(TOGETHER, tokens / (2 * w->threads)));
-    int64_t tasks = (tokens + each - 1) / each;
-    for (int64_t i; (i = worker_take(w, 1)) < tasks;) {
-        int64_t first = (tasks - 1 - i) * each;         /* the last see the most keys */
-        group *g = gather(o, w, first, min64(each, tokens - first));
+    const kt_run *r = &w->batch->runs[run];
+    return selection_is_all(selection_of(o, w), r) ? 0 : r->n_tokens;
+}
+
+/* A task is some tokens of a run with all their keys. */
+static void by_tokens(const choose *o, const worker *w, int64_t rows)
+{
+    int64_t each = max64(1, min64(TOGETHER, rows / (2 * w->threads))), run = 0, before = 0;
+    for (int64_t i; (i = worker_take(w, 1)) >= 0;) {
+        int64_t tasks;
+        for (; run < w->batch->n_runs; run++, before += tasks) {
+            tasks = (choosing(o, w, run) + each - 1) / each;
+            if (i - before < tasks)
+                break;
+        }
+        if (run == w->batch->n_runs)
+            return;
+        int64_t token = (tasks - 1 - (i - before)) * each;      /* the last see the most keys */
+        int64_t first = w->batch->first[run] + token;
+        group *g = gather(o, w, first, min64(each, w->batch->runs[run].n_tokens - token));
         score_pages(o, w, g, 0, pages_seen(w, first + g->n - 1));
         for (int64_t list = 0; list < g->n * o->lists; list++)
             write_row(o, w, g, list, &g->tops[list]);
@@ -226,29 +242,33 @@ static void join_found(const choose *o, const worker *w, group *g)
     }
 }
 
-/* Some tokens after the other; a task is a span of their keys. */
+/* Some tokens of a run after the other; a task is a span of their keys. */
 static void by_keys(const choose *o, const worker *w)
 {
-    int64_t tokens = w->step->n_tokens;
-    for (int64_t first = 0; first < tokens; first += TOGETHER) {
-        group *g = gather(o, w, first, min64(TOGETHER, tokens - first));
-        int64_t pages = pages_seen(w, first + g->n - 1);
-        for (int64_t i; (i = worker_take(w, 1)) * o->span_pages < pages;)
-            score_pages(o, w, g, i * o->span_pages, min64(pages, (i + 1) * o->span_pages));
-        share_found(o, w, g);
-        worker_barrier(w);
-        join_found(o, w, g);
-        if (first + TOGETHER < tokens)
+    int again = 0;
+    for (int64_t run = 0; run < w->batch->n_runs; run++) {
+        int64_t last = w->batch->first[run] + choosing(o, w, run);
+        for (int64_t first = w->batch->first[run]; first < last; first += TOGETHER) {
+            if (again++)
+                worker_barrier(w);
+            group *g = gather(o, w, first, min64(TOGETHER, last - first));
+            int64_t pages = pages_seen(w, first + g->n - 1);
+            for (int64_t i; (i = worker_take(w, 1)) * o->span_pages < pages;)
+                score_pages(o, w, g, i * o->span_pages, min64(pages, (i + 1) * o->span_pages));
+            share_found(o, w, g);
             worker_barrier(w);
+            join_found(o, w, g);
+        }
     }
 }
 
 static void choose_run(const void *arg, worker *w)
 {
     const choose *o = arg;
-    if (selection_is_all(selection_of(o, w), w->step))
-        return;
-    w->step->n_tokens < w->threads ? by_keys(o, w) : by_tokens(o, w);
+    int64_t rows = 0;
+    for (int64_t run = 0; run < w->batch->n_runs; run++)
+        rows += choosing(o, w, run);
+    rows < w->threads ? by_keys(o, w) : by_tokens(o, w, rows);
 }
 
 /* ---- recording ---------------------------------------------------------------------------------- */

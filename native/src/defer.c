@@ -49,7 +49,8 @@ static void split_run(const void *arg, worker *w)
         int32_t n = keep_own(from, from->ids + at, o->elsewhere, now);
         for (int32_t k = 0; late && k < from->top_k; k++)
             late[k] = -1;
-        for (int32_t i = 0; late && i < w->step->defer && i < n - LEFT_NOW; i++) {
+        int32_t most = run_of(w, token_row(w, o->domain, t))->defer;
+        for (int32_t i = 0; late && i < most && i < n - LEFT_NOW; i++) {
             int32_t k = least(now, from->gate + at, from->top_k);
             late[k] = now[k];
             now[k] = -1;
@@ -81,8 +82,8 @@ int32_t kt_program_split(kt_program *p, const kt_split *s)
                             p->routings.at[from].experts);
     split *o = program_new(p, sizeof *o);
     int32_t first = o ? derive(p, from, 0) : KT_ERR_MEMORY;
-    int32_t second = o && s->late && first >= 0 ? derive(p, from, 1) : -1;
-    if (first < 0 || (s->late && second < 0))
+    int32_t second = o && s->defers && first >= 0 ? derive(p, from, 1) : -1;
+    if (first < 0 || (s->defers && second < 0))
         return KT_ERR_MEMORY;
     *o = (split){.from = from, .now = first, .late = second, .domain = p->routings.at[from].domain,
                  .elsewhere = s->elsewhere};
@@ -90,7 +91,7 @@ int32_t kt_program_split(kt_program *p, const kt_split *s)
     program_phase(p, split_run, o);
     program_touch(p, p->routings.at[from].resource, 0, 1, OWN_ROWS);
     program_touch(p, p->routings.at[first].resource, 0, 1, OWN_ROWS | WRITES);
-    if (s->late)
+    if (s->defers)
         program_touch(p, p->routings.at[second].resource, 0, 1, OWN_ROWS | WRITES);
     return first;
 }

@@ -13,6 +13,7 @@ typedef struct rowwise {
     int32_t domain;
     int64_t head_width, first, dim;
     int32_t interleaved, table;
+    int32_t late;               /* only of rows whose runs defer */
     kt_glu glu;
     gate_by gate;
     float eps, by;
@@ -174,7 +175,7 @@ static void table_run(const void *arg, worker *w)
     const rope_table *r = &w->program->tables.at[((const rowwise *)arg)->table];
     int64_t t, last, half = r->dim / 2;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        float *cosine = r->data + t * r->dim, position = (float)(w->step->start + t + r->shift);
+        float *cosine = r->data + t * r->dim, position = (float)(position_of(w, t) + r->shift);
         for (int64_t i = 0; i < half; i++) {
             float angle = position * r->inv_freq[i];
             cosine[i] = cosf(angle) * r->scale;
@@ -330,7 +331,8 @@ static void add_run(const void *arg, worker *w)
     const rowwise *o = arg;
     int64_t t, last;
     for (own_rows(w, o->domain, &t, &last); t < last; t++)
-        w->kernels->add(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, view_row(w, o->out, t));
+        if (!o->late || run_of(w, token_row(w, o->domain, t))->defer > 0)
+            w->kernels->add(view_row(w, o->a, t), view_row(w, o->b, t), o->out.width, view_row(w, o->out, t));
 }
 
 int kt_program_add(kt_program *p, kt_view out, kt_view a, kt_view b)
@@ -350,7 +352,7 @@ int kt_program_add(kt_program *p, kt_view out, kt_view a, kt_view b)
         return failed;
     if (a.width != b.width || a.width != out.width)
         return program_fail(p, KT_ERR_SHAPE, "add: %d columns and %d to %d", a.width, b.width, out.width);
-    return record(p, add_run, &(rowwise){.out = out, .a = a, .b = b}, OWN_ROWS);
+    return record(p, add_run, &(rowwise){.out = out, .a = a, .b = b, .late = p->late}, OWN_ROWS);
 }
 
 static void scale_run(const void *arg, worker *w)
@@ -388,7 +390,7 @@ static void select_run(const void *arg, worker *w)
     const rowwise *o = arg;
     int64_t i, last;
     for (own_rows(w, KT_ROWS_OUTPUTS, &i, &last); i < last; i++)
-        memcpy(view_row(w, o->out, i), view_row(w, o->a, w->step->first_output + i),
+        memcpy(view_row(w, o->out, i), view_row(w, o->a, w->batch->output[i]),
                (size_t)o->out.width * sizeof(float));
 }
 

@@ -39,8 +39,8 @@ static void append_run(const void *arg, worker *w)
     const attention *a = &o->a;
     int64_t t, last;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        int64_t position = w->step->start + t, key = position % KT_PAGE_TOKENS;
-        uint8_t *page = cache_page(w, position / KT_PAGE_TOKENS);
+        int64_t position = position_of(w, t), key = position % KT_PAGE_TOKENS;
+        uint8_t *page = cache_page(w, run_of(w, t), position / KT_PAGE_TOKENS);
         if (a->kv_f32)
             append_row(w, a, a->dk, view_row(w, o->k, t), page + a->k_offset, key);
         else
@@ -52,7 +52,7 @@ static void append_run(const void *arg, worker *w)
 static void attend_run(const void *arg, worker *w)
 {
     const gqa *o = arg;
-    attend(&o->a, w, (head_rows){view_row(w, o->q, 0), view_stride(w, o->q), o->a.dk},
+    attend(&o->a, w, all_runs(w), (head_rows){view_row(w, o->q, 0), view_stride(w, o->q), o->a.dk},
            (head_rows){view_row(w, o->out, 0), view_stride(w, o->out), o->a.dv});
 }
 

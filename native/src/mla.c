@@ -5,36 +5,86 @@
  * reads each latent row once for all heads, but multiplies with lora columns instead of a head's few; so
  * many tokens take the *expanded* form (mla_expanded.c). Over chosen positions it is always the absorbed one
  * (mla_chosen.c). Source: DeepSeek-V2 report, section 2.1.
+ *
+ * Which form a run takes is a matter of its chunk alone. Runs of the same form that follow one another are worked on
+ * together, so that the matrices are read once for all of them.
  */
+#include "gathered.h"
 #include "mla.h"
 
 #include <string.h>
 
-/* The step attends to chosen positions only. */
-static int is_chosen(const mla *o, const worker *w)
+/* Multiply-adds of one head decide, and only those: the same chunk always takes the same form. */
+static int is_expanded(const mla *o, chunk c)
 {
-    return o->selection >= 0 && !selection_is_all(&w->program->selections.at[o->selection], w->step);
-}
-
-/* Multiply-adds of one head decide, and only those: the same step always takes the same form. */
-static int is_expanded(const mla *o, const kt_step *s)
-{
-    double tokens = (double)s->n_tokens, keys = (double)s->start + tokens, seen = (double)s->start + tokens / 2;
+    double tokens = (double)c.tokens, keys = (double)c.start + tokens, seen = (double)c.start + tokens / 2;
     double both = (double)o->s.lora * (o->s.nope + o->s.v);     /* uk and uv of one row */
     double absorbed = tokens * (both + seen * (2 * o->s.lora + o->s.rope));
     double expanded = keys * both + tokens * seen * (o->s.nope + o->s.rope + o->s.v);
-    return s->n_tokens > MLA_ABSORBED || expanded < absorbed;
+    return c.tokens > MLA_ABSORBED || expanded < absorbed;
 }
 
-/* The step takes the absorbed form in the phases recorded for it. */
-static int is_absorbed(const mla *o, const worker *w)
+static int32_t form_of(const mla *o, const worker *w, const kt_run *run)
 {
-    return !is_chosen(o, w) && !is_expanded(o, w->step);
+    if (o->selection >= 0 && !selection_is_all(&w->program->selections.at[o->selection], run))
+        return MLA_CHOSEN_FORM;
+    return is_expanded(o, chunk_of(run)) ? MLA_EXPANDED_FORM : MLA_ABSORBED_FORM;
 }
 
-static mla_rows all_rows(const worker *w)
+int mla_tiled(const worker *w, const matrices *m, int64_t tokens)
 {
-    return (mla_rows){0, w->step->n_tokens};
+    return m->kind == ACT_BF16 && tokens >= pool_tile_min(w->pool, KT_TILE_BF16);
+}
+
+void mla_tiles(product *p, int32_t tiled)
+{
+    if (p->format->bits == 16)
+        p->tile_min = tiled ? 1 : INT64_MAX;
+}
+
+/* From a row on the rows of its run that go together when its whole chunk does: all of the run, but chosen positions
+ * take MLA_ABSORBED tokens of the chunk at a time. */
+static mla_rows piece_at(const mla *o, const worker *w, int64_t row)
+{
+    const kt_run *run = run_of(w, row);
+    chunk c = chunk_of(run);
+    int64_t position = position_of(w, row), from = position - c.start;
+    mla_rows r = {.first = row, .n = run_end(run) - position, .form = form_of(o, w, run)};
+    int64_t batch = r.form == MLA_CHOSEN_FORM ? from / MLA_ABSORBED * MLA_ABSORBED : 0;
+    int64_t together = r.form == MLA_CHOSEN_FORM ? min64(MLA_ABSORBED, c.tokens - batch) : c.tokens;
+    r.n = min64(r.n, batch + together - from);
+    r.tiled = mla_tiled(w, &o->uk_in, together) || mla_tiled(w, &o->uv, together);
+    return r;
+}
+
+int mla_next(const mla *o, const worker *w, mla_rows *r)
+{
+    int64_t row = r->first + r->n, rows = w->batch->rows;
+    if (row == rows)
+        return 0;
+    *r = piece_at(o, w, row);
+    while (r->form != MLA_EXPANDED_FORM && r->first + r->n < rows) {
+        mla_rows more = piece_at(o, w, r->first + r->n);
+        if (more.form != r->form || more.tiled != r->tiled || r->n + more.n > MLA_ABSORBED)
+            break;
+        r->n += more.n;
+    }
+    return 1;
+}
+
+/* The step's first rows, if they take the absorbed form: the usual ones, in phases of their own. All others go through
+ * the last phase. */
+static mla_rows first_rows(const mla *o, const worker *w)
+{
+    mla_rows r = {0};
+    mla_next(o, w, &r);
+    return r.form == MLA_ABSORBED_FORM ? r : (mla_rows){0};
+}
+
+/* The runs of rows. */
+static run_range runs_of(const worker *w, mla_rows r)
+{
+    return (run_range){w->batch->run[r.first], w->batch->run[r.first + r.n - 1] + 1};
 }
 
 static int64_t most_absorbed(const kt_program *p)
@@ -75,8 +125,8 @@ static void append_run(const void *arg, worker *w)
     const mla *o = arg;
     int64_t t, last;
     for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
-        int64_t position = w->step->start + t, width = o->a.dk;
-        uint8_t *to = cache_page(w, position / KT_PAGE_TOKENS) + o->a.k_offset;
+        int64_t position = position_of(w, t), width = o->a.dk;
+        uint8_t *to = cache_page(w, run_of(w, t), position / KT_PAGE_TOKENS) + o->a.k_offset;
         const float *x = view_row(w, o->latent, t);
         if (o->a.kv_f32)
             memcpy((float *)(void *)to + position % KT_PAGE_TOKENS * width, x, (size_t)width * sizeof *x);
@@ -102,10 +152,10 @@ void mla_split(const mla *o, const worker *w, mla_rows r, int64_t first, int64_t
 
 static void split_run(const void *arg, worker *w)
 {
+    mla_rows r = first_rows(arg, w);
     int64_t first, last;
     own_rows(w, KT_ROWS_TOKENS, &first, &last);
-    if (is_absorbed(arg, w))
-        mla_split(arg, w, all_rows(w), first, last);
+    mla_split(arg, w, r, first, min64(last, r.n));
 }
 
 /* Task i of the products of all heads: a head and a run of its panels. One task per head would leave most
@@ -133,6 +183,7 @@ void mla_absorb(const mla *o, const worker *w, mla_rows r)
     for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uk_in);) {
         head_part t = part_at(o, w, &o->uk_in, i);
         matrices_bind(w, &o->uk_in, t.head, t.first, t.last, &p);
+        mla_tiles(&p, r.tiled);
         some = act_rows(&all, t.head * p.n_tokens);
         act_bind(&some, &p);
         if (all.kind == ACT_F32) {
@@ -146,19 +197,21 @@ void mla_absorb(const mla *o, const worker *w, mla_rows r)
 
 static void absorb_run(const void *arg, worker *w)
 {
-    if (is_absorbed(arg, w))
-        mla_absorb(arg, w, all_rows(w));
+    mla_rows r = first_rows(arg, w);
+    if (r.n)
+        mla_absorb(arg, w, r);
+}
+
+static void attend_absorbed(const mla *o, const worker *w, mla_rows r)
+{
+    attend(&o->a, w, runs_of(w, r), mla_queries(o, w), mla_results_at(o, w));
 }
 
 static void attend_run(const void *arg, worker *w)
 {
-    const mla *o = arg;
-    if (is_chosen(o, w))
-        mla_chosen(o, w);
-    else if (is_expanded(o, w->step))
-        mla_expanded(o, w);
-    else
-        attend(&o->a, w, mla_queries(o, w), mla_results_at(o, w));
+    mla_rows r = first_rows(arg, w);
+    if (r.n)
+        attend_absorbed(arg, w, r);
 }
 
 void mla_results(const mla *o, const worker *w, mla_rows r)
@@ -171,8 +224,9 @@ void mla_results(const mla *o, const worker *w, mla_rows r)
 
 static void results_run(const void *arg, worker *w)
 {
-    if (is_absorbed(arg, w))
-        mla_results(arg, w, all_rows(w));
+    mla_rows r = first_rows(arg, w);
+    if (r.n)
+        mla_results(arg, w, r);
 }
 
 void mla_values(const mla *o, const worker *w, mla_rows r)
@@ -183,6 +237,7 @@ void mla_values(const mla *o, const worker *w, mla_rows r)
     for (int64_t i; (i = worker_take(w, 1)) < o->s.heads * parts(o, w, &o->uv);) {
         head_part t = part_at(o, w, &o->uv, i);
         matrices_bind(w, &o->uv, t.head, t.first, t.last, &p);
+        mla_tiles(&p, r.tiled);
         some = act_rows(&all, t.head * p.n_tokens);
         act_bind(&some, &p);
         if (all.kind == ACT_F32) {
@@ -194,10 +249,43 @@ void mla_values(const mla *o, const worker *w, mla_rows r)
     }
 }
 
+/* All of the absorbed form, over what the rows see or chose. */
+static void absorbed(const mla *o, const worker *w, mla_rows r)
+{
+    for (int64_t i; (i = worker_take(w, 1)) < r.n;)
+        mla_split(o, w, r, i, i + 1);
+    worker_barrier(w);
+    mla_absorb(o, w, r);
+    if (r.form == MLA_CHOSEN_FORM) {
+        pool_next_loop(w->pool, w->thread);     /* rows are gathered meanwhile */
+        mla_chosen(o, w, r);
+    } else {
+        worker_barrier(w);
+        attend_absorbed(o, w, r);
+    }
+    worker_barrier(w);
+    if (o->uv.kind != ACT_F32) {
+        mla_results(o, w, r);
+        worker_barrier(w);
+    }
+    mla_values(o, w, r);
+}
+
+/* The values of the first rows, then everything of the others, some after the other since they share the scratch. */
 static void values_run(const void *arg, worker *w)
 {
-    if (is_absorbed(arg, w))
-        mla_values(arg, w, all_rows(w));
+    const mla *o = arg;
+    mla_rows r = first_rows(o, w);
+    if (r.n)
+        mla_values(o, w, r);
+    for (int again = r.n > 0; mla_next(o, w, &r); again = 1) {
+        if (again)
+            worker_barrier(w);
+        if (r.form == MLA_EXPANDED_FORM)
+            mla_expanded(o, w, r);
+        else
+            absorbed(o, w, r);
+    }
 }
 
 /* ---- recording ---------------------------------------------------------------------------------- */
@@ -235,7 +323,7 @@ static size_t align64(size_t size)
     return size_add(size, 63) / 64 * 64;
 }
 
-static void reserve(kt_program *p, mla *o)
+static int reserve(kt_program *p, mla *o)
 {
     int64_t rows = most_absorbed(p) * o->s.heads;
     size_t nope = act_bytes(o->uk_in.kind, rows, act_stride(o->uk_in.kind, o->s.nope));
@@ -243,14 +331,15 @@ static void reserve(kt_program *p, mla *o)
     o->nope_offset = align64(attention_shared_bytes(&o->a));
     o->query_offset = size_add(o->nope_offset, align64(nope > result ? nope : result));
     o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
-    program_reserve(p, size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))),
-                    attention_local_bytes(&o->a));
+    o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));
+    program_reserve(p, o->chosen_offset, attention_local_bytes(&o->a));
     program_reserve(p, mla_expanded_shared_bytes(o, p->options.max_tokens), mla_expanded_local_bytes(o));
     if (o->selection < 0)
-        return;
-    const selection *c = &p->selections.at[o->selection];
-    o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));
-    program_reserve(p, size_add(o->chosen_offset, mla_chosen_bytes(o, p->options.max_tokens, c)), 0);
+        return KT_OK;
+    int64_t keys = mla_chosen_keys(&p->selections.at[o->selection]);
+    int failed = gathered_reserve(p, keys, mla_chosen_page(o), &o->chosen_bytes, &o->identity);
+    program_reserve(p, size_add(o->chosen_offset, o->chosen_bytes), 0);
+    return failed;
 }
 
 static void record(kt_program *p, mla *o, size_t layer_bytes)
@@ -266,18 +355,18 @@ static void record(kt_program *p, mla *o, size_t layer_bytes)
     program_touch_view(p, o->q, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
     program_phase(p, attend_run, o);
-    program_touch_view(p, o->q, ANY_ROWS);
     program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS);
     program_touch_scratch(p, ANY_ROWS | WRITES);
-    if (o->selection >= 0)
-        program_touch(p, p->selections.at[o->selection].resource, 0, 1, ANY_ROWS);
-    program_touch_view(p, o->out, ANY_ROWS | WRITES);
     if (o->uv.kind != ACT_F32) {
         program_phase(p, results_run, o);
         program_touch_scratch(p, ANY_ROWS | WRITES);
     }
     program_phase(p, values_run, o);
-    program_touch_scratch(p, ANY_ROWS);
+    program_touch_view(p, o->q, ANY_ROWS);
+    program_touch_cache(p, o->a.k_offset, layer_bytes, ANY_ROWS);
+    if (o->selection >= 0)
+        program_touch(p, p->selections.at[o->selection].resource, 0, 1, ANY_ROWS);
+    program_touch_scratch(p, ANY_ROWS | WRITES);
     program_touch_view(p, o->out, ANY_ROWS | WRITES);
 }
 
@@ -308,9 +397,8 @@ int kt_program_mla(kt_program *p, kt_view out, kt_view q, kt_view latent, const 
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset}};
     p->page_bytes = p->page_bytes > shape->layer_offset + layer_bytes ? p->page_bytes
                                                                       : shape->layer_offset + layer_bytes;
-    if (o->selection >= 0 && !(o->identity = mla_chosen_pages(p, &p->selections.at[o->selection])))
-        return KT_ERR_MEMORY;
-    reserve(p, o);
-    record(p, o, layer_bytes);
-    return KT_OK;
+    failed = reserve(p, o);
+    if (!failed)
+        record(p, o, layer_bytes);
+    return failed;
 }

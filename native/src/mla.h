@@ -10,19 +10,31 @@ typedef struct mla {
     matrices uk_in, uk_out, uv;
     attention a;                /* absorbed, over latent rows: dk = lora + rope, dv = lora */
     size_t nope_offset, query_offset, result_offset;    /* bytes into the shared scratch */
-    size_t chosen_offset;       /* the same, of gathered rows */
+    size_t chosen_offset, chosen_bytes;                 /* the same, of gathered rows */
     int32_t selection;          /* whose positions are attended to; -1: all */
-    int32_t *identity;          /* 0, 1, ...: pages of gathered rows */
+    const int32_t *identity;    /* numbers of the pages of gathered rows */
 } mla;
 
-/* Tokens [first, first + n) of the step; at most MLA_ABSORBED of them in the absorbed form. */
+enum { MLA_ABSORBED_FORM, MLA_CHOSEN_FORM, MLA_EXPANDED_FORM };
+
+/* Rows [first, first + n) of the step that are worked on together in one form: those of one run if they are expanded,
+ * else of one or more, at most MLA_ABSORBED. */
 typedef struct mla_rows {
     int64_t first, n;
+    int32_t form;
+    int32_t tiled;              /* bf16 products use tiles, where the CPU has them */
 } mla_rows;
 
-/* A step of more tokens is always expanded, or goes in several batches where positions are chosen: bounds the
+/* A chunk of more tokens is always expanded, or goes in several batches where positions are chosen: bounds the
  * scratch, [tokens][heads][2 * lora + rope] f32. */
 #define MLA_ABSORBED 128
+
+/* The rows after r; 0: there are none. */
+int mla_next(const mla *o, const worker *w, mla_rows *r);
+/* Products of bf16 use tiles from some number of tokens on, which changes their last bits. So the number is that of
+ * the chunk, not of the rows that happen to be together: let p use tiles, or not. */
+void mla_tiles(product *p, int32_t tiled);
+int mla_tiled(const worker *w, const matrices *m, int64_t tokens);
 
 /* The absorbed form step by step, each called by all threads and shared out among them, with a barrier between;
  * first q_nope as uk_in reads it and q_rope to the end of the absorbed queries, for the rows [first, last) of r. */
@@ -33,16 +45,15 @@ void mla_values(const mla *o, const worker *w, mla_rows r);
 head_rows mla_queries(const mla *o, const worker *w);
 head_rows mla_results_at(const mla *o, const worker *w);
 
-/* Attention of the step over the chosen positions; called by all threads. Contains barriers, ends without one. */
-void mla_chosen(const mla *o, const worker *w);
-/* Bytes of gathered rows, for steps of up to max_tokens. */
-size_t mla_chosen_bytes(const mla *o, int64_t max_tokens, const selection *s);
-/* 0, 1, ... for as many pages as a token's chosen rows fill; NULL if there is no memory. */
-int32_t *mla_chosen_pages(kt_program *p, const selection *s);
+/* Attention of absorbed queries over what each row chose; called by all threads. Contains barriers, ends without one. */
+void mla_chosen(const mla *o, const worker *w, mla_rows r);
+/* Bytes of a page of gathered rows, and the most of them that a token has. */
+size_t mla_chosen_page(const mla *o);
+int64_t mla_chosen_keys(const selection *s);
 
-/* Attention of the step with expanded keys and values; called by all threads. Contains barriers, ends
+/* Attention of one run with expanded keys and values; called by all threads. Contains barriers, ends
  * without one. Bytes of scratch it needs, for steps of up to max_tokens. */
-void mla_expanded(const mla *o, const worker *w);
+void mla_expanded(const mla *o, const worker *w, mla_rows r);
 size_t mla_expanded_shared_bytes(const mla *o, int64_t max_tokens);
 size_t mla_expanded_local_bytes(const mla *o);
 

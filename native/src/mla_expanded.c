@@ -1,8 +1,8 @@
-/* mla_expanded.c - latent attention for many tokens: a run of pages is expanded to every head's own keys
- * and values (uk_out, uv), all queries of the step attend over them, and the next run follows.
+/* mla_expanded.c - latent attention for many tokens: a stretch of pages is expanded to every head's own keys
+ * and values (uk_out, uv), all queries of the run attend over them, and the next stretch follows.
  *
- * While the team attends over one run it already expands the next into the other half of the scratch, so
- * there is one barrier per run and few threads wait at it. A query meets its pages in ascending order,
+ * While the team attends over one stretch it already expands the next into the other half of the scratch, so
+ * there is one barrier per stretch and few threads wait at it. A query meets its pages in ascending order,
  * whoever works on it; its sums stand in shared scratch and its weighted values in the output itself.
  */
 #include "mla.h"
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-#define RUN_BYTES ((size_t)8 << 20)     /* expanded keys and values of one run of pages */
-#define MOST_PAGES 8                    /* of one run */
+#define STRETCH_BYTES ((size_t)8 << 20)     /* expanded keys and values of one stretch of pages */
+#define MOST_PAGES 8                    /* of one stretch */
 
 static size_t element(const mla *o)
 {
@@ -34,21 +34,21 @@ static size_t head_page_bytes(const mla *o)
     return keys_bytes(o) + KT_PAGE_TOKENS * (size_t)o->s.v * element(o);
 }
 
-static int64_t run_pages(const mla *o)
+static int64_t stretch_pages(const mla *o)
 {
     size_t page = head_page_bytes(o) * (size_t)o->s.heads;
-    return max64(1, min64(MOST_PAGES, (int64_t)(RUN_BYTES / page)));
+    return max64(1, min64(MOST_PAGES, (int64_t)(STRETCH_BYTES / page)));
 }
 
-static size_t run_bytes(const mla *o)
+static size_t stretch_bytes(const mla *o)
 {
-    return size_mul(head_page_bytes(o), (size_t)(o->s.heads * run_pages(o)));
+    return size_mul(head_page_bytes(o), (size_t)(o->s.heads * stretch_pages(o)));
 }
 
 size_t mla_expanded_shared_bytes(const mla *o, int64_t max_tokens)
 {
     size_t sums = size_mul((size_t)max_tokens * 2 * sizeof(float), (size_t)o->s.heads);
-    return size_add(size_mul(2, run_bytes(o)), sums);
+    return size_add(size_mul(2, stretch_bytes(o)), sums);
 }
 
 /* Local, while expanding: a product's results, latent rows in f32, latent rows as a product reads them, keys
@@ -90,24 +90,39 @@ size_t mla_expanded_local_bytes(const mla *o)
 /* Where the expanded page `page` of a head lies: in one half of the scratch or the other. */
 static uint8_t *expanded_page(const mla *o, const worker *w, int64_t page, int64_t head)
 {
-    int64_t pages = run_pages(o), in_run = page % pages;
-    size_t half = (size_t)(page / pages % 2) * run_bytes(o);
-    return shared_scratch(w) + half + (size_t)(head * pages + in_run) * head_page_bytes(o);
+    int64_t pages = stretch_pages(o), in_stretch = page % pages;
+    size_t half = (size_t)(page / pages % 2) * stretch_bytes(o);
+    return shared_scratch(w) + half + (size_t)(head * pages + in_stretch) * head_page_bytes(o);
 }
 
 /* ---- expanding ---------------------------------------------------------------------------------- */
 
-static const uint8_t *latent_row(const mla *o, const worker *w, int64_t page, int64_t key)
+/* A page of a run that is expanded. */
+typedef struct latent_page {
+    const kt_run *run;
+    int64_t page, keys;
+    int64_t whole;      /* keys that it has once the run's chunk is complete */
+} latent_page;
+
+static latent_page page_of(const kt_run *run, int64_t page)
 {
-    return cache_page(w, page) + o->a.k_offset + (size_t)(key * o->a.k_stride) * element(o);
+    chunk c = chunk_of(run);
+    int64_t first = page * KT_PAGE_TOKENS;
+    return (latent_page){run, page, min64(KT_PAGE_TOKENS, run_end(run) - first),
+                         min64(KT_PAGE_TOKENS, c.start + c.tokens - first)};
+}
+
+static const uint8_t *latent_row(const mla *o, const worker *w, const latent_page *l, int64_t key)
+{
+    return cache_page(w, l->run, l->page) + o->a.k_offset + (size_t)(key * o->a.k_stride) * element(o);
 }
 
 /* Let p read the latent rows of a page: as they lie in the cache, if it can, else converted. */
-static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_t page, act *a, product *p)
+static void bind_latent(const mla *o, const worker *w, const matrices *m, const latent_page *l, act *a, product *p)
 {
     float *rows = (float *)(void *)local_scratch(w) + KT_PAGE_TOKENS * result_width(o);
     int64_t width = latent_width(o);
-    const void *first = latent_row(o, w, page, 0);
+    const void *first = latent_row(o, w, l, 0);
     p->x_stride = o->a.k_stride;
     p->xf = first;
     p->xh = first;
@@ -116,7 +131,7 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_
         return;
     *a = act_at(m->kind, local_scratch(w) + act_offset(o), KT_PAGE_TOKENS, act_stride(m->kind, o->s.lora));
     for (int64_t i = 0; i < p->n_tokens; i++) {
-        const void *row = latent_row(o, w, page, i);
+        const void *row = latent_row(o, w, l, i);
         if (o->a.kv_f32)
             memcpy(rows + i * width, row, (size_t)o->s.lora * sizeof *rows);
         else
@@ -132,16 +147,17 @@ static void bind_latent(const mla *o, const worker *w, const matrices *m, int64_
 }
 
 /* to[i][0..width) = the product of latent row i, in the cache's type. */
-static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_t head, int64_t page, int64_t keys,
+static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_t head, const latent_page *l,
                         uint8_t *to, int64_t to_stride)
 {
     act a;
     float *y = (float *)(void *)local_scratch(w);
-    product p = {.n_tokens = keys, .y = y, .y_stride = result_width(o)};
-    bind_latent(o, w, m, page, &a, &p);
+    product p = {.n_tokens = l->keys, .y = y, .y_stride = result_width(o)};
+    bind_latent(o, w, m, l, &a, &p);
     matrices_bind(w, m, head, 0, m->panels, &p);
+    mla_tiles(&p, mla_tiled(w, m, l->whole));
     product_run(w, m->kind, &p);
-    for (int64_t i = 0; i < keys; i++, to += (size_t)to_stride * element(o)) {
+    for (int64_t i = 0; i < l->keys; i++, to += (size_t)to_stride * element(o)) {
         if (o->a.kv_f32)
             memcpy(to, y + i * p.y_stride, (size_t)m->weight.n * sizeof(float));
         else
@@ -149,23 +165,22 @@ static void expand_rows(const mla *o, const worker *w, const matrices *m, int64_
     }
 }
 
-static void expand_page(const mla *o, const worker *w, int64_t page, int64_t head)
+static void expand_page(const mla *o, const worker *w, const latent_page *l, int64_t head)
 {
     int64_t width = key_width(o);
-    int64_t keys = min64(KT_PAGE_TOKENS, w->step->start + w->step->n_tokens - page * KT_PAGE_TOKENS);
-    uint8_t *to = expanded_page(o, w, page, head), *rows = o->a.kv_f32 ? to : local_scratch(w) + row_offset(o);
-    expand_rows(o, w, &o->uk_out, head, page, keys, rows, width);
-    for (int64_t i = 0; i < keys; i++)
+    uint8_t *to = expanded_page(o, w, l->page, head), *rows = o->a.kv_f32 ? to : local_scratch(w) + row_offset(o);
+    expand_rows(o, w, &o->uk_out, head, l, rows, width);
+    for (int64_t i = 0; i < l->keys; i++)
         memcpy(rows + (size_t)(i * width + o->s.nope) * element(o),
-               latent_row(o, w, page, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
+               latent_row(o, w, l, i) + (size_t)o->s.lora * element(o), (size_t)o->s.rope * element(o));
     if (!o->a.kv_f32)
-        w->kernels->pack_keys((const uint16_t *)(const void *)rows, width, keys, width, (uint16_t *)(void *)to);
-    expand_rows(o, w, &o->uv, head, page, keys, to + keys_bytes(o), o->s.v);
+        w->kernels->pack_keys((const uint16_t *)(const void *)rows, width, l->keys, width, (uint16_t *)(void *)to);
+    expand_rows(o, w, &o->uv, head, l, to + keys_bytes(o), o->s.v);
 }
 
 /* ---- attending ---------------------------------------------------------------------------------- */
 
-/* Queries first..first+n of a head, as the kernel reads them. */
+/* Rows first..first+n of a head's queries, as the kernel reads them. */
 static void gather(const mla *o, const worker *w, int64_t head, int64_t first, int64_t n)
 {
     int64_t width = key_width(o), to = paired(width);
@@ -203,22 +218,23 @@ static void end_block(const mla *o, const worker *w, const page_attention *k, in
     }
 }
 
-/* Queries first..first+n of one head against pages [page, last_page). */
-static void attend_pages(const mla *o, const worker *w, int64_t head, int64_t first, int64_t n, int64_t page,
+/* Queries first..first+n of a run, one head, against pages [page, last_page). */
+static void attend_pages(const mla *o, const worker *w, mla_rows r, int64_t head, int64_t first, int64_t page,
                          int64_t last_page)
 {
     int32_t limit[BLOCK_QUERIES];
-    int64_t tokens = w->step->n_tokens, position = w->step->start + first, width = key_width(o);
+    int64_t n = min64(BLOCK_QUERIES, r.n - first), row = r.first + first, width = key_width(o);
+    int64_t position = position_of(w, row);
     int64_t pages = (position + n + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;    /* that these queries see */
-    float *sums = (float *)(void *)(shared_scratch(w) + 2 * run_bytes(o)) + head * 2 * tokens + first;
+    float *sums = (float *)(void *)(shared_scratch(w) + 2 * stretch_bytes(o)) + head * 2 * r.n + first;
     page_attention k = {.n_queries = n, .dk = width, .dv = o->s.v, .q = local_scratch(w), .q_stride = paired(width),
                         .k_stride = width, .v_stride = o->s.v, .limit = limit, .scale = o->s.scale,
-                        .max = sums, .sum = sums + tokens,
+                        .max = sums, .sum = sums + r.n,
                         .acc = (float *)(void *)(local_scratch(w) + query_bytes(o)), .acc_stride = o->s.v};
     if (page >= pages)
         return;
-    gather(o, w, head, first, n);
-    begin_block(o, w, &k, head, first, page);
+    gather(o, w, head, row, n);
+    begin_block(o, w, &k, head, row, page);
     for (; page < min64(last_page, pages); page++) {
         for (int64_t i = 0; i < n; i++)
             limit[i] = (int32_t)max64(0, min64(KT_PAGE_TOKENS, position + i + 1 - page * KT_PAGE_TOKENS));
@@ -226,23 +242,25 @@ static void attend_pages(const mla *o, const worker *w, int64_t head, int64_t fi
         k.v = (const uint8_t *)k.k + keys_bytes(o);
         (o->a.kv_f32 ? w->kernels->attend_f32 : w->kernels->attend_bf16)(&k);
     }
-    end_block(o, w, &k, head, first, page == pages);
+    end_block(o, w, &k, head, row, page == pages);
 }
 
-void mla_expanded(const mla *o, const worker *w)
+void mla_expanded(const mla *o, const worker *w, mla_rows r)
 {
-    int64_t tokens = w->step->n_tokens, heads = o->s.heads, run = run_pages(o);
-    int64_t pages = (w->step->start + tokens + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
-    int64_t blocks = (tokens + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
-    for (int64_t first = -run; first < pages; first += run) {
-        int64_t next = first + run, n = max64(0, min64(run, pages - next));
-        for (int64_t i; (i = worker_take(w, 1)) < n * heads;)
-            expand_page(o, w, next + i / heads, i % heads);
+    const kt_run *run = run_of(w, r.first);
+    int64_t heads = o->s.heads, stretch = stretch_pages(o);
+    int64_t pages = (run_end(run) + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
+    int64_t blocks = (r.n + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
+    for (int64_t first = -stretch; first < pages; first += stretch) {
+        int64_t next = first + stretch, n = max64(0, min64(stretch, pages - next));
+        for (int64_t i; (i = worker_take(w, 1)) < n * heads;) {
+            latent_page l = page_of(run, next + i / heads);
+            expand_page(o, w, &l, i % heads);
+        }
         pool_next_loop(w->pool, w->thread);
         for (int64_t i; first >= 0 && (i = worker_take(w, 1)) < blocks * heads;) {
             int64_t query = (blocks - 1 - i / heads) * BLOCK_QUERIES;   /* the last see the most keys */
-            attend_pages(o, w, i % heads, query, min64(BLOCK_QUERIES, tokens - query), first,
-                         min64(next, pages));
+            attend_pages(o, w, r, i % heads, query, first, min64(next, pages));
         }
         if (next < pages)
             worker_barrier(w);

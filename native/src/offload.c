@@ -79,7 +79,8 @@ int kt_offload_begin(kt_offload *o, int64_t n_tokens, int32_t defer)
         return offload_fail(o, KT_ERR_RANGE, "n_tokens is %lld, outside 1..%lld", (long long)n_tokens, (long long)most);
     if (defer < 0)
         return offload_fail(o, KT_ERR_RANGE, "defer is %d; 0 or more is possible", defer);
-    o->step = (kt_step){.n_tokens = n_tokens, .first_output = n_tokens, .defer = defer};
+    o->run = (kt_run){.n_tokens = n_tokens, .first_output = n_tokens, .defer = defer};
+    o->step = (kt_step){.runs = &o->run, .n_runs = 1};
     atomic_store_explicit(&o->event_ns, now_ns(), memory_order_relaxed);
     atomic_store(&o->active, 1);
     bell_ring(&o->work);

@@ -65,17 +65,18 @@ static void push(growing *g, const float *x, const float *score, const float *bi
     }
 }
 
-/* All tokens of the step, columns [first, first + n). */
-static void pooling_columns(const pooling *o, const worker *w, int64_t first, int64_t n)
+/* All tokens of a run, columns [first, first + n). */
+static void pooling_columns(const pooling *o, const worker *w, int64_t number, int64_t first, int64_t n)
 {
-    int64_t tokens = rows_of(w, KT_ROWS_TOKENS), every = o->s.every, own = o->s.overlap ? o->dim : 0;
-    const float *state = w->step->state ? w->step->state + o->s.state_offset / sizeof(float) : NULL;
-    float *next_state = w->step->next_state + o->s.state_offset / sizeof(float);
+    const kt_run *run = &w->batch->runs[number];
+    int64_t every = o->s.every, own = o->s.overlap ? o->dim : 0, last = w->batch->first[number + 1];
+    const float *state = state_before(w, run, o->s.state_offset);
+    float *next_state = state_after(w, run, o->s.state_offset);
     growing open, next;
     load(&open, state, o->dim, first, n);
     load(&next, o->s.overlap && state ? state + 3 * o->dim : NULL, o->dim, first, n);
-    for (int64_t t = 0; t < tokens; t++) {
-        int64_t row = (w->step->start + t) % every;
+    for (int64_t t = w->batch->first[number]; t < last; t++) {
+        int64_t row = position_of(w, t) % every;
         const float *x = view_row(w, o->in, t) + first, *score = view_row(w, o->score, t) + first;
         const float *bias = o->s.bias + row * o->in.width + first;
         float *out = view_row(w, o->out, t) + first;
@@ -99,8 +100,11 @@ static void pooling_columns(const pooling *o, const worker *w, int64_t first, in
 static void pooling_run(const void *arg, worker *w)
 {
     const pooling *o = arg;
-    for (int64_t i; (i = worker_take(w, 1)) * BLOCK < o->dim;)
-        pooling_columns(o, w, i * BLOCK, min64(BLOCK, o->dim - i * BLOCK));
+    int64_t blocks = (o->dim + BLOCK - 1) / BLOCK;
+    for (int64_t i; (i = worker_take(w, 1)) < w->batch->n_runs * blocks;) {
+        int64_t first = i % blocks * BLOCK;
+        pooling_columns(o, w, i / blocks, first, min64(BLOCK, o->dim - first));
+    }
 }
 
 int kt_program_pooling(kt_program *p, kt_view out, kt_view x, kt_view score, const kt_pooling *s)

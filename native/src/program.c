@@ -335,6 +335,7 @@ void program_reserve_node(kt_program *p, size_t scratch)
 static size_t lay_out(kt_program *p, uint8_t *base)
 {
     size_t at = 0;
+    uint8_t *rows = NULL;
 #define PLACE(pointer, type, size)                                      \
     do {                                                                \
         if (base)                                                       \
@@ -368,7 +369,10 @@ static size_t lay_out(kt_program *p, uint8_t *base)
         PLACE(s->count, int32_t, size);
     }
     PLACE(p->scratch, uint8_t, p->scratch_bytes);
+    PLACE(rows, uint8_t, batch_bytes(p->options.max_tokens));
 #undef PLACE
+    if (base)
+        p->batch = batch_at(rows, p->options.max_tokens);
     return at;
 }
 

@@ -15,6 +15,7 @@
 #ifndef KT_PROGRAM_H
 #define KT_PROGRAM_H
 
+#include "batch.h"
 #include "pool.h"
 
 #include <stdatomic.h>
@@ -97,10 +98,11 @@ static inline int64_t selection_reach(const selection *s)
     return (int64_t)s->top_k * s->block * s->every;
 }
 
-/* Whether every token of the step attends to all that it sees. */
-static inline int selection_is_all(const selection *s, const kt_step *step)
+/* Whether every token of the run attends to all that it sees. */
+static inline int selection_is_all(const selection *s, const kt_run *run)
 {
-    return step->start + step->n_tokens <= selection_reach(s);
+    chunk c = chunk_of(run);
+    return c.start + c.tokens <= selection_reach(s);
 }
 
 static inline const int32_t *selection_row(const selection *s, int64_t token, int64_t list, int32_t *count)
@@ -129,6 +131,7 @@ typedef struct worker {
     kt_pool *pool;
     const kt_kernels *kernels;
     const kt_step *step;
+    const struct batch *batch;      /* the rows of the step */
     int thread, threads;
     pool_place own;                 /* its node, and its place in that node's team */
     uint8_t *local;                 /* this thread's scratch: product scratch, then what phases asked for */
@@ -177,6 +180,7 @@ struct kt_program {
     size_t page_bytes;              /* that a page must have; 0: no cache is used */
     size_t state_bytes;             /* that a state must have; 0: none is used */
     kt_arena *arena;
+    batch batch;                    /* of the step that runs */
     uint8_t *scratch;
     int32_t n_nodes;
     node_memory *nodes;
@@ -241,7 +245,37 @@ size_t size_add(size_t a, size_t b);
 
 static inline int64_t rows_of(const worker *w, int32_t domain)
 {
-    return domain == KT_ROWS_TOKENS ? w->step->n_tokens : w->step->n_tokens - w->step->first_output;
+    return domain == KT_ROWS_TOKENS ? w->batch->rows : w->batch->outputs;
+}
+
+/* The run that a row of tokens belongs to, and the row's position in its sequence. */
+static inline const kt_run *run_of(const worker *w, int64_t row)
+{
+    return &w->batch->runs[w->batch->run[row]];
+}
+
+static inline int64_t position_of(const worker *w, int64_t row)
+{
+    return w->batch->position[row];
+}
+
+/* The row of tokens that a row of a domain stands for. */
+static inline int64_t token_row(const worker *w, int32_t domain, int64_t row)
+{
+    return domain == KT_ROWS_TOKENS ? row : w->batch->output[row];
+}
+
+/* What operations keep of a sequence, from an offset on: before the run, NULL if there is nothing yet, and after it. */
+static inline const float *state_before(const worker *w, const kt_run *run, size_t offset)
+{
+    const uint8_t *states = (const uint8_t *)w->step->states;
+    return run->state < 0 ? NULL : (const float *)(const void *)(states + (size_t)run->state * w->step->state_bytes + offset);
+}
+
+static inline float *state_after(const worker *w, const kt_run *run, size_t offset)
+{
+    uint8_t *states = (uint8_t *)w->step->states;
+    return (float *)(void *)(states + (size_t)run->next_state * w->step->state_bytes + offset);
 }
 
 /* The rows [*first, *last) of a domain that belong to this thread; thread 0 owns a single row. */

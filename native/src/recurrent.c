@@ -1,7 +1,7 @@
 /* recurrent.c - operations that keep a state of fixed size for each sequence: the causal convolution and the
  * gated delta rule.
  *
- * A step reads the state that was, step.state, and writes the one that will be, step.next_state: a place of
+ * A run reads the state that was, run.state, and writes the one that will be, run.next_state: a place of
  * both is touched by one phase of one operation only, so states need no barriers.
  */
 #include "program.h"
@@ -15,16 +15,6 @@
 #define PANEL_COLUMNS 64    /* of a head's state: with 128 keys 32 kB, a first-level cache */
 #define NORM_EPS 1e-6
 
-static const float *state_at(const worker *w, size_t offset)
-{
-    return w->step->state ? w->step->state + offset / sizeof(float) : NULL;
-}
-
-static float *next_at(const worker *w, size_t offset)
-{
-    return w->step->next_state + offset / sizeof(float);
-}
-
 /* ---- convolution -------------------------------------------------------------------------------- */
 
 typedef struct conv {
@@ -34,12 +24,12 @@ typedef struct conv {
     size_t offset;
 } conv;
 
-/* Row t of the input; of before the step where t is negative. */
-static const float *conv_row(const conv *o, const worker *w, int64_t t)
+/* Row t of a run's input, the first of which is row `first` of the step; of before the run where t is negative. */
+static const float *conv_row(const conv *o, const worker *w, const kt_run *run, int64_t first, int64_t t)
 {
-    const float *state = state_at(w, o->offset);
+    const float *state = state_before(w, run, o->offset);
     if (t >= 0)
-        return view_row(w, o->in, t);
+        return view_row(w, o->in, first + t);
     return state ? state + (o->width - 1 + t) * o->in.width : o->zeros;
 }
 
@@ -47,13 +37,15 @@ static void conv_run(const void *arg, worker *w)
 {
     const conv *o = arg;
     const float *rows[MOST_WIDTH];
-    int64_t t, last, n = rows_of(w, KT_ROWS_TOKENS), kept = o->width - 1, columns = o->in.width;
-    for (own_rows(w, KT_ROWS_TOKENS, &t, &last); t < last; t++) {
+    int64_t row, last, kept = o->width - 1, columns = o->in.width;
+    for (own_rows(w, KT_ROWS_TOKENS, &row, &last); row < last; row++) {
+        const kt_run *run = run_of(w, row);
+        int64_t t = position_of(w, row) - run->start;
         for (int64_t i = 0; i < o->width; i++)
-            rows[i] = conv_row(o, w, t - kept + i);
-        w->kernels->conv(rows, o->weight, o->width, columns, view_row(w, o->out, t));
-        for (int64_t i = 0; t == n - 1 && i < kept; i++)
-            memcpy(next_at(w, o->offset) + i * columns, rows[i + 1], (size_t)columns * sizeof(float));
+            rows[i] = conv_row(o, w, run, row - t, t - kept + i);
+        w->kernels->conv(rows, o->weight, o->width, columns, view_row(w, o->out, row));
+        for (int64_t i = 0; t == run->n_tokens - 1 && i < kept; i++)
+            memcpy(state_after(w, run, o->offset) + i * columns, rows[i + 1], (size_t)columns * sizeof(float));
     }
 }
 
@@ -139,21 +131,23 @@ static void prepare_run(const void *arg, worker *w)
     }
 }
 
-/* Panel `panel` of head `h`, for all tokens. */
-static delta_block block_at(const delta *o, const worker *w, int64_t h, int64_t panel)
+/* Panel `panel` of head `h`, for all tokens of a run. */
+static delta_block block_at(const delta *o, const worker *w, int64_t number, int64_t h, int64_t panel)
 {
+    const kt_run *run = &w->batch->runs[number];
+    int64_t row = w->batch->first[number];
     int64_t first = panel * PANEL_COLUMNS, each = o->decay.width / o->heads, kh = h / (o->heads / o->key_heads);
     int64_t at = h * o->dk * ceil16(o->dv) + o->dk * first;
-    const float *state = state_at(w, o->offset);
-    delta_block d = {.n_tokens = rows_of(w, KT_ROWS_TOKENS), .dk = o->dk,
+    const float *state = state_before(w, run, o->offset);
+    delta_block d = {.n_tokens = run->n_tokens, .dk = o->dk,
                      .columns = min64(PANEL_COLUMNS, o->dv - first),
-                     .q = view_row(w, o->q, 0) + kh * o->dk, .q_stride = view_stride(w, o->q),
-                     .k = view_row(w, o->k, 0) + kh * o->dk, .k_stride = view_stride(w, o->k),
-                     .v = view_row(w, o->v, 0) + h * o->dv + first, .v_stride = view_stride(w, o->v),
-                     .decay = view_row(w, o->decay, 0) + h * each, .decay_stride = view_stride(w, o->decay),
-                     .decay_step = each > 1, .beta = view_row(w, o->beta, 0) + h,
+                     .q = view_row(w, o->q, row) + kh * o->dk, .q_stride = view_stride(w, o->q),
+                     .k = view_row(w, o->k, row) + kh * o->dk, .k_stride = view_stride(w, o->k),
+                     .v = view_row(w, o->v, row) + h * o->dv + first, .v_stride = view_stride(w, o->v),
+                     .decay = view_row(w, o->decay, row) + h * each, .decay_stride = view_stride(w, o->decay),
+                     .decay_step = each > 1, .beta = view_row(w, o->beta, row) + h,
                      .beta_stride = view_stride(w, o->beta), .state = state ? state + at : NULL,
-                     .next = next_at(w, o->offset) + at, .out = view_row(w, o->out, 0) + h * o->dv + first,
+                     .next = state_after(w, run, o->offset) + at, .out = view_row(w, o->out, row) + h * o->dv + first,
                      .out_stride = view_stride(w, o->out), .scratch = (float *)(void *)local_scratch(w)};
     d.width = ceil16(d.columns);
     return d;
@@ -162,8 +156,9 @@ static delta_block block_at(const delta *o, const worker *w, int64_t h, int64_t 
 static void delta_run(const void *arg, worker *w)
 {
     const delta *o = arg;
-    for (int64_t i; (i = worker_take(w, 1)) < o->heads * o->panels;) {
-        delta_block d = block_at(o, w, i / o->panels, i % o->panels);
+    int64_t blocks = o->heads * o->panels;
+    for (int64_t i; (i = worker_take(w, 1)) < w->batch->n_runs * blocks;) {
+        delta_block d = block_at(o, w, i / blocks, i % blocks / o->panels, i % o->panels);
         w->kernels->delta_rule(&d);
     }
 }

@@ -74,7 +74,7 @@ static void serve(kt_offload *o, int32_t layer)
     if (!offload_failed(o))
         run_part(o, layer, 0);
     signal_layer(o, layer);
-    if (o->late[layer] >= 0 && o->step.defer > 0 && !offload_failed(o))
+    if (o->late[layer] >= 0 && o->run.defer > 0 && !offload_failed(o))
         run_part(o, layer, 1);
 }
 

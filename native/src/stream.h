@@ -43,7 +43,8 @@ struct kt_offload {
     _Atomic int32_t *queue;     /* [layers] in order of arrival; -1: not there yet */
     _Atomic int32_t *flags;     /* [2 * layers] or NULL */
     kt_span *spans;             /* [2 * layers] */
-    kt_step step;
+    kt_run run;                 /* all tokens of a step */
+    kt_step step;               /* of that run */
     int64_t timeout_ns, spin_ns;
     pthread_t thread, watchdog;
     int started;                /* threads */

@@ -21,7 +21,8 @@ static void blocks_run(const void *arg, worker *w)
     for (int64_t i; (i = worker_take(w, 1)) < runs * rows;) {
         int64_t row = i / runs, block = i % runs * RUN, column = block * KT_BLOCK_COLUMNS;
         w->kernels->summarize(view_row(w, o->logits, row) + column,
-                              min64(RUN * KT_BLOCK_COLUMNS, o->logits.width - column), w->step->temperature,
+                              min64(RUN * KT_BLOCK_COLUMNS, o->logits.width - column),
+                              run_of(w, token_row(w, o->domain, row))->temperature,
                               view_row(w, o->peaks, row) + block, view_row(w, o->sums, row) + block);
     }
 }

@@ -263,6 +263,9 @@ static inline void fill_rows(kt_program *program, kt_view view, int64_t rows, ui
         fill(row_of(program, view, t), (size_t)view.width, seed * 1000003 + (uint64_t)t);
 }
 
+/* What a step says of its only run. */
+#define RUN(...) .runs = &(kt_run){__VA_ARGS__}, .n_runs = 1
+
 static inline int report(const char *name)
 {
     if (failures)

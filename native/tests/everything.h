@@ -6,7 +6,8 @@
 
 #include "check.h"
 
-enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 48, EV_LORA = 32, EV_WINDOWS = 16 };
+enum { EV_HIDDEN = 64, EV_VOCAB = 40, EV_PAGES = 20, EV_EXPERTS = 6, EV_WIDTH = 48, EV_LORA = 32, EV_WINDOWS = 16,
+       EV_STATES = 12 };
 
 typedef struct everything {
     kt_program *program;
@@ -19,9 +20,10 @@ typedef struct everything {
     void *cache;
     size_t page_bytes;
     float conv[2 * EV_HIDDEN], log_rate[2];
-    float *states[2];           /* ev_step reads one and has the other written, in turn */
+    float *states;              /* [EV_STATES]; ev_step reads one of the first two and has the other written, in turn */
     size_t state_bytes;
     int32_t turn;
+    kt_run run;                 /* of ev_step */
 } everything;
 
 static inline kt_view part(kt_view v, int32_t column, int32_t width)
@@ -186,8 +188,8 @@ static inline everything *ev_make(kt_pool *pool, int32_t exact)
     e->sums = make_view(p, 1, KT_ROWS_OUTPUTS);
     OK(kt_program_summary(p, e->best, e->peaks, e->sums, e->logits), kt_program_error(p));
     OK(kt_program_finish(p, NULL), kt_program_error(p));
-    for (int i = 0; i < 2; i++)
-        e->states[i] = need(e->state_bytes);
+    e->state_bytes = (e->state_bytes + 63) / 64 * 64;
+    e->states = need(EV_STATES * e->state_bytes);
     return e;
 }
 
@@ -200,21 +202,27 @@ static inline void ev_free(everything *e)
     kt_program_free(e->program);
     free(e->table);
     free(e->cache);
-    free(e->states[0]);
-    free(e->states[1]);
+    free(e->states);
     free(e);
 }
 
-/* A step of n tokens at `start`, the last `outputs` of which give logits; ids must hold n. It continues the step
- * made before it. */
+/* A step of these runs with everything else. */
+static inline kt_step ev_batch(const everything *e, const kt_run *runs, int64_t n_runs, const int32_t *ids)
+{
+    return (kt_step){.runs = runs, .n_runs = n_runs, .ids = ids, .cache = e->cache, .cache_pages = EV_PAGES,
+                     .page_bytes = e->page_bytes, .states = e->states, .n_states = EV_STATES,
+                     .state_bytes = e->state_bytes};
+}
+
+/* A step of one run of n tokens at `start`, the last `outputs` of which give logits; ids must hold n. It continues the
+ * step made before it. */
 static inline kt_step ev_step(everything *e, const int32_t *ids, int64_t n, int64_t start, int64_t outputs)
 {
-    float *state = e->states[e->turn], *next = e->states[!e->turn];
     e->turn = !e->turn;
-    return (kt_step){.n_tokens = n, .start = start, .first_output = n - outputs, .ids = ids, .pages = e->pages,
-                     .n_pages = EV_PAGES, .cache = e->cache, .cache_pages = EV_PAGES, .page_bytes = e->page_bytes,
-                     .temperature = 0.7f, .state = start ? state : NULL, .next_state = next,
-                     .state_bytes = e->state_bytes};
+    e->run = (kt_run){.n_tokens = n, .start = start, .first_output = n - outputs, .pages = e->pages,
+                      .n_pages = EV_PAGES, .temperature = 0.7f, .state = start ? !e->turn : -1,
+                      .next_state = e->turn};
+    return ev_batch(e, &e->run, 1, ids);
 }
 
 #endif

@@ -155,7 +155,7 @@ static void step(run *r, const model *m, const cache *c, int64_t start, int64_t 
 {
     for (int64_t t = 0; t < n; t++)
         inputs(m, start + t, row_of(r->program, r->q, t), row_of(r->program, r->k, t), row_of(r->program, r->v, t));
-    kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n,
+    kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = c->n),
                  .cache = c->data, .cache_pages = c->n + 1, .page_bytes = m->page_bytes};
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
     for (int64_t t = 0; t < n && out; t++)

@@ -148,7 +148,8 @@ static void step(run *r, const model *m, cache *c, int64_t start, int64_t n, res
     const int32_t *count = NULL, *places = kt_program_choice(r->program, r->choice, &count);
     for (int64_t t = 0; t < n; t++)
         input(r, m, t, start + t);
-    kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c->pages, .n_pages = (TOKENS + 63) / 64,
+    kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c->pages,
+                     .n_pages = (TOKENS + 63) / 64),
                  .cache = c->data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = m->page_bytes};
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
     for (int64_t t = 0; t < n; t++) {
@@ -472,9 +473,9 @@ static void check_blocks(const char *isa, int32_t exact, int64_t piece, int32_t 
         int64_t n = piece < TOKENS - start ? piece : TOKENS - start;
         for (int64_t t = 0; t < n; t++)
             bring(&r, h, t, start + t);
-        kt_step step = {.n_tokens = n, .start = start, .first_output = n, .pages = c.pages,
-                        .n_pages = (TOKENS + 63) / 64, .cache = c.data, .cache_pages = (TOKENS + 63) / 64,
-                        .page_bytes = m.page_bytes};
+        kt_step step = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c.pages,
+                            .n_pages = (TOKENS + 63) / 64),
+                        .cache = c.data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = m.page_bytes};
         OK(kt_program_run(r.p, &step), kt_program_error(r.p));
         for (int64_t t = start > 2 * BLOCK ? 0 : 2 * BLOCK - start; t < n; t += 7)
             check_row(&m, &r, h, t, start + t);
@@ -543,7 +544,8 @@ static void check_windows(kt_pool *pool, int64_t most)
         n = most < TOKENS - start ? most : TOKENS - start;
         for (int64_t t = 0; t < n; t++)
             input(&r, &m, t, start + t);
-        kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = c.pages, .n_pages = (TOKENS + 63) / 64,
+        kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = c.pages,
+                         .n_pages = (TOKENS + 63) / 64),
                      .cache = c.data, .cache_pages = (TOKENS + 63) / 64, .page_bytes = PAGE};
         OK(kt_program_run(p, &s), kt_program_error(p));
         const int32_t *count, *places = kt_program_choice(p, r.choice, &count);

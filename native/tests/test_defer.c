@@ -73,7 +73,7 @@ static void check_split(int32_t threads)
         for (int e = 0; e < EXPERTS; e++)
             mask[e] = (uint8_t)(random_bits(&state) % 3 == 0);
         choose_randomly(from, tokens, &state);
-        kt_step s = {.n_tokens = tokens, .first_output = tokens, .defer = defer};
+        kt_step s = {RUN(.n_tokens = tokens, .first_output = tokens, .defer = defer)};
         OK(kt_program_run(p, &s), kt_program_error(p));
         for (int i = 0; i < 3; i++) {
             choices got = given_of(p, now[i]);
@@ -174,7 +174,7 @@ static void fill_stack(stack *s, uint64_t seed)
 
 static void run_stack(stack *s, int32_t defer, int by_parts)
 {
-    kt_step step = {.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer};
+    kt_step step = {RUN(.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer)};
     if (!by_parts)
         OK(kt_program_run(s->program, &step), kt_program_error(s->program));
     for (int i = 0; by_parts && i < LAYERS; i++) {
@@ -261,7 +261,7 @@ static void check_strays(kt_pool *pool)
         given_of(clean.program, clean.given[1]).ids[2 * TOP_K + k] = -1;
     run_stack(&clean, 0, 0);
     for (int i = 0; i < 2; i++) {
-        kt_step step = {.n_tokens = TOKENS, .first_output = TOKENS};
+        kt_step step = {RUN(.n_tokens = TOKENS, .first_output = TOKENS)};
         fill_stack(&s[i], 70);
         for (int k = 0; k < 4; k++)
             given_of(s[i].program, s[i].given[1]).ids[2 * TOP_K + k] = strays[k];
@@ -303,12 +303,12 @@ static void check_parts(kt_pool *pool)
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     uint64_t state = 11;
     for (int round = 0; round < 20; round++) {
-        kt_step step = {.n_tokens = 1 + round % TOKENS, .start = round, .first_output = 1 + round % TOKENS};
+        kt_step step = {RUN(.n_tokens = 1 + round % TOKENS, .start = round, .first_output = 1 + round % TOKENS)};
         for (int i = 0; i < PARTS; i++)
             fill_rows(p, x[i], TOKENS, random_bits(&state) % 1000);
         OK(kt_program_run(p, &step), kt_program_error(p));
         for (int i = 0; i < PARTS; i++) {
-            memcpy(want[i], row_of(p, z[i], step.n_tokens - 1), sizeof want[i]);
+            memcpy(want[i], row_of(p, z[i], step.runs->n_tokens - 1), sizeof want[i]);
             fill_rows(p, y[i], TOKENS, 1);
             fill_rows(p, z[i], TOKENS, 1);
         }
@@ -319,9 +319,9 @@ static void check_parts(kt_pool *pool)
             OK(kt_program_run_part(p, &step, part), kt_program_error(p));
         }
         for (int i = 0; i < PARTS; i++)
-            CHECK(!memcmp(want[i], row_of(p, z[i], step.n_tokens - 1), sizeof want[i]), "round %d, part %d", round, i);
+            CHECK(!memcmp(want[i], row_of(p, z[i], step.runs->n_tokens - 1), sizeof want[i]), "round %d, part %d", round, i);
     }
-    kt_step step = {.n_tokens = 1, .first_output = 1};
+    kt_step step = {RUN(.n_tokens = 1, .first_output = 1)};
     REFUSED(kt_program_run_part(p, &step, PARTS), KT_ERR_RANGE, kt_program_error(p), "part 9 of 9");
     REFUSED(kt_program_run_part(p, &step, -1), KT_ERR_RANGE, kt_program_error(p), "part -1");
     REFUSED(kt_program_part(p), KT_ERR_SHAPE, kt_program_error(p), "finished");
@@ -344,7 +344,7 @@ static void check_input(kt_pool *pool)
         OK(kt_program_linear(p, y[i], x, &(kt_linear){.weight = &w.w}), kt_program_error(p));
     }
     OK(kt_program_finish(p, NULL), kt_program_error(p));
-    kt_step step = {.n_tokens = TOKENS, .first_output = TOKENS};
+    kt_step step = {RUN(.n_tokens = TOKENS, .first_output = TOKENS)};
     for (int i = 0; i < 3; i++) {
         fill_rows(p, x, TOKENS, 20 + (uint64_t)i);
         OK(kt_program_run_part(p, &step, i), kt_program_error(p));
@@ -369,7 +369,7 @@ static void check_refusals(kt_pool *pool)
     REFUSED(kt_program_carry(p, a, part(a, 0, 32)), KT_ERR_SHAPE, why(p), "columns");
     REFUSED(kt_program_input(p, (kt_view){9, 0, 1}), KT_ERR_RANGE, why(p), "buffer 9");
     OK(kt_program_finish(p, NULL), why(p));
-    kt_step s = {.n_tokens = 1, .first_output = 1, .defer = -1};
+    kt_step s = {RUN(.n_tokens = 1, .first_output = 1, .defer = -1)};
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "defer is -1");
     kt_program_free(p);
 }

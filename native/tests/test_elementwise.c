@@ -159,7 +159,7 @@ static void step(const fixture *f, int64_t n, int64_t start, int64_t first_outpu
         for (int i = 0; i < 96; i++)
             row_of(f->p, f->gated, t)[i] *= 20;
     }
-    kt_step s = {.n_tokens = n, .start = start, .first_output = first_output, .ids = ids};
+    kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = first_output), .ids = ids};
     OK(kt_program_run(f->p, &s), kt_program_error(f->p));
     for (int64_t t = 0; t < n; t++)
         compare_row(f, t, start + t, ids[t]);

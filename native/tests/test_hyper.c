@@ -97,7 +97,7 @@ static void check_shape(kt_pool *pool, const shape *s)
             expect_mix(s, scale, base, all, row_of(p, by, t), weights[t]);
             expect_mix(s, scale, base, n, row_of(p, head, t), heads[t]);
         }
-        kt_step step = {.n_tokens = tokens, .first_output = tokens};
+        kt_step step = {RUN(.n_tokens = tokens, .first_output = tokens)};
         OK(kt_program_run(p, &step), kt_program_error(p));
         for (int64_t t = 0; t < tokens; t++)
             compare_row(p, (const kt_view[7]){y, in, by, head, one, out, copies}, s, t, weights[t], heads[t]);

@@ -84,7 +84,7 @@ static void step(run *r, int64_t first, int64_t n)
 {
     for (int64_t t = 0; t < n; t++)
         fill(row_of(r->program, r->x, t), (size_t)r->x.width, 777 + (uint64_t)(first + t));
-    kt_step s = {.n_tokens = n, .first_output = n};
+    kt_step s = {RUN(.n_tokens = n, .first_output = n)};
     OK(kt_program_run(r->program, &s), kt_program_error(r->program));
 }
 

@@ -127,9 +127,10 @@ static void feed(run *r, int64_t most, float out[TOKENS][WIDTH])
         for (int64_t t = 0; t < n; t++)
             input(r, t, start + t);
         memcpy(before, states[which], sizeof before);
-        kt_step s = {.n_tokens = n, .start = start, .first_output = n, .pages = pages, .n_pages = PAGES, .cache = data,
-                     .cache_pages = PAGES, .page_bytes = PAGE, .state = start ? states[which] : NULL,
-                     .next_state = states[1 - which], .state_bytes = sizeof states[0]};
+        kt_step s = {RUN(.n_tokens = n, .start = start, .first_output = n, .pages = pages, .n_pages = PAGES,
+                         .state = start ? (int32_t)which : -1, .next_state = (int32_t)(1 - which)),
+                     .cache = data, .cache_pages = PAGES, .page_bytes = PAGE, .states = states[0], .n_states = 2,
+                     .state_bytes = sizeof states[0]};
         OK(kt_program_run(r->p, &s), kt_program_error(r->p));
         CHECK(memcmp(before, states[which], sizeof before) == 0, "the state that was is written");
         for (int64_t t = 0; t < n; t++)

@@ -2,7 +2,7 @@
  * sequence is cut into steps and for every team; and a state that is read is not written. */
 #include "check.h"
 
-enum { TOKENS = 23, MOST = 300, STATE = 6 * 150 + 16 };
+enum { TOKENS = 23, MOST = 300, STATE = 6 * 150 + 28 };
 
 typedef struct shape {
     int dim, every, overlap;
@@ -70,8 +70,9 @@ static void run(const fixture *f, int most, float out[TOKENS][MOST])
             memcpy(row_of(f->p, f->score, t), f->z[start + t], (size_t)f->width * sizeof(float));
         }
         memcpy(before, states[which], sizeof before);
-        kt_step step = {.n_tokens = n, .start = start, .first_output = n, .state = start ? states[which] : NULL,
-                        .next_state = states[1 - which], .state_bytes = sizeof states[0]};
+        kt_step step = {RUN(.n_tokens = n, .start = start, .first_output = n, .state = start ? which : -1,
+                            .next_state = 1 - which),
+                        .states = states[0], .n_states = 2, .state_bytes = sizeof states[0]};
         OK(kt_program_run(f->p, &step), kt_program_error(f->p));
         CHECK(memcmp(before, states[which], sizeof before) == 0, "the state that was is written");
         for (int t = 0; t < n; t++)

@@ -56,7 +56,7 @@ static void check_recording(kt_pool *pool)
     REFUSED(kt_program_norm(p, a, b, &some), KT_ERR_SHAPE, why(p), "the first 32 in place");
     some.columns = 65;
     REFUSED(kt_program_norm(p, a, a, &some), KT_ERR_SHAPE, why(p), "the first 65 in place");
-    kt_step s = {.n_tokens = 1};
+    kt_step s = {RUN(.n_tokens = 1)};
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "not finished");
     CHECK(kt_program_data(p, a.buffer, NULL) == NULL, "data before finish");
     OK(kt_program_finish(p, NULL), why(p));
@@ -144,25 +144,27 @@ static void check_steps(kt_pool *pool)
     const char *(*why)(const kt_program *) = kt_program_error;
     int32_t ids[90] = {0};
     kt_step good = ev_step(e, ids, 5, 60, 2), s = good;
+    kt_run run = e->run;
+    s.runs = good.runs = &run;
     OK(kt_program_run(p, &s), why(p));
-    s.n_tokens = 0;
-    REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "n_tokens is 0");
-    s = good;
-    s.n_tokens = 81;
+    run.n_tokens = 0;
+    REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "run 0: n_tokens is 0");
+    run = e->run;
+    run.n_tokens = 81;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "outside 1..80");
-    s = good;
-    s.start = -1;
+    run = e->run;
+    run.start = -1;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "start is -1");
-    s.start = INT64_MAX;
+    run.start = INT64_MAX;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "start is 9223372036854775807");
-    s.start = EV_PAGES * 64 - 4;
+    run.start = EV_PAGES * 64 - 4;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "20 pages given; positions up to 1281 need 21");
-    s = good;
-    s.first_output = 1;
-    REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "at most 3 outputs");
-    s.first_output = 6;
+    run = e->run;
+    run.first_output = 1;
+    REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "at most 80 tokens and 3 outputs");
+    run.first_output = 6;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "first_output is 6");
-    s = good;
+    run = e->run;
     s.page_bytes -= 64;
     REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, why(p), "page_bytes");
     s = good;
@@ -307,9 +309,9 @@ static void run_random(kt_pool *pool, const shared *s, uint64_t seed, float *res
     for (int run = 0; run < 3; run++) {
         for (int i = 0; i < BUFFERS; i++)
             fill_rows(p, views[i], TOKENS, seed + (uint64_t)i);
-        kt_step step = {.n_tokens = run == 1 ? 1 : TOKENS, .start = run, .first_output = TOKENS, .cache = cache,
-                        .pages = (int32_t[1]){0}, .n_pages = 1, .cache_pages = 1, .page_bytes = 64 * 32 * 2};
-        step.first_output = step.n_tokens;
+        kt_step step = {RUN(.n_tokens = run == 1 ? 1 : TOKENS, .start = run, .first_output = run == 1 ? 1 : TOKENS,
+                            .pages = (int32_t[1]){0}, .n_pages = 1),
+                        .cache = cache, .cache_pages = 1, .page_bytes = 64 * 32 * 2};
         OK(kt_program_run(p, &step), kt_program_error(p));
         for (int i = 0; i < BUFFERS * TOKENS; i++, result += COLUMNS)
             memcpy(result, row_of(p, views[i / TOKENS], i % TOKENS), COLUMNS * sizeof(float));

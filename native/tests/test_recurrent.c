@@ -13,12 +13,16 @@ typedef struct shape {
 static const shape shapes[] = {{4, 2, 24, 40, 4, 0, 0}, {3, 3, 20, 72, 3, 0, -1.5f}, {2, 1, 33, 16, 2, 1, 0},
                                {1, 1, 64, 144, 4, 1, -5}};
 
+enum { STATES = 3 };
+
 typedef struct fixture {
     shape s;
     kt_program *p;
     kt_view in, mixed, decay, beta, out;
     int keys, values, columns, decays;
     size_t rule_at, state_bytes;            /* where the rule's state begins */
+    float *states;                          /* [STATES] */
+    kt_run run;
     float weight[4 * 400], log_rate[4], bias[80], x[TOKENS][400], g[TOKENS][80], b[TOKENS][4];
 } fixture;
 
@@ -130,25 +134,30 @@ static void expect(const fixture *f, double *want)
 
 /* ---- the laws ----------------------------------------------------------------------------------- */
 
-static kt_step step_at(const fixture *f, int start, int n, const float *state, float *next)
+/* A step of one run at `start`, from one state to the other. */
+static kt_step step_at(fixture *f, int start, int n, int32_t state, int32_t next)
 {
     for (int t = 0; t < n; t++) {
         memcpy(row_of(f->p, f->in, t), f->x[start + t], (size_t)f->columns * sizeof(float));
         memcpy(row_of(f->p, f->decay, t), f->g[start + t], (size_t)f->decays * sizeof(float));
         memcpy(row_of(f->p, f->beta, t), f->b[start + t], (size_t)f->s.heads * sizeof(float));
     }
-    return (kt_step){.n_tokens = n, .start = start, .first_output = n, .state = state, .next_state = next,
+    f->run = (kt_run){.n_tokens = n, .start = start, .first_output = n, .state = state, .next_state = next};
+    return (kt_step){.runs = &f->run, .n_runs = 1, .states = f->states, .n_states = STATES,
                      .state_bytes = f->state_bytes};
 }
 
 /* got [TOKENS][values] and the last state, in steps of `each`. */
-static void run(const fixture *f, int each, float *got, float *last)
+static void run(fixture *f, int each, float *got, float *last)
 {
-    float *states[2] = {need(f->state_bytes), need(f->state_bytes)}, *before = need(f->state_bytes);
-    int now = 0;
+    float *before = need(f->state_bytes), *states[2];
+    int32_t now = 0;
+    f->states = need(STATES * f->state_bytes);
+    for (size_t i = 0; i < 2; i++)
+        states[i] = f->states + i * f->state_bytes / sizeof(float);
     for (int t = 0; t < TOKENS; t += each, now = !now) {
         int n = t + each < TOKENS ? each : TOKENS - t;
-        kt_step s = step_at(f, t, n, t ? states[now] : NULL, states[!now]);
+        kt_step s = step_at(f, t, n, t ? now : -1, !now);
         memcpy(before, states[now], f->state_bytes);
         memset(states[!now], 0xff, f->state_bytes);
         OK(kt_program_run(f->p, &s), kt_program_error(f->p));
@@ -157,8 +166,8 @@ static void run(const fixture *f, int each, float *got, float *last)
             memcpy(got + (t + i) * f->values, row_of(f->p, f->out, i), (size_t)f->values * sizeof(float));
     }
     memcpy(last, (char *)states[now] + f->rule_at, f->state_bytes - f->rule_at);
-    free(states[0]);
-    free(states[1]);
+    free(f->states);
+    f->states = NULL;
     free(before);
 }
 
@@ -195,16 +204,21 @@ static void check_refused(void)
     make_numbers(&f, &shapes[0]);
     kt_pool *pool = make_pool(NULL, 1);
     record(&f, pool);
-    float *states = need(3 * f.state_bytes), *next = states + f.state_bytes / sizeof(float);
-    kt_step s = step_at(&f, 0, 2, NULL, NULL);
-    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "a state of 0 bytes");
-    s = step_at(&f, 0, 2, NULL, next);
+    kt_step s = step_at(&f, 0, 2, -1, 0);
+    s.states = NULL;
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "states of 0 bytes");
+    f.states = need(STATES * f.state_bytes);
+    s = step_at(&f, 0, 2, -1, 1);
     s.state_bytes -= 4;
-    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "are needed");
-    s = step_at(&f, 1, 2, NULL, next);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "is needed");
+    s = step_at(&f, 0, 2, -1, STATES);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "run 0: states -1 and 3 of 3");
+    s = step_at(&f, 0, 2, 0, -1);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "run 0: states 0 and -1 of 3");
+    s = step_at(&f, 1, 2, -1, 1);
     REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "before position 1");
-    s = step_at(&f, 1, 2, next + 16, next);
-    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "overlap");
+    s = step_at(&f, 1, 2, 1, 1);
+    REFUSED(kt_program_run(f.p, &s), KT_ERR_RANGE, kt_program_error(f.p), "run 0 writes state 1, which run 0 reads");
     kt_program_free(f.p);
     kt_program *p = make_program(pool, 4, 0, 0);
     kt_view a = make_view(p, 64, KT_ROWS_TOKENS), b = make_view(p, 64, KT_ROWS_TOKENS);
@@ -230,7 +244,7 @@ static void check_refused(void)
             kt_program_error(p), "0 key heads");
     kt_program_free(p);
     kt_pool_free(pool);
-    free(states);
+    free(f.states);
 }
 
 int main(void)

@@ -101,7 +101,7 @@ static void check_rule(kt_pool *pool, const rule *u)
     const int32_t *ids = kt_program_routing(p, routing, &gate);
     for (int64_t t = 0; t < TOKENS; t++)
         coarse(row_of(p, logits, t), r.experts, 31 * (uint64_t)t);
-    kt_step s = {.n_tokens = TOKENS, .first_output = TOKENS};
+    kt_step s = {RUN(.n_tokens = TOKENS, .first_output = TOKENS)};
     OK(kt_program_run(p, &s), kt_program_error(p));
     for (int64_t t = 0; t < TOKENS; t++) {
         int32_t want[16];
@@ -137,7 +137,7 @@ static void check_table(kt_pool *pool)
         coarse(row_of(p, logits, t), EXPERTS, 41 * (uint64_t)t);
         row_of(p, logits, t)[table[ids[t] * TOP_K]] = 30;      /* beyond where softplus is a logarithm */
     }
-    kt_step s = {.n_tokens = 5, .first_output = 5, .ids = ids};
+    kt_step s = {RUN(.n_tokens = 5, .first_output = 5), .ids = ids};
     OK(kt_program_run(p, &s), kt_program_error(p));
     for (int64_t t = 0; t < 5; t++) {
         double score[TOP_K], sum = 1e-20;
@@ -165,7 +165,7 @@ static void check_nan(kt_pool *pool)
     OK(kt_program_finish(p, NULL), kt_program_error(p));
     for (int i = 0; i < 16; i++)
         row_of(p, logits, 0)[i] = i % 3 ? NAN : 1;
-    kt_step s = {.n_tokens = 1, .first_output = 1};
+    kt_step s = {RUN(.n_tokens = 1, .first_output = 1)};
     OK(kt_program_run(p, &s), kt_program_error(p));
     const int32_t *ids = kt_program_routing(p, routing, NULL);
     uint32_t seen = 0;

@@ -50,7 +50,7 @@ static void make_program_of(model *m)
     for (int i = 0; i < LAYERS; i++) {
         m->now[i] = kt_program_part(p);
         OK(kt_program_input(p, m->x[i % 2]), kt_program_error(p));
-        int32_t now = kt_program_split(p, &(kt_split){.routing = m->given[i % 2], .late = i + 1 < LAYERS});
+        int32_t now = kt_program_split(p, &(kt_split){.routing = m->given[i % 2], .defers = i + 1 < LAYERS});
         OK(now, kt_program_error(p));
         OK(kt_program_experts(p, m->out, m->x[i % 2],
                               &(kt_experts){.routing = now, .gate_up = &m->gate_up.w, .down = &m->down.w}),
@@ -68,7 +68,7 @@ static void make_program_of(model *m)
 
 static void run_one(model *m, int32_t part, int32_t defer)
 {
-    kt_step s = {.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer};
+    kt_step s = {RUN(.n_tokens = TOKENS, .first_output = TOKENS, .defer = defer)};
     OK(kt_program_run_part(m->program, &s, part), kt_program_error(m->program));
 }
 

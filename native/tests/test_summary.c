@@ -97,7 +97,7 @@ static uint64_t step(const fixture *f, int rows, float temperature)
         for (int b = 0; b < f->sums.width; b++)
             row_of(f->p, f->sums, t)[b] = -1;
     }
-    kt_step s = {.n_tokens = MOST, .first_output = MOST - rows, .ids = ids, .temperature = temperature};
+    kt_step s = {RUN(.n_tokens = MOST, .first_output = MOST - rows, .temperature = temperature), .ids = ids};
     OK(kt_program_run(f->p, &s), kt_program_error(f->p));
     for (int t = 0; t < rows; t++) {
         compare(f, t, temperature);
@@ -125,7 +125,7 @@ static void check_refusals(kt_pool *pool)
     int32_t id = 0;
     const float wrong[] = {-1, NAN, INFINITY};
     for (int i = 0; i < 3; i++) {
-        kt_step s = {.n_tokens = 1, .ids = &id, .temperature = wrong[i]};
+        kt_step s = {RUN(.n_tokens = 1, .temperature = wrong[i]), .ids = &id};
         REFUSED(kt_program_run(p, &s), KT_ERR_RANGE, kt_program_error(p), "temperature is");
     }
     kt_program_free(p);

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ktcli.engine import CpuEngine
+from ktcli.engine.cpu import CpuEngine, Outputs
 from ktcli.engine.device.engine import DeviceEngine
 from ktcli.engine.device.stream import HostStream
-from ktcli.engine.steps import Outputs
 from ktcli.native import Team, View
 
 META = torch.device("meta")  # its tensors have shapes and no memory
@@ -77,6 +76,8 @@ class StandInPool:
 class NoWeights:
     """A source that writes nothing."""
 
+    identity = "nothing"
+
     def fill(self, *_: object) -> None: ...
 
     def place(self, *_: object) -> None: ...
@@ -88,7 +89,10 @@ class StandInCpu(CpuEngine):
     def _record(self) -> tuple[Any, Outputs, tuple[int, ...]]:
         view = View(0, 0, self.spec.vocab)
         program = SimpleNamespace(
-            pool=self.pool, rows=lambda view, n: np.zeros((n, 1)), max_outputs=1, max_tokens=1
+            rows=lambda view, n: np.zeros((n, 1)),
+            attach=lambda *_: None,
+            max_outputs=1,
+            max_tokens=1,
         )
         return program, Outputs(view, view, view, view), ()
 

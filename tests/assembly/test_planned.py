@@ -20,6 +20,7 @@ from shapes import shape
 from ktcli.engine.device import engine as device_engine
 from ktcli.engine.device import weights as device_weights
 from ktcli.engine.device.placement import Placement
+from ktcli.engine.sequence import pages_for
 from ktcli.hardware.profile import read_machine
 from ktcli.measure.tiles import planned_team
 from ktcli.models import Model
@@ -38,10 +39,13 @@ MACHINES = sorted(path.stem for path in data_path("profiles", "machines").glob("
 MODELS = ["qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "gpt-oss-20b", "deepseek-v3"]
 CASES = [(where, name) for where in MACHINES for name in MODELS]
 WITH_GPU = [(where, name) for where, name in CASES if read_machine(Path(where)).gpus]
-TALK, MEASURE = Use(), Use(kv_f32=True, all_logits=True)
+TALK, MEASURE, SEVERAL = Use(), Use(kv_f32=True, all_logits=True), Use(streams=8)
 # What is measured takes more memory, on one node or cut between several.
 USES = [(*case, TALK) for case in CASES] + [
-    (where, name, MEASURE) for where in ("laptop-16gb", "xeon-2x32-512gb") for name in MODELS
+    (where, name, use)
+    for where in ("laptop-16gb", "xeon-2x32-512gb")
+    for name in MODELS
+    for use in (MEASURE, SEVERAL)
 ]
 LINE, DEVICE_LINE = 64, 256  # bytes: pieces of arenas, and of a device's memory, begin on these
 
@@ -94,14 +98,12 @@ def test_the_cpu_takes_what_was_planned(where: str, name: str, use: Use) -> None
     pieces = LINE * len(engine.model.tensors) * len(pool.teams)
     weights = weight_bytes(engine.model, plan.recipe)
     weights += sum(extra_bytes(engine.model, plan.recipe, plan.host.teams).values())
-    assert 0 <= pool.asked_bytes() - weights <= pieces
-    assert engine.weights_bytes == pool.asked_bytes()
-
-    loaded = pool.asked_bytes()
-    session = engine.session()
-    assert session.context == plan.context
+    assert 0 <= engine.weights_bytes - weights <= pieces
     cache = part_bytes(plan, ModelPart.CACHE, ModelPart.STATES)
-    assert pool.asked_bytes() - loaded == cache
+    assert pool.asked_bytes() == engine.weights_bytes + cache
+    assert engine.pools.pages.count == use.streams * pages_for(plan.context)
+    assert engine.session().context == plan.context
+    assert pool.asked_bytes() == engine.weights_bytes + cache  # nothing is reserved for a session
     # All that is planned beside it is scratch, the process, and what is left free.
     scratch = scratch_bytes(engine.model) + use.logits_bytes(engine.spec, plan.context)
     others = scratch + PROCESS_BYTES + plan.host.margin_bytes

@@ -13,6 +13,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ktcli.chat.components import MAX_ADDED
+from ktcli.weights.pieces import MAX_MERGES
+
 Document = dict[str, Any]
 ORDINARY = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
@@ -46,20 +49,74 @@ def nested(depth: int) -> Document:
     return step
 
 
+def known_table(trie: bytes, texts: bytes) -> Document:
+    """A table of normalizations whose sizes are right, whatever is in it."""
+    return charsmap(len(trie).to_bytes(4, "little") + trie + texts)
+
+
+def in_model(**parts: Any) -> Callable[[Document], Document]:
+    """An honest file with some parts of its model replaced."""
+    return lambda document: with_parts(model={**document["model"], **parts})(document)
+
+
+def adding(*contents: str, **flags: Any) -> Callable[[Document], Document]:
+    """An honest file with more added tokens."""
+    default = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+
+    def change(document: Document) -> Document:
+        made = copy.deepcopy(document)
+        first = len(made["model"]["vocab"]) + len(made["added_tokens"])
+        rows = [
+            {"id": first + at, "content": text, **default, **flags}
+            for at, text in enumerate(contents)
+        ]
+        made["added_tokens"] += rows
+        return made
+
+    return change
+
+
+def both(*changes: Callable[[Document], Document]) -> Callable[[Document], Document]:
+    def change(document: Document) -> Document:
+        for each in changes:
+            document = each(document)
+        return document
+
+    return change
+
+
 def _long_word(document: Document) -> Document:
-    made = copy.deepcopy(document)
-    made["model"]["vocab"]["l" * 1_000_000] = len(made["model"]["vocab"]) + 50
-    return made
+    return in_model(vocab={**document["model"]["vocab"], "l" * 1_000_000: 999})(document)
 
 
-def _dropout(document: Document) -> Document:
-    made = copy.deepcopy(document)
-    made["model"]["dropout"] = 0.5
-    return made
+def _pieces(model: str, **more: Any) -> Callable[[Document], Document]:
+    """A vocabulary of Unigram or WordPiece with pieces of every length."""
+    words = ["<unk>", *("a" * size for size in range(1, 4000))]
+    vocab = (
+        [[word, -1.0] for word in words]
+        if model == "Unigram"
+        else {w: i for i, w in enumerate(words)}
+    )
+    return with_parts(model={"type": model, "vocab": vocab, **more})
 
 
 _draw = random.Random(11)
 JUNK = bytes(_draw.randrange(256) for _ in range(4096))
+# Tables of normalizations: junk, and sizes that lie.
+LYING: list[bytes] = [
+    (1 << 30).to_bytes(4, "little") + JUNK,
+    (0xFFFFFFFF).to_bytes(4, "little") + JUNK,
+    (8).to_bytes(4, "little") + b"\xff" * 8 + b"ab",
+    (4096).to_bytes(4, "little") + JUNK,
+    b"",
+    JUNK,
+]
 # Refused by name, before the library sees them.
 REFUSED: Mapping[str, Callable[[Document], Document]] = {
     "30 ByteLevel steps": with_parts(pre_tokenizer=sequence("pretokenizers", *[ORDINARY] * 30)),
@@ -87,26 +144,49 @@ REFUSED: Mapping[str, Callable[[Document], Document]] = {
     "an unknown decoder": with_parts(decoder={"type": "Shell"}),
     "a huge prefix": with_parts(normalizer={"type": "Prepend", "prepend": "l" * 10_000}),
     "a long word": _long_word,
-    "random merges": _dropout,
+    "random merges": in_model(dropout=0.5),
+    "too many merges": in_model(merges=["a b"] * (MAX_MERGES + 1)),
+    "lists in lists": in_model(merges=[[[]] * 1000] * 1500),
+    "objects in objects": with_parts(more=[{"a": {"a": {"a": {"a": {}}}}}] * 320_000),
+    "a long added token": adding("<" + "l" * 10_000 + ">"),
+    "too many added tokens": adding(*(f"<{at}>" for at in range(MAX_ADDED))),
+    "added tokens of too many letters": adding(*(f"<{at}{'l' * 500}>" for at in range(9000))),
+    "added tokens that grow": both(
+        adding(*(f"{'l' * 100}{at}" for at in range(2000)), normalized=True),
+        with_parts(normalizer=replace("l" * 60, String="l")),
+    ),
     "no pattern": with_parts(normalizer=replace("x", String="")),
     "a huge pattern": with_parts(pre_tokenizer=split("a" * 100_000)),
     "a huge table": with_parts(normalizer=charsmap(bytes(3 << 20))),
+    "a table of long texts": with_parts(
+        normalizer=known_table(bytes(1024), b"l" * 100_000 + b"\0")
+    ),
+    **{f"charsmap {i}": with_parts(normalizer=charsmap(data)) for i, data in enumerate(LYING)},
 }
 # Read in the helper process; reading this text ends in a sentence, or in ids.
-_LYING = [
-    (1 << 30).to_bytes(4, "little") + JUNK,
-    (0xFFFFFFFF).to_bytes(4, "little") + JUNK,
-    (8).to_bytes(4, "little") + b"\xff" * 8 + b"ab\0",
-    (4096).to_bytes(4, "little") + JUNK,
-    b"",
-    JUNK,
-]
 CONFINED: Mapping[str, Callable[[Document], Document]] = {
-    **{f"charsmap {i}": with_parts(normalizer=charsmap(data)) for i, data in enumerate(_LYING)},
+    "a trie of junk": with_parts(normalizer=known_table(JUNK, b"a\0bc\0")),
+    "a trie of ones": with_parts(normalizer=known_table(b"\xff" * 4096, b"a\0" * 100)),
     "quadratic": with_parts(pre_tokenizer=split(r"a*$|a")),
     "cubic": with_parts(pre_tokenizer=split(r"a*a*$|a")),
     "exponential": with_parts(pre_tokenizer=split(r"(a+)+$|a")),
     "looking ahead": with_parts(pre_tokenizer=split(r"(?=a*a*b)a|a")),
     "quadratic replacement": with_parts(normalizer=replace("a", Regex=r"a*a*b")),
+    "growing": with_parts(normalizer=replace("a" * 60, String="a")),
+    "pieces of every length": _pieces("Unigram", unk_id=0, byte_fallback=False),
+    "words of any length": _pieces(
+        "WordPiece",
+        unk_token="<unk>",
+        continuing_subword_prefix="",
+        max_input_chars_per_word=1 << 60,
+    ),
+    # Published patterns, for runs that only a stranger would write.
+    "runs of digits": with_parts(pre_tokenizer=split(r"\d{1,3}(?=(?:\d{3})*\b)")),
+    "runs of spaces": with_parts(pre_tokenizer=split(r"\s+$")),
 }
-LONG = "a" * 100_000 + "!"
+LETTERS = {"runs of digits": "1", "runs of spaces": " "}  # the others are harmed by "a"
+
+
+def long_text(name: str) -> str:
+    """The text that harms a case of `CONFINED`."""
+    return LETTERS.get(name, "a") * 100_000 + "!"

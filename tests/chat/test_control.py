@@ -12,22 +12,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktcli.chat.chat import Chat
+from ktcli.chat.codec import BORDER
 from ktcli.chat.control import ControlTokens
 from ktcli.chat.passage import Passage, read_with
 from ktcli.chat.template import ChatTemplate
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
-from ktcli.errors import BadCheckpoint
+from ktcli.errors import BadCheckpoint, UsageError
 
 # Control tokens of published families, special or not.
 WORDS = [
     *SPECIALS, "<|im_start|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "[INST]", "[/INST]", "<s>", "</s>",
     "<|im_user|>", "<|im_middle|>", "<|start|>", "<|channel|>", "<|message|>", "[gMASK]", "<tool_response>",
+    "<start_of_turn>", "<end_of_turn>", "<|eot_id|>", "<|start_header_id|>", "<|python_tag|>", "]~b]", "[e~[",
+    "<|hy_User|>", "<seed:bos>", "<|role_start|>", "<|observation|>", "<tool_call>", "[TOOL_CALLS]", "<｜User｜>",
 ]  # fmt: skip
 NEXT_TO = "{% for m in messages %}{{ m.content }}{% endfor %}<|end|>"
 
 
+MARKERS = (
+    "<tool_response>",
+    "<tool_call>",
+    "<｜User｜>",
+)  # published as tokens that are not special
+
+
 def _byte_level(folder: Path) -> None:
     write_tokenizer(folder, more=[word for word in WORDS if word not in SPECIALS])
+    _unspecial(folder, *MARKERS)
+
+
+def _unspecial(folder: Path, *words: str) -> None:
+    """Makes tokens that an answer shows of special ones."""
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    for row in document["added_tokens"]:
+        row["special"] = row["special"] and row["content"] not in words
+    path.write_text(json.dumps(document))
 
 
 def _pieces(folder: Path) -> None:
@@ -143,6 +163,140 @@ def test_no_cut_of_a_word_over_messages_joins_again(
     ids = rendered(byte_level, template, messages)
     assert control_ids(byte_level, ids) == [byte_level.id_of("<|end|>")]
     assert byte_level.decode(ids, special=True) == "".join(parts) + "<|end|>"
+
+
+def with_texts(template: str, *texts: str, role: str = "user") -> tuple[ChatTemplate, list[dict]]:
+    return ChatTemplate(template, name="fake"), [{"role": role, "content": text} for text in texts]
+
+
+# A template, and texts that give a control token in it together with its letters or with each other.
+BORDERS = {
+    "the template's beginning": ("<|{{ messages[0].content }}", ["im_end|>x"]),
+    "the template's end": ("{{ messages[0].content }}|>", ["x<|im_end"]),
+    "the template around": ("<{{ messages[0].content }}>", ["|im_end|"]),
+    "the template between": ("{{ messages[0].content }}_{{ messages[1].content }}", ["<|im", "end|>"]),
+    "spaces taken away": (
+        "{{ messages[0].content | trim }}{{ messages[1].content.strip() }}", ["<|im_ \n", " \tend|>"]
+    ),
+    "a word taken out": ("{{ messages[0].content | replace('/think', '') }}", ["<|im_/thinkend|>"]),
+    "a word taken out twice": (
+        "{{ messages[0].content.replace('a', '').replace('b', '') }}", ["<|iabm_enbad|>"]
+    ),
+    "the half after a word": (
+        "{% for m in messages %}{{ m.content.split('X')[-1] }}{% endfor %}", ["hXx<|im_", "end|>"]
+    ),
+    "three messages": ("{% for m in messages %}{{ m.content }}{% endfor %}", ["a<", "|im_en", "d|>b"]),
+    "overlapping": ("{% for m in messages %}{{ m.content }}{% endfor %}", ["<|im_<|im_", "end|>"]),
+    "written as JSON": ("<{{ messages[0].content | tojson | replace('\"', '') }}>", ["|im_end|"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BORDERS)
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+def test_no_word_comes_to_be_where_a_text_meets_another(
+    byte_level: Tokenizer, name: str, role: str
+) -> None:
+    template, messages = with_texts(BORDERS[name][0] + "<|end|>", *BORDERS[name][1], role=role)
+    plain = byte_level.encode(template.render(messages))
+    assert byte_level.id_of("<|im_end|>") in plain  # it would
+    ids = rendered(byte_level, template, messages)
+    assert control_ids(byte_level, ids) == [byte_level.id_of("<|end|>")]
+    assert byte_level.decode(ids, special=True) == template.render(messages)
+
+
+def test_names_of_fields_make_no_words(byte_level: Tokenizer) -> None:
+    """As Qwen3-Coder's template writes the fields of a tool's schema between < and >."""
+    template = ChatTemplate(
+        "{% for key in tools[0] %}<{{ key }}>{{ tools[0][key] }}</{{ key }}>{% endfor %}<|end|>",
+        name="fake",
+    )
+    for key in ("|im_end|", "tool_response", "s"):
+        ids = rendered(byte_level, template, [], tools=[{key: "x", "name": "y"}])
+        assert control_ids(byte_level, ids) == [byte_level.id_of("<|end|>")], key
+
+
+def test_roles_are_the_templates_own(byte_level: Tokenizer) -> None:
+    template, messages = with_texts("<|{{ messages[0].role }}|>{{ messages[0].content }}", "user|>")
+    ids = rendered(byte_level, template, messages)
+    assert control_ids(byte_level, ids) == [byte_level.id_of("<|user|>")]
+    messages[0]["role"] = "im_end"  # no role that a template knows
+    assert control_ids(byte_level, rendered(byte_level, template, messages)) == []
+
+
+def test_answers_keep_their_thoughts_and_calls(byte_level: Tokenizer) -> None:
+    """What a template looks for in an answer is found, although other parts of it could make words."""
+    template, messages = with_texts(
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<|end|>",
+        "<think>no</think>[<tool_call>x", "end|>", role="assistant",
+    )  # fmt: skip
+    ids = rendered(byte_level, template, messages)
+    assert byte_level.decode(ids, special=True) == "[<tool_call>xend|><|end|>"
+    words = [byte_level.id_of(word) for word in ("<tool_call>", "<|end|>")]
+    assert [id for id in ids if id in words] == words
+    messages[0]["content"] = "<think>no</think><|im_"
+    assert control_ids(byte_level, rendered(byte_level, template, messages)) == words[1:]
+
+
+def test_elements_of_html_are_what_they_are(tmp_path: Path) -> None:
+    """Gemma's tokens for them are no control tokens."""
+    write_tokenizer(tmp_path, more=["<table>"])
+    _unspecial(tmp_path, "<table>")
+    tokenizer = load_tokenizer(tmp_path)
+    ids = ControlTokens(tokenizer).encode_text("<table>")
+    assert ids == [tokenizer.id_of("<table>")]
+
+
+def test_texts_with_every_mark_in_them(byte_level: Tokenizer) -> None:
+    """Another character marks; where there is none left, the text is refused."""
+    control = ControlTokens(byte_level)
+    marks = "".join(chr(code) for code in range(0xFDD0, 0xFDF0))
+    for text in (f"<|im_end|>{marks}<|im_end|>", f"<|im_end|>\\ufdd6{marks}", marks):
+        ids = control.encode_text(text)
+        assert control_ids(byte_level, ids) == []
+        assert byte_level.decode(ids, special=True).replace("\ufffd", "") == "".join(
+            letter for letter in text if not 0xFDD2 <= ord(letter) <= 0xFDD5 or text == marks
+        )
+    with pytest.raises(UsageError, match="every private character"):
+        control.encode_text(marks + "".join(map(chr, range(0x100000, 0x110000))))
+
+
+def test_marks_that_a_template_writes_as_json_stay_letters(byte_level: Tokenizer) -> None:
+    template, messages = with_texts(
+        "{{ messages[0].content | tojson(ensure_ascii=True) }}", "<|im_end|>\\ufdd6 é"
+    )
+    ids = rendered(byte_level, template, messages)
+    assert control_ids(byte_level, ids) == []
+    assert byte_level.decode(ids, special=True) == '"<|im_end|>\\\\ufdd6 \\u00e9"'
+
+
+def test_what_the_library_is_told_is_no_word_of_a_text(byte_level: Tokenizer) -> None:
+    """The names that kt gives to tokens of its own give none of them."""
+    control = ControlTokens(byte_level)
+    known = len(byte_level.encode("a")) and max(byte_level.special_ids) + 3
+    for name in (BORDER, f"\ufdd2kt-no-text-holds-this\ufdd3{byte_level.id_of('<|im_end|>')}"):
+        ids = control.encode_text(f"<|im_end|>{name}<|im_end|>")
+        assert max(ids) < known and control_ids(byte_level, ids) == []
+
+
+def test_letters_that_a_normalizer_makes_words_of(tmp_path: Path) -> None:
+    """＜s＞ is <s> after NFKC; it is no control token, while the template's <s> is one."""
+    _unigram(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["normalizer"] = {"type": "NFKC"}
+    for row in document["added_tokens"]:
+        row["normalized"] = True
+    path.write_text(json.dumps(document))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.id_of("<s>") in tokenizer.encode("hello＜s＞")
+    control = ControlTokens(tokenizer)
+    for text in ("hello＜s＞", "＜s＞＜/s＞", "＜｜end▁of▁sentence｜＞", "<s>＜s＞", "ﬁ hello"):
+        assert control_ids(tokenizer, control.encode_text(text)) == [], text
+    template, messages = with_texts("<s>{{ messages[0].content }}</s>", "hello＜s＞")
+    ids = [tokenizer.id_of("<s>"), tokenizer.id_of("</s>")]
+    assert control_ids(tokenizer, rendered(tokenizer, template, messages)) == ids
+    _, honest = with_texts("", "hello")
+    assert rendered(tokenizer, template, honest) == tokenizer.encode("<s>hello</s>")
 
 
 TEMPLATES = {**templates.ALL, **family_templates.ALL}

@@ -23,6 +23,7 @@ from ktcli.engine.generate import Finish, Generation, Stats
 from ktcli.engine.logits import Logits
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
+from ktcli.native import Batch
 
 CONTEXT = 200
 VOCAB = 99
@@ -109,6 +110,18 @@ class Answer:
     stats: Stats
 
 
+_OPEN: list[Session] = []
+
+
+def alone(engine: CpuEngine) -> Session:
+    """A session that finds nothing that others computed."""
+    for before in _OPEN:
+        before.sequence.close()
+    engine.pools.forget()
+    _OPEN[:] = [engine.session()]
+    return _OPEN[0]
+
+
 def ask(session: Session, asked: Asked, drafting: Drafting | None = None) -> Answer:
     sampler = Watched(asked.sampling)
     made = Generation(
@@ -182,7 +195,7 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(ASKED, LENGTHS, SOURCES, st.integers(0, 99))
 @example(Asked(IDS[:60], SamplingSettings(greedy=True, seed=0)), 8, "right", 0)
@@ -192,72 +205,79 @@ def source_of(name: str, answer: list[int], seed: int) -> DraftSource:
 def test_an_answer_with_drafts_is_the_answer_without(
     engine: CpuEngine, asked: Asked, length: int | None, name: str, seed: int
 ) -> None:
-    plain, drafted = engine.session(), engine.session()
-    want = ask(plain, asked)
-    whole = ask(engine.session(), Asked(asked.prompt, asked.sampling, asked.max_tokens))
-    source = source_of(name, whole.ids, seed)
-    got = ask(drafted, asked, drafting_of(engine, drafted, source, length))
-    assert_same(got, want)
-    # The session holds what was said, but perhaps the last id: nothing that was only tried.
-    said = [*asked.prompt, *want.ids]
-    assert drafted.ids == tuple(said[: drafted.length])
-    assert drafted.length == plain.length or drafted.recurrent
-    if len(said) + 9 <= CONTEXT:  # and it goes on as one that never drafted
+    whole = ask(alone(engine), Asked(asked.prompt, asked.sampling, asked.max_tokens)).ids
+    answers, lengths = [], []
+    for drafts in (False, True):
+        session = alone(engine)
+        source = source_of(name, whole, seed)
+        drafting = drafting_of(engine, session, source, length) if drafts else None
+        first = ask(session, asked, drafting)
+        # The session holds what was said, but perhaps the last id: nothing that was only tried.
+        said = [*asked.prompt, *first.ids]
+        assert session.ids == tuple(said[: session.length])
+        lengths.append(session.length)
         again = Asked([*said, *IDS[:4]], SamplingSettings(seed=3), 5)
-        assert_same(ask(drafted, again), ask(plain, again))
-        assert drafted.ids == plain.ids
+        if len(again.prompt) + 5 <= CONTEXT:
+            answers.append((first, ask(session, again)))  # it goes on as one that never drafted
+            assert session.ids == (*again.prompt, *answers[-1][1].ids)
+        else:
+            answers.append((first, first))
+    for got, want in zip(*reversed(answers), strict=True):
+        assert_same(got, want)
+    assert lengths[0] == lengths[1] or session.recurrent
 
 
 def test_right_drafts_save_steps_and_wrong_ones_cost_none(engine: CpuEngine) -> None:
     asked = Asked(IDS[:60], SamplingSettings(greedy=True, seed=0), 41)
-    want = ask(engine.session(), asked)
+    want = ask(alone(engine), asked)
     for name, steps in (("right", 6), ("wrong", 41)):
-        session = engine.session()
+        session = alone(engine)
         drafting = drafting_of(engine, session, source_of(name, want.ids, 0), 8)
         got = ask(session, asked, drafting)
         assert got.ids == want.ids
         assert got.stats.steps == steps
         assert got.stats.accepted == (35 if name == "right" else 0)
         assert got.stats.accepted <= got.stats.drafted
-    assert ask(engine.session(), asked).stats.drafted == 0
+    assert ask(alone(engine), asked).stats.drafted == 0
 
 
 def test_a_step_that_fails_leaves_no_trace(
     engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupt after the step ran and before any of its ids was kept."""
-    session = engine.session()
-    session.feed(IDS[:70])
-    steps = session._steps
 
-    def run(chunk: object) -> None:
-        type(steps).run(steps, chunk)
+    def run(batch: Batch) -> None:
+        CpuEngine.run(engine, batch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "run", run)
-    with pytest.raises(KeyboardInterrupt):
-        session.attempt(IDS[:9], 9)
-    monkeypatch.undo()
-    assert session.ids == tuple(IDS[:70])
-    straight = engine.session()
-    straight.feed(IDS[:70])
-    got, want = session.feed([5]).values.copy(), straight.feed([5]).values
-    assert np.array_equal(got, want)
+    rows = []
+    for fails in (False, True):
+        session = alone(engine)
+        session.feed(IDS[:70])
+        if fails:
+            monkeypatch.setattr(engine, "run", run)
+            with pytest.raises(KeyboardInterrupt):
+                session.attempt(IDS[:9], 9)
+            monkeypatch.undo()
+        assert session.ids == tuple(IDS[:70])
+        rows.append(session.feed([5]).values.copy())
+    assert np.array_equal(*rows)
 
 
-def test_drafts_end_at_the_depth_of_deferral(engine: CpuEngine) -> None:
+def test_drafts_end_at_the_depth_of_deferral(
+    engine: CpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each token defers as many experts as it would alone."""
-    session, plain = engine.session(), engine.session()
     asked = Asked(IDS[:60], SamplingSettings(greedy=True, seed=0), 30)
-    want = ask(plain, asked)
+    want = ask(alone(engine), asked)
+    session = alone(engine)
     seen: list[tuple[int, int, int]] = []
-    steps = session._steps
 
-    def run(chunk: object) -> None:
-        seen.append((chunk.start, chunk.ids.size, chunk.defer))
-        type(steps).run(steps, chunk)
+    def run(batch: Batch) -> list[Logits]:
+        seen.extend((run.start, run.ids.size, run.defer) for run in batch.runs)
+        return CpuEngine.run(engine, batch)
 
-    steps.run = run
+    monkeypatch.setattr(engine, "run", run)
     source = Oracle(want.ids, lambda place: place % 7 == 5)
     made = Generation(
         session,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ktcli.engine.logits import Logits
 from ktcli.engine.sampler import Sampler, SamplingSettings, penalise, shortlist
 from ktcli.errors import BadPack, UsageError
-from ktcli.native import BLOCK_COLUMNS, Pool, Program, Step
+from ktcli.native import BLOCK_COLUMNS, Batch, Pool, Program, Run
 
 HISTORY = [3, 5, 5, 90, 0]
 
@@ -100,7 +100,7 @@ class NativeLogits:
         row, best, peaks, sums = self._rows
         row[:] = values
         none = np.zeros(1, dtype=np.int32)
-        self._program.run(Step(none, 0, none, 0, temperature))
+        self._program.run(Batch((Run(none, 0, none, 0, temperature),)))
         return Logits(row, int(best[0]), peaks, sums, temperature)
 
 

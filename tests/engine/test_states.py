@@ -3,7 +3,6 @@ nothing. On the CPU, and on a device."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
 import numpy as np
@@ -13,8 +12,8 @@ from loading import load_engine
 
 from ktcli.engine import Engine
 from ktcli.engine.device.engine import DeviceEngine
-from ktcli.engine.session import Chunk, Session
-from ktcli.engine.states import StateSlots
+from ktcli.engine.session import Session
+from ktcli.native import Batch
 
 IDS = np.random.default_rng(0).integers(0, 99, 150).tolist()
 OTHERS = np.random.default_rng(1).integers(0, 99, 60).tolist()
@@ -27,12 +26,19 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def on_cpu(made: Made) -> Engine:
-    return load_engine(made.path, context=CONTEXT, threads=1, exact=True)
+    return load_engine(made.path, context=CONTEXT, threads=1, exact=True, streams=3)
 
 
 @pytest.fixture(scope="module", params=["cpu", "device"])
 def engine(request: pytest.FixtureRequest, made: Made, on_cpu: Engine) -> Engine | DeviceEngine:
     return on_cpu if request.param == "cpu" else made.engine(made.placed())
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(request: pytest.FixtureRequest) -> None:
+    """What another test computed is not found in this one."""
+    for name in {"engine", "on_cpu"} & set(request.fixturenames):
+        request.getfixturevalue(name).pools.forget()
 
 
 def feed(session: Session, ids: list[int]) -> np.ndarray:
@@ -83,15 +89,15 @@ def test_a_step_that_does_not_count_leaves_no_trace(engine, straight, monkeypatc
     """An interrupt after the step ran and before its tokens were counted; between chunks; in one."""
     session = engine.session()
     session.feed(IDS[:100])
-    steps, tried = session._steps, 0
+    tried, compute = 0, engine.run
 
-    def run(chunk: Chunk) -> None:
+    def run(batch: Batch) -> None:
         nonlocal tried
         tried += 1
-        type(steps).run(steps, chunk)
+        compute(batch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(steps, "run", run)
+    monkeypatch.setattr(engine, "run", run)
     for ids in ([5], OTHERS, [6]):
         with pytest.raises(KeyboardInterrupt):
             session.feed(ids)
@@ -128,38 +134,3 @@ def test_sessions_take_turns(on_cpu, straight) -> None:
     first.feed(IDS[:70])
     second.feed(OTHERS)
     assert close(feed(first, IDS[70:]), straight(IDS))
-
-
-def test_slots_hold_what_they_say() -> None:
-    """Random walks against a list of what every slot was last written for."""
-    for seed in range(30):
-        draw, slots, length = random.Random(seed), StateSlots(5), 0
-        written: dict[int, tuple[int, ...]] = {}
-        ids: list[int] = []
-        for step in range(200):
-            if draw.random() < 0.2:
-                wanted = draw.randint(0, length)
-                reached = slots.truncate(wanted)
-                assert reached <= wanted
-                length, ids = reached, ids[:reached]
-            n = draw.choice([1, 1, 1, 2, 40])
-            source, target = slots.begin(length)
-            assert source != target
-            assert tuple(ids) == () if source is None else written[source] == tuple(ids)
-            written[target] = (-1,)  # anything
-            if draw.random() < 0.1:
-                continue  # it failed
-            ids += [step] * n
-            length += n
-            written[target] = tuple(ids)
-            slots.end(target, length, snapshot=n > 1)
-            assert slots.truncate(length) == length
-
-
-def test_snapshots_spread_over_a_long_text() -> None:
-    slots = StateSlots(6)
-    for i in range(40):
-        _, target = slots.begin(512 * i)
-        slots.end(target, 512 * (i + 1), snapshot=True)
-    reached = [slots.truncate(position) for position in (20479, 15000, 10000)]
-    assert reached[0] == 512 * 39 and min(reached) > 0

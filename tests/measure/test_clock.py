@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ktcli.measure.clock import NOISY_SHARE, Measurement, Others, Run, alternate, busy_seconds
+from ktcli.measure.clock import NOISY_SHARE, Measurement, Others, TimedRun, alternate, busy_seconds
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -39,7 +39,7 @@ def test_a_run_is_compared_with_the_ceilings_around_it():
 
 
 def test_the_median_of_ratios_counts_and_the_extremes_are_kept():
-    runs = (Run(2.0, 1.0), Run(4.0, 1.0), Run(1.0, 0.9))
+    runs = (TimedRun(2.0, 1.0), TimedRun(4.0, 1.0), TimedRun(1.0, 0.9))
     measured = Measurement(runs, others_share=0.0)
     assert measured.share == 0.5
     assert (measured.fastest_s, measured.seconds, measured.slowest_s) == (1.0, 2.0, 4.0)
@@ -47,13 +47,13 @@ def test_the_median_of_ratios_counts_and_the_extremes_are_kept():
 
 def test_a_drifting_machine_does_not_change_the_share():
     """The machine halves its speed in the middle: times double, ratios stay."""
-    runs = tuple(Run(seconds=2.0 * slow, ideal_s=1.5 * slow) for slow in (1, 1, 2, 2, 2))
+    runs = tuple(TimedRun(seconds=2.0 * slow, ideal_s=1.5 * slow) for slow in (1, 1, 2, 2, 2))
     assert Measurement(runs, 0.0).share == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("share", "noisy"), [(0.0, False), (NOISY_SHARE, False), (0.11, True)])
 def test_noisy_above_a_tenth_of_the_cores(share: float, noisy: bool):
-    assert Measurement((Run(1.0, 1.0),), share).noisy is noisy
+    assert Measurement((TimedRun(1.0, 1.0),), share).noisy is noisy
 
 
 def test_busy_time_of_the_given_cores_only():

@@ -28,7 +28,7 @@ from ktcli.measure.tiles import (
     start_team,
     tile_min,
 )
-from ktcli.native import AmxInfo, IsaRow, Program, Step
+from ktcli.native import AmxInfo, Batch, IsaRow, Program
 
 CPU = Cpu("Some Xeon", (), (), 1, 2, 2, (0, 1))
 FOUND = TileMin(4, 6, 3)
@@ -229,12 +229,12 @@ def test_a_team_is_told_and_measures_nothing_itself(
 # --- measuring --------------------------------------------------------------------------------------
 
 
-def made_up(program: Program, step: Step) -> float:
+def made_up(program: Program, batch: Batch) -> float:
     """Vectors take their time per token; tiles as long as 5 tokens do."""
     least = program.pool.tile_min
     assert least is not None
-    program.run(step)
-    return 5.5 if step.ids.size >= least[0] else float(step.ids.size)
+    program.run(batch)
+    return 5.5 if batch.rows >= least[0] else float(batch.rows)
 
 
 @pytest.mark.parametrize("isa", [row.name for row in native.isa_rows() if row.usable])
@@ -251,7 +251,7 @@ def test_measuring_by_the_true_clock() -> None:
 def test_every_part_is_as_large_as_the_others() -> None:
     programs: list[Program] = []
 
-    def remember(program: Program, step: Step) -> float:
+    def remember(program: Program, batch: Batch) -> float:
         programs.append(program)
         return 1.0
 

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 
 from ktcli.errors import KtError, NativeError
-from ktcli.native import Arena, Format, Offload, Pool, Program, Step, View, Weight, packed_bytes
+from ktcli.native import (
+    Arena,
+    Batch,
+    Format,
+    Offload,
+    Pool,
+    Program,
+    Run,
+    View,
+    Weight,
+    packed_bytes,
+)
 
 LAYERS, TOKENS, EXPERTS, TOP_K, HIDDEN, WIDTH = 3, 2, 6, 4, 32, 16
 F32 = Format("f32", 32)
@@ -54,14 +65,14 @@ class Layers:
 
     def alone(self, seed: int, defer: int) -> np.ndarray:
         """[L, T, H]: the parts one by one."""
-        step = Step(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
+        run = Run(np.zeros(TOKENS, np.int32), 0, np.zeros(1, np.int32), TOKENS, defer=defer)
         outs = []
         for layer in range(LAYERS):
             self.write(layer, seed)
-            self.program.run_part(step, self.now[layer])
+            self.program.run_part(Batch((run,)), self.now[layer])
             outs.append(self.program.rows(self.out, TOKENS).copy())
             if self.late[layer] >= 0:
-                self.program.run_part(step, self.late[layer])
+                self.program.run_part(Batch((run,)), self.late[layer])
         return np.stack(outs)
 
 
@@ -78,7 +89,7 @@ def layers() -> Layers:
         made.now.append(p.part())
         p.input(x[i % 2])
         mask = {"elsewhere": made.elsewhere, "experts": EXPERTS}
-        now = p.append("split", routing=given[i % 2], **mask, late=not last)
+        now = p.append("split", routing=given[i % 2], **mask, defers=not last)
         matrices = {"gate_up": [gate_up], "down": [down]}
         p.append("experts", (made.out, x[i % 2]), routing=now, **matrices)
         if i:
@@ -120,7 +131,7 @@ def test_stream_gives_what_the_parts_give(layers: Layers, by_flags: bool) -> Non
         spans = offload.spans()
         ran = [(i, late) for i in range(LAYERS) for late in (False, True)]
         ran = [each for each in ran if not each[1] or (defer and each[0] < LAYERS - 1)]
-        assert [(span.layer, span.late) for span in spans] == ran
+        assert [(span.layer, span.deferred) for span in spans] == ran
         times = [ns for span in spans for ns in (span.start_ns, span.end_ns)]
         assert times == sorted(times) and times[-1] <= time.monotonic_ns()
 
@@ -197,7 +208,7 @@ def test_freed_while_the_stream_waits(layers: Layers) -> None:
 
 def test_refusals(layers: Layers) -> None:
     program, now, late = layers.program, layers.now, layers.late
-    with pytest.raises(NativeError, match="2 late parts for 3 layers"):
+    with pytest.raises(NativeError, match="2 deferred parts for 3 layers"):
         Offload(program, now, late[:2])
     with pytest.raises(NativeError, match="flags are 6 int32"):
         Offload(program, now, late, flags=np.zeros(6, np.int64))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as judge
 
-from ktcli.native import Arena, Pool, Program, Step, Weight
+from ktcli.native import Arena, Batch, Pool, Program, Run, Weight
 from ktcli.ops.backend import Backend, Value
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.part import ModelPart
@@ -105,7 +105,7 @@ def run_native(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     recording = recorder.finish(*forward(recorder)[0])
     program = Program(pool, max_tokens=n, max_outputs=1, exact=True)
     made = assemble(reuse_buffers(recording), program, Places(loaded))
-    program.run(Step(IDS, 0, np.zeros(1, np.int32), n))
+    program.run(Batch((Run(IDS, 0, np.zeros(1, np.int32), n),)))
     routed = [program.routing(number, n, TOP_K) for number in made.routings]
     return [program.rows(view, n).copy() for view in made.results], routed
 
@@ -220,13 +220,17 @@ def pool_native(shape: PoolShape, v: dict[str, Any], sizes: list[int]) -> NDArra
     recorder = Recorder()
     recording = recorder.finish(pool_forward(recorder, shape))
     (view,) = assemble(reuse_buffers(recording), program, Places(loaded, (), (0,))).results
-    out, state, start = [], None, 0
+    state_bytes = 64 * -(-4 * (16 + shape.state_elements) // 64)
+    states, out, slot, start = Arena(2 * state_bytes), [], -1, 0
+    states.bytes.view(np.float32)[:] = np.nan
+    program.attach(Arena(64), 64, states, state_bytes)
     for n in sizes:
-        after = np.full(16 + shape.state_elements, np.nan, np.float32)
+        after = int(slot == 0)
         ids = TOKENS[start : start + n]
-        program.run(Step(ids, start, np.zeros(1, np.int32), n, state=state, next_state=after))
+        run = Run(ids, start, np.zeros(1, np.int32), n, state=slot, next_state=after)
+        program.run(Batch((run,)))
         out.append(program.rows(view, n).copy())
-        state, start = after, start + n
+        slot, start = after, start + n
     return np.concatenate(out)
 
 

@@ -25,7 +25,7 @@ by_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 class History:
     """How every column of every buffer came about, and every number.
 
-    A step that defers nothing: late experts and what carries them are left out.
+    A step that defers nothing: deferred experts and what carries them are left out.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -33,9 +33,9 @@ class History:
         self.numbers: dict[Number | None, object] = {}
         for each in recording.records:
             if isinstance(each.operation, SplitRouting):
-                now, late = each.numbers
-                self.numbers |= {now: self.numbers[each.operation.routed], late: None}
-            elif not isinstance(each.operation, Carry) and not self._is_late(each):
+                immediate, deferred = each.numbers
+                self.numbers |= {immediate: self.numbers[each.operation.routed], deferred: None}
+            elif not isinstance(each.operation, Carry) and not self._is_deferred(each):
                 self._run(each)
         self.results = [self.read(view) for view in recording.results]
 
@@ -43,7 +43,7 @@ class History:
         places = range(view.column, view.column + view.width)
         return tuple(self.columns.get((view.buffer, i)) for i in places)
 
-    def _is_late(self, each: Record) -> bool:
+    def _is_deferred(self, each: Record) -> bool:
         return isinstance(each.operation, Experts) and self.numbers[each.operation.routed] is None
 
     def _run(self, each: Record) -> None:
@@ -110,7 +110,7 @@ def test_more_layers_need_no_more_buffers(case: Case) -> None:
 
 
 @by_case
-def test_what_is_late_joins_the_next_layer(case: Case) -> None:
+def test_deferred_experts_join_the_next_layer(case: Case) -> None:
     recording = recorded(case)
     layers = sum(isinstance(each.operation, Experts) for each in recording.records)
     deferring = max(0, min(3, layers - 1))
@@ -119,12 +119,13 @@ def test_what_is_late_joins_the_next_layer(case: Case) -> None:
     carries = [each for each in records if isinstance(each.operation, Carry)]
     experts = [each for each in records if isinstance(each.operation, Experts)]
     assert len(splits) == len(carries) == deferring
-    late = [each for each in experts if each.operation.routed in {s.numbers[1] for s in splits}]
-    assert [each.operation.late for each in carries] == [each.outs[0] for each in late]
-    for carry, before in zip(carries, late, strict=True):
+    later = {split.numbers[1] for split in splits}
+    deferred = [each for each in experts if each.operation.routed in later]
+    assert [each.operation.deferred for each in carries] == [each.outs[0] for each in deferred]
+    for carry, before in zip(carries, deferred, strict=True):
         assert carry.layer > before.layer and records.index(before) < records.index(carry)
-        (now,) = (e for e in experts if e.layer == carry.layer and e not in late)
-        assert now.outs[0] == carry.operation.x
+        (immediate,) = (e for e in experts if e.layer == carry.layer and e not in deferred)
+        assert immediate.outs[0] == carry.operation.x
 
 
 @by_case

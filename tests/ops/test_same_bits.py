@@ -15,7 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ktcli.native import Arena, Format, Pool, Program, Step, View, Weight, isa_rows, packed_bytes
+from ktcli.native import (
+    Arena,
+    Batch,
+    Format,
+    Pool,
+    Program,
+    Run,
+    View,
+    Weight,
+    isa_rows,
+    packed_bytes,
+)
 from ktcli.ops.table.rowwise import Reads
 from ktcli.weights.formats import FORMATS
 
@@ -58,7 +69,7 @@ class Recorded:
         n = len(x)
         self.program.rows(self.x, n)[:] = x
         pages = np.zeros(-(-n // 64), np.int32)
-        self.program.run(Step(np.zeros(n, np.int32), 0, pages, n))
+        self.program.run(Batch((Run(np.zeros(n, np.int32), 0, pages, n),)))
         return np.hstack([self.program.rows(view, n) for view in self.results])
 
 

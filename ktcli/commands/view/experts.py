@@ -248,7 +248,7 @@ def _summary(recorded: Recorded) -> list[str]:
     rates = ", ".join(f"{share:.0%} take {known.hit_rate(share):.0%}" for share in SHARES)
     shares = [f"{share:.0%}" for share in SHARES]
     lines = [
-        f"{HITS[0]:.0%}, {HITS[1]:.0%}: so many experts of the layer take that much of its choices.",
+        f"{HITS[0]:.0%}, {HITS[1]:.0%}: the number of experts that take this share of the layer's choices.",
         f"Of all experts the best {rates} of the choices"
         f" (evenly used: {', '.join(shares[:-1])} and {shares[-1]}).",
     ]

@@ -1,68 +1,41 @@
-"""The KV cache on a device: one pool of pages for all sessions, handed out from a free list, and one of states.
+"""The KV cache on a device: one pool of pages for all sequences, and one of states.
 
 A page is 64 positions of every layer. Each layer's part of all pages lies together, flat; the backend shows it
 as K and V or as latents. States belong to layers that cache no positions. Pages start as zeros and are not cleared
-between sessions: a position is read only after it was written.
+between sequences: a position is read only after it was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 
-from ktcli.errors import NotEnoughMemory
+from ktcli.engine.device.stream import Stream
+from ktcli.engine.pages import PagePool, StatePool
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS
-from ktcli.ops.state import STATE_SLOTS
+from ktcli.ops.layout import layout_of
+from ktcli.ops.recording import Recording
+from ktcli.ops.state import SNAPSHOTS, state_slots
 from ktcli.ops.tensors import ceil_to
 
 _ALIGNMENT = 256  # bytes; layers begin at multiples of it
-
-
-class FreeList:
-    """The free numbers of equal things, of which sessions take some.
-
-    Args:
-        what: their name in an error.
-        each_bytes: the bytes of one.
-    """
-
-    def __init__(self, count: int, what: str, each_bytes: int) -> None:
-        self._free = list(range(count - 1, -1, -1))
-        self._what, self._each_bytes = what, each_bytes
-
-    def __len__(self) -> int:
-        return len(self._free)
-
-    def take(self, count: int) -> tuple[int, ...]:
-        """Takes `count` of the numbers.
-
-        Raises:
-            NotEnoughMemory: fewer are free; none was taken.
-        """
-        if count > len(self._free):
-            need, have = (n * self._each_bytes for n in (count, len(self._free)))
-            raise NotEnoughMemory(self._what, need, have)
-        return tuple(self._free.pop() for _ in range(count))
-
-    def give_back(self, numbers: Iterable[int]) -> None:
-        """Returns numbers to the list."""
-        self._free.extend(numbers)
 
 
 class DeviceCache:
     """Pages and states in device memory.
 
     Args:
-        pages: the number of pages that sessions can have together.
-        slots: the number of states that they can have together.
+        pages: the number of pages that sequences can have together.
+        slots: the number of states that they can have together, snapshots included; None: those of one sequence.
         exact: whether elements are f32 instead of bf16.
     Attributes:
         layers: a flat tensor for each layer, 64 * position_elements elements per page.
         states: a tensor for each layer, f32 [slots + 1, sequence_elements]; () if no layer keeps any.
-        scratch, scratch_slot: one page and one slot more, for rows of a step that belong to no session.
-        pages, slots: the free ones.
+        scratch, scratch_slot: one page and one slot more, for rows of a step that belong to no sequence.
+        pages, slots: who has which.
         page_bytes: the bytes of a page, all layers.
         size_bytes: the bytes of all pages and states.
     Raises:
@@ -75,7 +48,7 @@ class DeviceCache:
         pages: int,
         device: torch.device,
         *,
-        slots: int = STATE_SLOTS,
+        slots: int | None = None,
         exact: bool = False,
     ) -> None:
         dtype = torch.float32 if exact else torch.bfloat16
@@ -84,12 +57,54 @@ class DeviceCache:
         self.page_bytes = PAGE_TOKENS * spec.position_elements * dtype.itemsize
         memory = torch.split(torch.zeros(sum(rows), dtype=dtype, device=device), rows)
         self.layers = tuple(row[:size] for row, size in zip(memory, sizes, strict=True))
+        slots = state_slots() if slots is None else slots
         self.states = _states(spec, slots + 1, device)
         self.size_bytes = sum(rows) * dtype.itemsize + sum(s.nbytes for s in self.states)
         self.scratch, self.scratch_slot = pages, slots
         what = "the context on the GPU"
-        self.pages = FreeList(pages, what, self.page_bytes)
-        self.slots = FreeList(slots, what, 4 * spec.sequence_elements)
+        self.pages = PagePool(pages, what, self.page_bytes)
+        self.slots = StatePool(slots, min(SNAPSHOTS, slots), what, 4 * spec.sequence_elements)
+
+
+class PageCopy:
+    """Copies pages in the stream in which they are read and written.
+
+    Args:
+        layers: as of `DeviceCache`.
+        parts: the elements of a position in each layer's parts; a part lies together for all pages (`own_parts`).
+        pages: the number of pages, scratch included.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        parts: Sequence[Sequence[int]],
+        pages: int,
+        stream: Stream,
+    ) -> None:
+        self._parts = [
+            part.view(pages, -1)
+            for layer, widths in zip(layers, parts, strict=True)
+            for part in torch.split(layer, [pages * PAGE_TOKENS * width for width in widths])
+        ]
+        self._stream = stream
+
+    def __call__(self, of: int, to: int) -> None:
+        with self._stream.running():
+            for part in self._parts:
+                part[to].copy_(part[of])
+
+
+def cached_parts(recording: Recording, layers: int) -> list[list[int]]:
+    """The elements of a position in each part of each layer's pages, as the operations have cut them."""
+    cuts: list[set[int]] = [{0} for _ in range(layers)]
+    for each in recording.records:
+        name = layout_of(type(each.operation)).pages
+        if name:
+            cached = each.operation.cached
+            ends = accumulate((cached.before, *cached.parts, cached.behind))
+            cuts[getattr(each.operation, name)].update(ends)
+    return [[b - a for a, b in pairwise(sorted(each))] for each in cuts]
 
 
 def _states(spec: Spec, slots: int, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""A model loaded onto a device and into main memory: ids in, logits out. `Session` is one timeline on it.
+"""A model loaded onto a device and into main memory: ids in, logits out.
 
 The device has the dense parts, attention with its cache, and the experts that the placement gives it; all
 other experts lie in main memory and are the CPU's. Nothing is chosen here: a `Placement` says what goes
@@ -7,8 +7,7 @@ where.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
-from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
 from ktcli.engine.device.decode import DecodeStep, Sizes
 from ktcli.engine.device.experts import ExpertShape, HostExperts, LayerWeights
 from ktcli.engine.device.placement import Placement
@@ -27,13 +26,15 @@ from ktcli.engine.device.slabs import SlabStream, slabs_of
 from ktcli.engine.device.steps import DeviceSteps, Ways
 from ktcli.engine.device.stream import device_errors, stream_on
 from ktcli.engine.device.weights import DeviceModel, load_device
-from ktcli.engine.kvcache import pages_for
 from ktcli.engine.loader import Progress, TensorSource, load
+from ktcli.engine.logits import Logits
+from ktcli.engine.prefix import seed
+from ktcli.engine.sequence import Pools, Sequence, pages_for
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
 from ktcli.models import Model, Spec
-from ktcli.native import Pool
-from ktcli.ops.state import STATE_SLOTS
+from ktcli.native import Batch, Pool
+from ktcli.ops.recording import record
 from ktcli.ops.tensors import Role
 from ktcli.ops.torch.backend import StepInputs, TorchBackend, Weights
 from ktcli.ops.torch.functions import Rows
@@ -72,12 +73,24 @@ class DeviceEngine:
         self.recipe, self.pool, self.placement = recipe, pool, placement
         self.spec: Spec = model.spec
         self.context = placement.context
-        self._max_outputs = max_outputs
+        self.max_tokens = max(placement.long_prompts.chunk, placement.long_prompts.short)
+        self.max_outputs = max_outputs
         self.stream, self._copies = stream_on(device), stream_on(device)
         # Tensors on the device are made in this stream, too: it does not wait for any other.
         with device_errors("loading"), self.stream.running():
             self._load(source, progress)
             self._ways = self._make_ways()
+        self._steps = DeviceSteps(self._ways, pages_for(self.context))
+        cache, pages = self._cache, pages_for(self.context)
+        parts = cached_parts(record(model.forward), self.spec.layers)
+        self.pools = Pools(
+            cache.pages,
+            cache.slots if cache.states else None,
+            PageCopy(cache.layers, parts, pages + 1, self.stream),
+            # Nothing outlives the engine, or leaves the device.
+            seed({"engine": id(self)}),
+            self.context,
+        )
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token at `position` may defer."""
@@ -92,27 +105,20 @@ class DeviceEngine:
         """The experts in main memory, if there are any."""
         return self._ways.host
 
+    def sequence(self) -> Sequence:
+        return Sequence(self.pools)
+
     def session(self) -> Session:
-        """Opens a new timeline; its part of the cache is reserved now.
+        return Session(self)
+
+    def run(self, batch: Batch) -> list[Logits]:
+        """The logits of each output row, see `Engine`.
 
         Raises:
-            NotEnoughMemory: other sessions have it.
+            DeviceError: the device failed.
+            KtError: the CPU's share failed.
         """
-        return Session(self.steps(), self.context)
-
-    def steps(self) -> DeviceSteps:
-        """The steps of a new session; its pages are given back when the last reference goes.
-
-        Raises:
-            NotEnoughMemory: other sessions have the cache.
-        """
-        free = self._cache
-        pages = free.pages.take(pages_for(self.context))
-        slots = free.slots.take(STATE_SLOTS if free.states else 0)
-        made = DeviceSteps(self._ways, np.array(pages, dtype=np.int32), slots)
-        weakref.finalize(made, free.pages.give_back, pages)
-        weakref.finalize(made, free.slots.give_back, slots)
-        return made
+        return self._steps.run(batch)
 
     def forget_choices(self) -> None:
         """Resets the counts of chosen experts, after steps that only measure."""
@@ -134,10 +140,10 @@ class DeviceEngine:
         """Kernels of the device round otherwise for other numbers of rows."""
         return None
 
-    def chunk_tokens(self, left: int) -> int:
+    def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)
-        return before_tail(size, left) if self.spec.sequence_elements else size
+        return before_tail(size, left) if tail and self.spec.sequence_elements else size
 
     def operations(self) -> list[tuple[str, int]]:
         """The (operation of the CPU, nanoseconds so far) pairs, in the order in which they run."""
@@ -190,9 +196,7 @@ class DeviceEngine:
             host=host,
             stream=stream,
             table=self._on_device.embedding,
-            vocab=self.spec.vocab,
             long_prompts=placement.long_prompts,
-            max_outputs=self._max_outputs,
         )
         return replace(ways, decode=self._decode_step(whole, runner, host))
 
@@ -250,10 +254,10 @@ class _Forward:
 
     model: Model
     weights: Weights
-    caches: Sequence[Tensor]
+    caches: Several[Tensor]
     kernels: Kernels
     chosen: Tensor
-    states: Sequence[Tensor] = ()
+    states: Several[Tensor] = ()
 
     def __call__(self, embedded: Tensor, rows: Rows, first_output: int, runner: Runner) -> Tensor:
         """The logits [outputs, vocab] of embedded rows; counts the experts they chose."""
@@ -286,7 +290,7 @@ def _slower(device: torch.device) -> tuple[str, ...]:
     )
 
 
-def count(chosen: Tensor, ids: Sequence[Tensor]) -> None:
+def count(chosen: Tensor, ids: Several[Tensor]) -> None:
     """Adds to chosen [layers, experts] how often each layer's ids [T, top_k] name each expert."""
     layers, experts = chosen.shape
     first = torch.arange(0, layers * experts, experts, device=chosen.device)

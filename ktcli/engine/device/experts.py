@@ -104,7 +104,7 @@ class HostExperts:
         present = [layer for layer, weights in enumerate(layers) if weights is not None]
         self._numbers = {layer: i for i, layer in enumerate(present)}
         self._program = Program(pool, max_tokens=shape.max_tokens, max_outputs=1, exact=exact)
-        inputs, out, now, late, routings = self._record(layers, deferral)
+        inputs, out, immediate, deferred, routings = self._record(layers, deferral)
         self._program.finish()
         self._inputs = [self._rows(view) for view in inputs]
         self._out = self._rows(out)
@@ -114,7 +114,9 @@ class HostExperts:
         if handoff is Handoff.FLAGS:
             self._flags = stream.pinned(2 * len(present) * 4).view(torch.int32).numpy()
             self._flags[:] = 0
-        self._offload = Offload(self._program, now, late, timeout_ms=WATCHDOG_MS, flags=self._flags)
+        self._offload = Offload(
+            self._program, immediate, deferred, timeout_ms=WATCHDOG_MS, flags=self._flags
+        )
 
     def has(self, layer: int) -> bool:
         """Tells whether the CPU has experts of a layer."""
@@ -193,20 +195,20 @@ class HostExperts:
         p, shape = self._program, self.shape
         inputs = p.buffer(shape.hidden), p.buffer(shape.hidden)
         out, kept = p.buffer(shape.hidden), p.buffer(shape.hidden)
-        now: list[int] = []
-        late: list[int] = []
+        immediate: list[int] = []
+        deferred: list[int] = []
         routings: list[int] = []
         for layer, i in self._numbers.items():
             weights, x = layers[layer], inputs[i % 2]
             assert weights is not None
             # Deferred experts are added by the very next layer, so that one must come here too.
             defers = deferral and self.has(layer + 1)
-            now.append(p.part() if i else 0)
+            immediate.append(p.part() if i else 0)
             p.input(x)
             routings.append(p.given(shape.experts, shape.top_k))
             mask = self.elsewhere[layer]
             at_once = p.append(
-                "split", routing=routings[i], elsewhere=mask, experts=mask.size, late=defers
+                "split", routing=routings[i], elsewhere=mask, experts=mask.size, defers=defers
             )
             gate_up_bias, down_bias = weights.biases or (None, None)
             experts = {
@@ -217,12 +219,12 @@ class HostExperts:
                 "down_bias": down_bias,
             }
             p.append("experts", (out, x), routing=at_once, **experts)
-            if i and late[-1] >= 0:
+            if i and deferred[-1] >= 0:
                 p.append("carry", (out, kept))
-            late.append(p.part() if defers else -1)
+            deferred.append(p.part() if defers else -1)
             if defers:
                 p.append("experts", (kept, x), routing=at_once + 1, **experts)
-        return inputs, out, now, late, routings
+        return inputs, out, immediate, deferred, routings
 
     def _copied_part(self, rows: Tensor, n: int) -> Tensor:
         """The part of an n-row buffer to copy, in one piece: with the gaps between rows if there are several."""

@@ -1,1 +1,1 @@
-"""The rows of the table of operations, by what they are about, each beside the facts that it is given."""
+"""The rows of the table of operations, by subject, each beside its facts."""

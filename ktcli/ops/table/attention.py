@@ -1,4 +1,4 @@
-"""Rows of the table: attention over cached positions, and the choice of those that are attended to."""
+"""Rows of the table for attention over cached positions, and for the choice of those that are attended to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GqaShape:
 
     @property
     def kept(self) -> int:
-        """The elements of k and v of one position."""
+        """The number of elements of k and v of one position."""
         return self.kv_heads * (self.head_dim + self.value_dim)
 
 
@@ -93,16 +93,16 @@ class Gqa(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ChooseShape:
-    """How the positions that a token attends to are chosen; see kt_program_choose for the exact rule.
+    """The facts of the choice of positions that a token attends to; see kt_program_choose for the exact rule.
 
     Attributes:
-        heads, dim: of the index queries; `dim` of the one index key.
-        top_k: places of a token.
-        scale: of the scores, positive.
+        heads, dim: number and width of the index queries; the one index key has `dim` columns, too.
+        top_k: the number of places chosen for a token.
+        scale: the factor of the scores, positive.
         behind: elements that the layer caches for each position before the index key.
-        block: positions of a place.
+        block: the number of positions of a place.
         local: the number of blocks that are always chosen: the token's own and those before it.
-        every: positions of a window that is a place; its key is that of its last position.
+        every: the number of positions of a window that is a place; its key is that of its last position.
     """
 
     heads: int
@@ -116,12 +116,12 @@ class ChooseShape:
 
     @property
     def positions(self) -> int:
-        """The positions that a token attends to, at most."""
+        """The greatest number of positions that a token attends to."""
         return self.top_k * self.block * self.every
 
     @property
     def elements(self) -> int:
-        """The elements that are cached for each position."""
+        """The number of elements that are cached for each position."""
         return paged_elements(self.dim, self.every, 16)
 
 
@@ -207,7 +207,8 @@ class Mla(Operation):
 
 @dataclass(frozen=True, slots=True)
 class MqaShape:
-    """The facts of attention over one key: a window, and pooled rows; see kt_program_mqa for the exact rule.
+    """The facts of multi-query attention whose key is its value, over a window and pooled rows; see kt_program_mqa for
+    the exact rule.
 
     Attributes:
         window: positions that a token sees, its own included.
@@ -226,18 +227,18 @@ class MqaShape:
 
     @property
     def paged(self) -> int:
-        """The elements of pooled rows per position."""
+        """The number of elements of pooled rows per position."""
         return paged_elements(self.dim, self.every) if self.every else 0
 
     @property
     def state_elements(self) -> int:
-        """The f32 elements of the window."""
+        """The number of f32 elements of the window."""
         return ceil_to(self.window * self.dim, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Mqa(Operation):
-    """Appends the pooled rows to the cache and attends to the last positions and to them -> [T, heads * dim].
+    """Appends the pooled rows to the cache and attends to them and the last positions -> [T, heads * dim].
 
     With `chosen` it attends to those pooled rows that the last `choose` selected.
     Its state begins with f32 element `first` of the layer's, a multiple of 16."""

@@ -1,4 +1,4 @@
-"""Rows of the table: routed experts, and their deferral."""
+"""Rows of the table for routed experts and their deferral."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ktcli.ops.tensors import ceil_to
 
 
 class Score(IntEnum):
-    """Router scores; values of `kt_score`."""
+    """The functions that make scores of a router's logits; values of `kt_score`."""
 
     SOFTMAX = 0
     SIGMOID = 1
@@ -29,7 +29,7 @@ class Score(IntEnum):
 
 
 class GroupScore(IntEnum):
-    """How a group of experts is scored; values of `kt_group_score`."""
+    """The score of a group of experts: its best, or the sum of its two best; values of `kt_group_score`."""
 
     MAX = 0
     TOP2 = 1
@@ -37,7 +37,15 @@ class GroupScore(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the experts of a token are chosen; see kt_program_route for the exact rule."""
+    """The facts of the choice of a token's experts; see kt_program_route for the exact rule.
+
+    Attributes:
+        experts, top_k: the number of experts, and of those that a token chooses.
+        score, group_score: the scores of experts and of groups.
+        n_group, topk_group: the number of groups of experts, and of those that a token may use.
+        normalize: whether the weights of the chosen experts are divided by their sum.
+        scale: the factor of the weights.
+    """
 
     experts: int
     top_k: int
@@ -108,7 +116,7 @@ class Experts(Operation):
 
 @dataclass(frozen=True, slots=True)
 class SplitRouting(Operation):
-    """Makes two routings from one: the experts of now and, with `late`, those that are deferred; see kt_program_split.
+    """Makes two routings from one: the immediate experts and, if it `defers`, the deferred ones; see kt_program_split.
 
     elsewhere is not 0 for an expert that another device computes."""
 
@@ -119,7 +127,7 @@ class SplitRouting(Operation):
 
     routed: Routed
     elsewhere: Mask | None = None
-    late: bool = False
+    defers: bool = False
 
     @property
     def experts(self) -> int:
@@ -136,7 +144,7 @@ class Carry(Operation):
     overwrites = ("x",)
 
     x: Rows
-    late: Rows
+    deferred: Rows
 
     def widths(self) -> Widths:
-        return {"late": self.x.width}
+        return {"deferred": self.x.width}

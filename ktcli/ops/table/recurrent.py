@@ -1,5 +1,5 @@
-"""Rows of the table: what keeps a state of fixed size of each sequence: convolutions, linear attention, and windows of
-positions that become rows."""
+"""Rows of the table for what keeps a state of fixed size of each sequence: convolutions, linear attention, and
+pooling of windows of positions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Conv(Operation):
 
     @property
     def width(self) -> int:
-        """The rows of x that a row sees, itself included."""
+        """The number of rows of x that a row sees, itself included."""
         columns: int = self.x.width
         return self.weight.k // columns
 
@@ -48,11 +48,11 @@ class Conv(Operation):
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """The facts of windows of positions that become one row of `dim` columns each; see kt_program_pooling.
+    """The facts of pooling: windows of positions become one row of `dim` columns each; see kt_program_pooling.
 
     Attributes:
-        every: positions of a window.
-        overlap: the window before takes part, with columns of its own.
+        every: the number of positions of a window.
+        overlap: whether the window before takes part, with columns of its own.
     """
 
     dim: Implied
@@ -61,18 +61,19 @@ class PoolShape:
 
     @property
     def columns(self) -> int:
-        """The columns of each position's row."""
+        """The number of columns of each position's row."""
         return 2 * self.dim if self.overlap else self.dim
 
     @property
     def state_elements(self) -> int:
-        """The f32 elements of greatest score, sum of powers and weighted sum, of the open window and of the next."""
+        """The number of f32 elements of greatest score, sum of powers and weighted sum, of the open window and of
+        the next."""
         return ceil_to(3 * self.columns, 16)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling(Operation):
-    """Makes one row of each window of positions, see kt_program_pooling -> [T, dim].
+    """Pools each window of positions into one row, see kt_program_pooling -> [T, dim].
 
     bias is [1, every * columns of x]. Its state begins with f32 element `first` of the layer's, a multiple of 16."""
 
@@ -98,7 +99,7 @@ class DeltaShape:
     consecutive ones share a key head.
 
     Attributes:
-        by_channel: each of a head's dk rows has a decay of its own; else they share one.
+        by_channel: whether each of a head's dk rows has a decay of its own; else they share one.
         lowest: lower bound of the logarithm of the decay, negative; 0: there is none.
     """
 
@@ -111,12 +112,12 @@ class DeltaShape:
 
     @property
     def decays(self) -> int:
-        """The columns of the decay."""
+        """The number of columns of the decay."""
         return self.heads * (self.dk if self.by_channel else 1)
 
     @property
     def state_elements(self) -> int:
-        """The f32 elements of a sequence's states, with columns padded to whole lines."""
+        """The number of f32 elements of a sequence's states, with columns padded to whole lines."""
         return self.heads * self.dk * ceil_to(self.dv, 16)
 
 
@@ -126,7 +127,7 @@ class Delta(Operation):
 
     Args:
         decay, beta: the gates, [T, decays] and [T, heads].
-        log_rate, bias: learned: the log of each head's rate, and what is added to the decay.
+        log_rate, bias: learned vectors: the log of each head's rate, and what is added to the decay.
         first: f32 element of the layer's state with which its own begins, a multiple of 16.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of the table: what is done to each row by itself, products with matrices among them."""
+"""Rows of the table for operations on each row by itself, products with matrices among them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rope:
         inv_freq: radians per position of each pair, length dim/2.
         scale: factor on cos and sin (YaRN's attention factor).
         interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2).
-        shift: added to positions.
+        shift: the number added to positions.
     """
 
     dim: int
@@ -57,7 +57,7 @@ class Embed(Operation):
 
     @property
     def vocab(self) -> int:
-        """The rows of the table."""
+        """The number of rows of the table."""
         return self.table.n
 
     def widths(self) -> Widths:

@@ -1,4 +1,4 @@
-"""Rows of the table: hyper-connections, a residual of several streams side by side."""
+"""Rows of the table for hyper-connections, a residual of several streams side by side."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class MixShape:
     """The facts of hyper-connections, a residual of several streams; see kt_program_mix for the exact rule.
 
     Attributes:
-        streams: side by side in a row of the residual.
-        iterations: of the division of rows and columns by their sums.
-        eps: added to what is divided by, and to weights.
+        streams: the number of streams, side by side in a row of the residual.
+        iterations: the number of times that rows and columns are divided by their sums.
+        eps: the number added to divisors and to weights.
     """
 
     streams: int
@@ -23,7 +23,7 @@ class MixShape:
 
     @property
     def weights(self) -> int:
-        """The weights of a token: those of entry, of leaving, and of streams among each other."""
+        """The number of weights of a token: those of entry, of leaving, and of streams among each other."""
         return (2 + self.streams) * self.streams
 
 
@@ -42,7 +42,7 @@ class SpreadStreams(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Mix(Operation):
-    """Turns logits into the weights of the streams [T, weights], or of entry alone [T, streams]; overwrites x.
+    """Computes the weights of the streams [T, weights], or of entry alone [T, streams], from logits; overwrites x.
 
     scale is [3], or [1]; base has a value for each column."""
 
@@ -77,7 +77,7 @@ class Collapse(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Expand(Operation):
-    """Mixes the streams of x and adds to each its share of y; by is [T, streams + streams^2]."""
+    """Mixes the streams of x and adds to each its share of y; `by` is [T, streams + streams^2]."""
 
     name = "expand"
 

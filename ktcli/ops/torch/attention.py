@@ -1,4 +1,4 @@
-"""Both attentions over the paged cache in plain torch: the reference row, right on any device.
+"""Grouped-query and latent attention over the paged cache in plain torch: the reference, right on any device.
 
 Rows and rounding are as in `functions`. One row per sequence attends over its whole page table, masked by
 position, so that shapes never depend on a length; longer runs gather the pages they reach.
@@ -35,7 +35,7 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Append k and v to the cache, then attend causally.
+    """Appends k and v to the cache, then attends causally.
 
     Args:
         q: [T, heads * D], rotated; k: [T, kv * D]; v: [T, kv * V].
@@ -67,7 +67,7 @@ def gqa(
 def _gqa_one(
     query: Tensor, cache: KvPages, rows: Rows, s: GqaShape, sinks: Tensor | None
 ) -> Tensor:
-    """One query per sequence, [S, kv, group, D], over its whole page table."""
+    """Attends with one query per sequence, [S, kv, group, D], over its whole page table."""
     keys, values = (
         pages[rows.pages.long()].flatten(1, 2).float() for pages in cache
     )  # [S, L, kv, D]
@@ -92,14 +92,14 @@ def mla(
     cache: tuple[Tensor],
     exact: bool = False,
 ) -> Tensor:
-    """Append the latent to the cache, then attend causally.
+    """Appends the latent to the cache, then attends causally.
 
     Args:
         q: [T, heads * (nope + rope)], rotated; latent: [T, lora + rope], normed and rotated.
         uk_in, uk_out, uv: [lora, nope], [nope, lora] and [v, lora], one matrix per head.
         cache: [pages, 64, lora + rope].
     Returns:
-        [T, heads * v] f32. One row per sequence: absorbed; longer runs: keys and values are expanded.
+        [T, heads * v] f32. One row per sequence is computed absorbed; for longer runs keys and values are expanded.
     """
     (pages,), weights = cache, (uk_in, uk_out, uv)
     append(pages, latent, rows)
@@ -121,8 +121,11 @@ def mla(
 def expand(
     held: Tensor, weights: tuple[Packed, Packed, Packed], s: MlaShape, exact: bool
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Of some heads after the other: which, keys [heads, L, nope + rope] and values [heads, L, v] of the cached
-    rows [L, lora + rope], in the cache's dtype."""
+    """Expands keys and values of cached rows [L, lora + rope], a few heads at a time.
+
+    Yields:
+        The heads, their keys [heads, L, nope + rope] and values [heads, L, v], in the cache's dtype.
+    """
     step = max(1, _EXPANDED_ELEMENTS // (held.shape[0] * (s.nope + s.rope + s.v)))
     for first in range(0, s.heads, step):
         heads = slice(first, min(first + step, s.heads))
@@ -132,7 +135,7 @@ def expand(
 def _expand(
     held: Tensor, weights: tuple[Packed, Packed, Packed], heads: slice, s: MlaShape, exact: bool
 ) -> tuple[Tensor, Tensor]:
-    """Keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
+    """Returns keys [heads, L, nope + rope] and values [heads, L, v] of cached rows, in the cache's dtype."""
     latent, n = held[:, : s.lora].float(), heads.stop - heads.start
 
     def through(w: Packed) -> Tensor:
@@ -141,8 +144,8 @@ def _expand(
         return torch.unflatten(wide, -1, (n, w.n)).transpose(0, 1)
 
     _, uk_out, uv = weights
-    turned = held[:, s.lora :].expand(n, -1, -1)
-    return torch.cat((through(uk_out), turned), -1), through(uv)
+    rotated = held[:, s.lora :].expand(n, -1, -1)
+    return torch.cat((through(uk_out), rotated), -1), through(uv)
 
 
 def absorb(
@@ -153,10 +156,14 @@ def absorb(
     s: MlaShape,
     exact: bool,
 ) -> Tensor:
-    """One query per sequence, [S, heads, nope + rope], on the latents held [S, L, lora + rope] f32 themselves.
+    """Attends with one query per sequence, [S, heads, nope + rope], to the latents `held` themselves.
 
     Args:
-        seen: bool [S, L], which of them count.
+        held: [S, L, lora + rope] f32.
+        seen: bool [S, L], the latents that a query may attend to.
+        weights: uk_in, uk_out, uv, one matrix per head.
+    Returns:
+        [S, heads * v] f32.
     """
     uk_in, _, uv = (unpack_whole(w, read_type(exact)).float() for w in weights)
     absorbed = torch.einsum("shn,hcn->shc", rounded(query[..., : s.nope], exact), uk_in)
@@ -170,33 +177,33 @@ def absorb(
 
 
 def seen_by(rows: Rows, window: int = 0) -> Tensor:
-    """bool [S, L]: the places of the page table that the one row of each sequence may look at."""
+    """Returns bool [S, L]: the places of the page table that the one row of each sequence may attend to."""
     length = rows.pages.shape[1] * PAGE_TOKENS
     return _visible(torch.arange(length, device=rows.pages.device), rows.positions, window)
 
 
 def _visible(places: Tensor, positions: Tensor, window: int) -> Tensor:
-    """bool [T, L]: which of the places [L] a token at each position [T] may look at."""
+    """Returns bool [T, L]: which of the places [L] a token at each position [T] may attend to."""
     behind = positions[:, None] - places
     return (behind >= 0) & (behind < window) if window else behind >= 0
 
 
 def _reached(table: Tensor, positions: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """A sequence's pages that a run at these positions can see, and its positions from the first of them on;
-    with a window it waits for where the run begins."""
+    """Returns a sequence's pages that a run at these positions can see, and its positions from the first of them on.
+    With a window it waits for the device, to learn where the run begins."""
     if not window:
         return table, positions
     first = max(0, int(positions[0]) + 1 - window) // PAGE_TOKENS
     return table[first:], positions - first * PAGE_TOKENS
 
 
-# Columns that a sink adds to queries and keys: two, and what vectors of 8 need.
+# Columns that a sink adds to queries and keys: two, padded to vectors of 8.
 _SINK_COLUMNS = 8
 
 
 def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [kv, group, run, D], keys and values [L, kv, D] with one more key at the front, whose score with
-    each head's queries is `sinks` [heads], as two numbers of the cache's dtype, and whose value is 0."""
+    """Returns queries [kv, group, run, D], keys and values [L, kv, D] with one more key at the front, whose score
+    with each head's queries is `sinks` [heads], as two numbers of the cache's dtype, and whose value is 0."""
     score = torch.unflatten(sinks, -1, q.shape[:2])[..., None, None]
     high = score.to(keys.dtype).float()
     columns = pad(torch.cat((high, score - high), -1), (0, _SINK_COLUMNS - 2))
@@ -210,7 +217,7 @@ def _sunk(q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor) -> tuple[Tenso
 
 
 def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Softmax of scores [..., L] with one more score in the denominator, sinks [..., 1]."""
+    """Computes the softmax of scores [..., L] with one more score in the denominator, sinks [..., 1] or None."""
     if sinks is None:
         return scores.softmax(-1)
     peak = torch.maximum(scores.amax(-1, keepdim=True), sinks)
@@ -221,13 +228,13 @@ def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, window: int = 0
 ) -> Tensor:
-    """Causal attention of a run of one sequence, a block of queries at a time.
+    """Computes causal attention of a run of one sequence, a block of queries at a time.
 
     Args:
         q: [a, b, run, D] f32; k, v: [a, b, L, …] of the cache's dtype, by position. One more key at the front
-            (L = 1 + a multiple of 64) is a sink, which all see.
+            (L = 1 + a multiple of 64) is a sink, which all tokens see.
         positions: int64 [run], consecutive.
-        window: a token sees so many positions; 0: all.
+        window: the number of last positions that a token sees; 0: all.
     Returns:
         [a, b, run, width of v] f32.
     """

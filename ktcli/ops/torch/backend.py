@@ -1,4 +1,4 @@
-"""The device backend: executes a forward in torch, on a GPU or, in tests, on the CPU.
+"""The device backend executes a forward in torch, on a GPU or, in tests, on the CPU.
 
 One backend is one step: it is made with what the step reads (embedded rows, positions, pages), runs the
 forward once and is dropped; or it is run once under capture, and the graph replayed while the caller writes
@@ -32,20 +32,21 @@ Routed = tuple[torch.Tensor, torch.Tensor]  # ids int32 [T, K], gate f32 [T, K]
 
 
 class ExpertRunner(Protocol):
-    """Where the chosen experts of a layer run. `layer` counts the layers with experts from 0."""
+    """Runs the chosen experts of a layer, wherever they lie. `layer` counts the layers with experts from 0."""
 
     def start(self, layer: int, x: Value, ids: torch.Tensor, gate: torch.Tensor) -> Any:
-        """Begin x [T, H] through the experts ids [T, K], weighted by gate [T, K]; what `finish` takes."""
+        """Begins to compute the experts ids [T, K] of x [T, H], weighted by gate [T, K], and returns what `finish`
+        takes."""
 
     def finish(self, pending: Any) -> Value:
-        """The weighted sum [T, H] f32, with what the runner kept of the layer before, if it defers."""
+        """Returns the weighted sum [T, H] f32, with what the runner deferred in the layer before, if it defers."""
 
 
 class ResidentRunner:
-    """All experts on the device.
+    """Runs experts that all lie on the device.
 
     Args:
-        stacks: of each layer with experts. What a layer's slots leave out counts as zero.
+        stacks: the experts of each layer with experts. One that a layer's slots leave out counts as zero.
     """
 
     def __init__(self, kernels: Kernels, stacks: Sequence[PackedStack]) -> None:
@@ -76,13 +77,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What one step reads, all on the device.
+    """The inputs of one step, all on the device.
 
     Attributes:
         x: [T, H], the embedded rows.
-        caches: of each layer its pages, flat: 64 * elements per position * pages.
+        caches: the pages of each layer, flat: 64 * elements per position * pages.
         first_output: rows from here on give logits.
-        states: of each layer what it keeps of sequences, f32 [slots, elements]; (): no layer does.
+        states: the states of sequences of each layer, f32 [slots, elements]; (): no layer has any.
     """
 
     x: torch.Tensor
@@ -96,7 +97,7 @@ class TorchBackend(Backend):
     """Executes one step.
 
     Attributes:
-        routings: of each layer with experts so far, what the router chose.
+        routings: the ids and gates that the router chose in each layer with experts so far.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class TorchBackend(Backend):
                 return self._step.x.float()
             case Select(x):
                 return x[self._step.first_output :]
-            case Experts(x, routed):  # what an expert is made of, the runner knows
+            case Experts(x, routed):  # the runner has the weights of experts
                 return self._runner.start(len(self.routings) - 1, x, *routed)
         made = self._kernels[operation.name](**dict(self._given(operation)))
         if FieldKind.ROUTING in operation.gives:
@@ -137,7 +138,7 @@ class TorchBackend(Backend):
         return self._runner.finish(started)
 
     def _given(self, operation: Operation) -> Iterator[tuple[str, Any]]:
-        """What the kernel of an operation takes, by name."""
+        """Yields what the kernel of an operation takes, by name."""
         layout, step = layout_of(type(operation)), self._step
         for name, kind in layout.given:
             yield name, self._resolved(kind, getattr(operation, name))

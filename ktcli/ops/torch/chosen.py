@@ -1,7 +1,7 @@
-"""Attention over chosen positions in plain torch: the indexer's choice, and both attentions over it.
+"""Attention over chosen positions in plain torch: the indexer's choice, and grouped-query and latent attention over it.
 
 Rows and rounding are as in `functions`. With one row per sequence no shape depends on a length and nothing waits
-for the device: scores of the whole page table, of which the unseen ones lose; what was chosen is gathered.
+for the device: the whole page table is scored, positions that a row may not see lose, and what was chosen is gathered.
 Longer runs mask what was not chosen.
 """
 
@@ -34,13 +34,13 @@ _BLOCK_QUERIES = 64
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Where rows attend.
+    """The places that rows attend to.
 
     Attributes:
-        places: int64 [T, lists, K]; one behind the row's own position is no choice.
-        block: positions of a place.
-        every: positions of a window that is a place, where it is one; a window that is not complete with the row
-            is no choice.
+        places: int64 [T, lists, K]; a place behind the row's own position is not attended to.
+        block: the number of positions of a place.
+        every: the number of positions of a window, where places are windows; one that is not complete with the row's
+            position is not attended to.
     """
 
     places: Tensor
@@ -48,7 +48,7 @@ class Chosen:
     every: int = 1
 
     def mask(self, rows: slice, length: int) -> Tensor:
-        """bool [lists, T, length]: the positions that some rows chose."""
+        """Returns bool [lists, T, length]: the positions that some rows chose."""
         places = self.places[rows]
         shape = (*places.shape[:2], length // self.block + 1)  # one may be open from there on
         taken = torch.zeros(shape, dtype=torch.bool, device=places.device).scatter_(2, places, True)
@@ -56,14 +56,15 @@ class Chosen:
         return wide[..., :length].transpose(0, 1)
 
     def with_open_window(self, positions: Tensor) -> Chosen:
-        """Windows as blocks of positions: the chosen, and the one that is not complete with a row's position; of
-        that and of what is no choice the row sees no more than it may. positions [T]."""
+        """Returns the chosen windows as blocks of positions, with the one that is not complete with a row's
+        position, [T], as one more. The caller masks the positions that a row may not see."""
         own = (positions + 1) // self.every
         places = torch.cat((self.places, own[:, None, None]), 2)
         return Chosen(places, self.every)
 
     def positions(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the one list of each row: positions int64 [T, K'], and bool [T, K'], whether it attends there."""
+        """Returns what the one list of each row means: positions int64 [T, K'], and bool [T, K'], whether the row
+        attends there."""
         places, own = self.places[:, 0], (positions + 1) // self.every
         if self.every == 1:
             return places, places <= positions[:, None]
@@ -84,13 +85,13 @@ def choose(
     cache: tuple[Tensor],
     exact: bool = False,
 ) -> Chosen | None:
-    """Append the index keys to the cache, then choose by the rule of kt_program_choose.
+    """Appends the index keys to the cache, then chooses by the rule of kt_program_choose.
 
     Args:
         q: [T, heads * dim], rotated; key: [T, dim], normed and rotated; weight: [T, heads] or None.
         cache: [pages, 64, elements], of which each page has 64 / every keys.
     Returns:
-        None where every row can attend to all that it sees.
+        The choice, or None where every row can attend to all that it sees.
     """
     pages = window_rows(cache[0], shape.dim, shape.every)
     append_windows(pages, key, rows, shape.every)
@@ -106,7 +107,7 @@ def choose(
     out = []
     for i, table in enumerate(rows.pages):
         of = slice(i * rows.run, (i + 1) * rows.run)
-        # Places by their own number: those that are complete with the last position.
+        # Indexed by place, up to the last one that is complete with the run's last position.
         keys = held_by(pages, table, (rows.positions[of] + 1) // shape.every - 1).float()
         places = torch.arange(keys.shape[0], device=q.device)
         for first in range(of.start, of.stop, _BLOCK_QUERIES):
@@ -120,7 +121,7 @@ def choose(
 def _best(
     scores: Tensor, weight: Tensor | None, seen: Tensor, positions: Tensor, shape: ChooseShape
 ) -> Tensor:
-    """int64 [T, lists, K], of equals the lower place first; unseen ones last.
+    """Returns the best places, int64 [T, lists, K], of equals the lower one first; unseen ones last.
 
     Args:
         scores: [T, heads, L], products of queries and keys; weight: [T, heads] or None; seen: bool [T, L].
@@ -151,7 +152,7 @@ def mla(
     cache: tuple[Tensor],
     exact: bool = False,
 ) -> Tensor:
-    """Append the latent to the cache, then attend to the chosen positions, or to all; see `attention.mla`."""
+    """Appends the latent to the cache, then attends to the chosen positions, or to all; see `attention.mla`."""
     (pages,), weights = cache, (uk_in, uk_out, uv)
     if chosen is None:
         return attention.mla(q, latent, *weights, shape, rows=rows, cache=cache, exact=exact)
@@ -194,7 +195,7 @@ def gqa(
     cache: KvPages,
     exact: bool = False,
 ) -> Tensor:
-    """Append k and v to the cache, then attend to the chosen blocks, or to all; see `attention.gqa`."""
+    """Appends k and v to the cache, then attends to the chosen blocks, or to all; see `attention.gqa`."""
     if chosen is None:
         return attention.gqa(q, k, v, shape, sinks, rows=rows, cache=cache, exact=exact)
     assert sinks is None and not shape.window, "no family has both"
@@ -222,7 +223,7 @@ def gqa(
 
 
 def _gqa_one(query: Tensor, cache: KvPages, chosen: Chosen, rows: Rows, s: GqaShape) -> Tensor:
-    """One query per sequence, [S, kv, group, D], over the pages of its chosen blocks."""
+    """Attends with one query per sequence, [S, kv, group, D], over the pages of its chosen blocks."""
     each = torch.arange(chosen.block // PAGE_TOKENS, device=query.device)
     pages = (chosen.places[..., None] * each.shape[0] + each).flatten(2)  # [S, kv, P]
     within = pages.clamp(max=rows.pages.shape[1] - 1)  # the last block may reach behind the table

@@ -1,8 +1,8 @@
-"""Every operation of a forward but attention in plain torch: the reference row, right on any device.
+"""Every operation of a forward but attention in plain torch: the reference, right on any device.
 
 Rows of activations are f32 and may be column ranges of wider rows (the last dimension is contiguous, the row
-stride is any). `exact`: every product and the cache in f32; else what a product reads is rounded to bf16
-first and its sum is f32. With one token per sequence (run = 1) no operation waits for the device, so a step
+stride is any). With `exact` every product and the cache are f32; else what a product reads is rounded to bf16 first
+and its sum is f32. With one token per sequence (run = 1) no operation waits for the device, so a step
 can be captured; long runs may wait, and allocate as they need.
 """
 
@@ -30,7 +30,7 @@ from ktcli.ops.torch.packed import (
     unpack_many,
 )
 
-# Up to so many rows, `experts` takes each row's matrices by index; above, the rows of each expert.
+# Up to this many rows, `experts` gathers each row's matrices; above, it gathers the rows of each expert.
 GATHERED_ROWS = 16
 # Elements of a matrix that are un-packed at once: bounds what a product needs beside its weight.
 _UNPACKED_ELEMENTS = 1 << 24
@@ -38,13 +38,13 @@ _UNPACKED_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where the T = sequences * run rows of a step stand.
+    """The positions, pages and states of the T = sequences * run rows of a step.
 
     Attributes:
         positions: int64 [T], on the device.
         pages: int32 [sequences, P], on the device: cache page of each run of 64 positions. Where run > 1, only
             as many as the sequences reach with this step: all of them are read.
-        run: rows of each sequence, one behind the other.
+        run: the number of rows of each sequence, one behind the other.
         slots: int64 [2, sequences], on the device: which states are read and which written, see
             `recurrent.States`; None: no layer keeps one.
         ids: int64 [T], on the device: the tokens; None: no layer looks at them.
@@ -57,7 +57,7 @@ class Rows:
     ids: Tensor | None = None
 
 
-# -- rows by themselves --------------------------------------------------------------------------------
+# -- each row by itself ---------------------------------------------------------------------------------
 
 
 def norm(
@@ -67,7 +67,7 @@ def norm(
     head_width: int | None = None,
     columns: int | None = None,
 ) -> Tensor:
-    """RMSNorm of each run of W columns of x [T, N], or of the first columns of x alone; gain [W] f32, W = N
+    """Applies RMSNorm to each run of W columns of x [T, N], or to the first columns of x alone; gain [W] f32, W = N
     without one and without a head_width."""
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
@@ -79,12 +79,12 @@ def norm(
 
 
 def layer_norm(x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm of each row of x [T, N]; gain and bias [N] f32."""
+    """Applies LayerNorm to each row of x [T, N]; gain and bias [N] f32."""
     return torch.nn.functional.layer_norm(x, (x.shape[1],), gain, bias, eps)
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
+    """Computes silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
     alternate."""
     gate, up = x.reshape(x.shape[0], -1, 2, PANEL_ROWS).unbind(2)
     if glu.limit:
@@ -96,7 +96,7 @@ def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
 
 
 def gate(x: Tensor, by: Tensor, kind: GateKind = GateKind.SIGMOID) -> Tensor:
-    """x [T, N] times sigmoid, silu or softplus of by [T, G], each for N / G columns."""
+    """Multiplies x [T, N] by sigmoid, silu or softplus of by [T, G], each for N / G columns."""
     opened = _OPENED[kind](by)
     runs = torch.unflatten(x, -1, (by.shape[-1], -1))
     return (runs * opened[..., None]).flatten(-2)
@@ -110,23 +110,24 @@ _OPENED: dict[GateKind, Callable[[Tensor], Tensor]] = {
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
-    """a + b."""
+    """Adds a and b, [T, N] each."""
     return a + b
 
 
 def scale(x: Tensor, by: float) -> Tensor:
-    """x times a number."""
+    """Multiplies x by a number."""
     return x * by
 
 
 @cache
 def frequencies(rope: Rope, device: torch.device) -> Tensor:
-    """A rotation's frequencies f32 [dim/2]. Made at the first use on a device: before anything is captured there."""
+    """Returns a rotation's frequencies, f32 [dim/2], made at the first use on a device: before anything is captured
+    there."""
     return torch.tensor(rope.inv_freq, dtype=torch.float32, device=device)
 
 
 def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
-    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated."""
+    """Rotates columns [first, first + dim) of each run of `head_width` of x [T, N], and returns all of them."""
     inv_freq, half, interleaved = frequencies(rope, x.device), rope.dim // 2, rope.interleaved
     positions = rows.positions + rope.shift if rope.shift else rows.positions
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
@@ -136,8 +137,8 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
     part = out[..., first : first + 2 * half]
     split = (half, 2) if interleaved else (2, half)
     a, b = torch.unflatten(part, -1, split).unbind(-1 if interleaved else -2)
-    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
-    out[..., first : first + 2 * half] = turned.flatten(-2)
+    rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), -1 if interleaved else -2)
+    out[..., first : first + 2 * half] = rotated.flatten(-2)
     return out.view(x.shape)
 
 
@@ -152,7 +153,7 @@ def linear(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """x [T, K] W^T + bias -> [T, N] f32. WIDE is nothing special: bf16 has no columns that are too large."""
+    """Computes x [T, K] W^T + bias -> [T, N] f32. For bf16, which has the range of f32, WIDE is like FORMAT."""
     exact = exact or reads is Reads.F32
     dtype = read_type(exact)
     if isinstance(weight, PlainMatrix):
@@ -164,13 +165,13 @@ def linear(
 
 
 def blocks(w: Packed, elements: int) -> list[Packed]:
-    """The rows of a matrix in blocks of about so many elements: what is un-packed at once."""
+    """Splits the rows of a matrix into blocks of about `elements` elements, each of which is unpacked at once."""
     step = ceil_to(max(1, elements // w.k), PANEL_ROWS)
     return [rows_of(w, first, min(first + step, w.n)) for first in range(0, w.n, step)]
 
 
 def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
-    """x [(B,) T, K] times the transpose of w [(B,) N, K] of the dtype products read -> f32.
+    """Multiplies x [(B,) T, K] by the transpose of w [(B,) N, K], of the dtype products read -> f32.
 
     The last two lines are not yet run: only a GPU multiplies bf16 to f32.
     """
@@ -184,17 +185,17 @@ def product(x: Tensor, w: Tensor, *, exact: bool) -> Tensor:
 
 
 def unpack_all(w: Packed, indices: Tensor, *, exact: bool = False) -> Tensor:
-    """The matrices of `indices` (int [m]), [m, n, k] bf16; f32 if exact."""
+    """Unpacks the matrices of `indices` (int [m]) -> [m, n, k] bf16; f32 if exact."""
     return unpack_many(w, indices, read_type(exact))
 
 
 def read_type(exact: bool) -> torch.dtype:
-    """What products read their factors as."""
+    """Returns the dtype in which products read their factors."""
     return torch.float32 if exact else torch.bfloat16
 
 
 def rounded(x: Tensor, exact: bool) -> Tensor:
-    """x as products read it, in f32."""
+    """Returns x as products read it, in f32."""
     return x if exact else x.bfloat16().float()
 
 
@@ -209,11 +210,11 @@ def route(
     *,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose top_k experts per token by the rule of kt_program_route.
+    """Chooses top_k experts per token by the rule of kt_program_route.
 
     Args:
         logits: [T, E] f32; bias: [E] f32, added to the scores for choosing only.
-        table: [vocab * K], the experts of each of the ids of `rows`, in whole numbers.
+        table: [vocab * K], the experts of each token id, as integers; None: they are chosen. It needs `rows.ids`.
     Returns:
         ids int32 [T, K], best first, the lower id of equals; gate f32 [T, K].
     """
@@ -232,7 +233,7 @@ def route(
 
 
 def scores(logits: Tensor, kind: Score) -> Tensor:
-    """What each expert is worth, [T, E]."""
+    """Returns the score of each expert, [T, E]."""
     if kind is Score.SOFTMAX:
         return logits.softmax(-1)
     if kind is Score.SIGMOID:
@@ -248,7 +249,7 @@ def _weighted(score: Tensor, chosen: Tensor, r: Routing) -> tuple[Tensor, Tensor
 
 
 def _open_experts(rank: Tensor, r: Routing) -> Tensor:
-    """bool [T, E]: the experts of the topk_group best groups."""
+    """Returns bool [T, E]: the experts of the topk_group best groups."""
     grouped = torch.unflatten(rank, -1, (r.n_group, -1))
     best = min(2, grouped.shape[-1]) if r.group_score is GroupScore.TOP2 else 1
     value = grouped.topk(best, dim=-1).values.sum(-1)
@@ -268,7 +269,7 @@ def experts(
     *,
     exact: bool = False,
 ) -> Tensor:
-    """Sum over the chosen experts that are here, by ascending id, of gate * down(swiglu(gate_up x)).
+    """Sums gate * down(swiglu(gate_up x)) over the chosen experts that are here, by ascending id.
 
     Args:
         x: [T, H]; ids: int32 [T, K], negative: skipped; gate: [T, K].
@@ -289,7 +290,7 @@ def experts(
 def _expert(
     x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor, extras: Extras, exact: bool
 ) -> Tensor:
-    """x [B, H] through the experts ids [B], of the matrices gate_up [B or 1, 2I', H] and down [.., H, I]."""
+    """Computes the experts ids [B] of x [B, H], with the matrices gate_up [B or 1, 2I', H] and down [.., H, I]."""
     wide = _rows_times(x, gate_up, exact)
     if extras.gate_up_bias is not None:
         wide = wide + extras.gate_up_bias.index_select(0, ids)
@@ -298,7 +299,8 @@ def _expert(
 
 
 def _rows_times(x: Tensor, w: Tensor, exact: bool) -> Tensor:
-    """x [B, K] times the transpose of its own of w [B, N, K], or of the only one, [1, N, K]."""
+    """Multiplies each row of x [B, K] by the transpose of its own matrix of w [B, N, K], or of the only one if B is
+    1."""
     if w.shape[0] == 1:
         return product(x, w[0], exact=exact)
     return product(x[:, None], w, exact=exact)[:, 0]
@@ -311,7 +313,7 @@ Chosen = tuple[Tensor, Tensor, Tensor]
 def _experts_gathered(
     x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
 ) -> Tensor:
-    """Slot by slot, the matrices of all rows by index."""
+    """Computes slot by slot, with the matrices of all rows gathered."""
     out = x.new_zeros(x.shape[0], stacks[1].n)
     for ids, slot, gate in zip(*(each.unbind(1) for each in chosen), strict=True):
         gate_up, down = (unpack_many(s, slot.clamp(min=0), read_type(exact)) for s in stacks)
@@ -323,7 +325,7 @@ def _experts_gathered(
 def _experts_grouped(
     x: Tensor, chosen: Chosen, stacks: tuple[Packed, Packed], extras: Extras, exact: bool
 ) -> Tensor:
-    """Expert by expert, the rows that chose it; waits once, for how many these are."""
+    """Computes expert by expert, with the rows that chose it; waits once, for how many these are."""
     ids, slot, gate = chosen
     count = stacks[0].count
     order = slot.flatten().sort(stable=True).indices

@@ -28,11 +28,11 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One table.
+    """A table of kernels.
 
     Attributes:
         operations: a kernel for each operation that the backend does not do by itself.
-        experts, unpack_all: what runners of experts use, see `functions`.
+        experts, unpack_all: the functions that runners of experts use, see `functions`.
     """
 
     name: str
@@ -85,7 +85,7 @@ EXACT = _torch_table("exact", exact=True)
 
 
 def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
-    """The table for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
+    """Returns the table for a device: Triton kernels on an NVIDIA GPU, unless `triton_missing`.
 
     Args:
         exact: f32 in every product and in the cache, to compare with a reference.
@@ -96,7 +96,7 @@ def kernels_for(device: torch.device, *, exact: bool = False) -> Kernels:
 
 
 def triton_missing() -> str:
-    """What Triton kernels lack here, a clause; "" if nothing."""
+    """Returns what Triton kernels lack here, as a clause; "" if nothing."""
     if not find_spec("triton"):  # torch for CUDA brings it
         return "triton is not installed"
     # Triton compiles a little C for every kernel that it launches.
@@ -107,7 +107,7 @@ def triton_missing() -> str:
 
 
 def triton_kernels() -> Kernels:
-    """Triton kernels where there are some, else those of torch. Imports Triton only now."""
+    """Returns the table of Triton kernels, with those of torch where there is none. Imports Triton only now."""
     from ktcli.ops.triton import operations, panels
 
     kernels: dict[str, Kernel] = {**TORCH.operations, **operations.OPERATIONS}

@@ -1,5 +1,5 @@
-"""Attention over one key, which is its own value, in plain torch: a window that lies in the sequence's state, and
-pooled rows of windows, which lie in pages. The rule is that of kt_program_mqa.
+"""Multi-query attention whose key is its value, in plain torch: over a window in the sequence's state, and over pooled
+rows in its pages. The rule is that of kt_program_mqa.
 
 With one row per sequence no shape depends on a length and nothing waits for the device; longer runs wait for where
 they begin.
@@ -26,11 +26,11 @@ _BLOCK_QUERIES = 64
 
 @dataclass(frozen=True)
 class _Attending:
-    """What queries attend to, and how.
+    """The keys of a step, and how queries attend to them.
 
     Attributes:
-        kv: [T, dim] of the step; rings: [sequences, window, dim] of the positions before it.
-        cache: [pages, 64 / every, dim] of pooled rows.
+        kv: [T, dim], keys of the step; rings: [sequences, window, dim], keys of the positions before it.
+        cache: [pages, 64 / every, dim], pooled rows.
     """
 
     kv: Tensor
@@ -43,8 +43,8 @@ class _Attending:
     exact: bool
 
     def attend(self, query: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        """query [T, heads, dim] on keys [T, L, dim], or [L, dim] of all, of which those count that are seen, bool
-        [T, L]. Keys hold numbers, seen or not."""
+        """Attends with query [T, heads, dim] to those of keys [T, L, dim], or [L, dim] for all, that are seen, bool
+        [T, L]. Keys must be finite, seen or not."""
         scores = (query @ keys.mT * self.shape.scale).masked_fill(~seen[:, None], float("-inf"))
         return with_sinks(scores, None if self.sinks is None else self.sinks[:, None]) @ keys
 
@@ -62,7 +62,7 @@ def mqa(
     state: States,
     exact: bool = False,
 ) -> Tensor:
-    """Append the pooled rows to the cache and kv to the state, then attend.
+    """Appends the pooled rows to the cache and kv to the state, then attends.
 
     Args:
         q: [T, heads * dim], kv: [T, dim], rotated; pooled: [T, dim], or None.
@@ -84,7 +84,7 @@ def mqa(
 
 
 def _one(a: _Attending, query: Tensor) -> tuple[Tensor, Tensor]:
-    """One query per sequence, [S, heads, dim]; the result, and the rings of the next step."""
+    """Attends with one query per sequence, [S, heads, dim]; returns the result, and the rings of the next step."""
     s, at = a.shape, a.rows.positions[:, None]
     place = torch.arange(s.window, device=a.kv.device)
     rings = torch.where((place == at % s.window)[..., None], a.kv[:, None], a.rings)
@@ -103,7 +103,8 @@ def _one(a: _Attending, query: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _runs(a: _Attending, query: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs of queries, [T, heads, dim], of a sequence after the other."""
+    """Attends with runs of queries, [T, heads, dim], one sequence after the other; returns the result, and the rings
+    of the next step."""
     s, run, device = a.shape, a.rows.run, a.kv.device
     out, after, place = torch.empty_like(query), [], torch.arange(s.window, device=device)
     for i, (ring, table) in enumerate(zip(a.rings, a.rows.pages, strict=True)):

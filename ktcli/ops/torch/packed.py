@@ -1,4 +1,4 @@
-"""Weights in device memory: packed as kt.h says, or plain rows; and decoding them in plain torch.
+"""Weights in device memory, packed as kt.h says or as plain rows, and their decoding in plain torch.
 
 The bytes are those of a pack and of the CPU's memory: nothing is rearranged for the GPU. Decoding here is
 exact and slow; the Triton kernels do the same inside their products and are held to it.
@@ -24,13 +24,13 @@ _BYTES = {Codes.INTEGER: torch.int8, Codes.E4M3: torch.float8_e4m3fn}
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """Sizes of one panel of 16 rows of a matrix with k columns.
+    """The sizes of one panel of 16 rows of a matrix with k columns.
 
     Attributes:
         line, step: columns of one code line, and of one step of 16 lines x g.
         columns: k rounded up to whole steps and groups.
         group, groups: columns per scale, scales per row.
-        code_bytes, scale_bytes: where they end and how many follow; the rest is padding.
+        code_bytes, scale_bytes: bytes of codes, and of the scales behind them; the rest is padding.
     """
 
     line: int
@@ -45,7 +45,7 @@ class PackedLayout:
 
 @cache
 def layout(fmt: Format, k: int) -> PackedLayout:
-    """The layout of a panel with `k` columns."""
+    """Returns the layout of a panel with `k` columns."""
     line = _LINES[fmt.bits]
     step = 16 * line
     columns = -(-k // max(step, fmt.group)) * max(step, fmt.group)
@@ -77,7 +77,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """One matrix as rows: data [n, k] bf16 or f32, contiguous."""
+    """A matrix as plain rows: data [n, k] bf16 or f32, contiguous."""
 
     data: Tensor
 
@@ -95,9 +95,10 @@ Matrix = Packed | PlainMatrix
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What the experts of a layer have besides their matrices.
+    """The biases of the experts of a layer, and their activation.
 
     Attributes:
+        glu: the activation.
         gate_up_bias: f32 [E, 2I'] of all experts, one value for each row of gate_up; or None.
         down_bias: f32 [E, H] of all experts, or None.
     """
@@ -112,8 +113,8 @@ class Extras:
         return sum(bias.nbytes for bias in biases if bias is not None)
 
     def columns(self, first: int, last: int) -> Extras:
-        """Those of hidden columns [first, last); `first` is a multiple of 16. The first columns bring the bias of
-        down, so that it is added once."""
+        """Returns the extras of columns [first, last) of the experts' width; `first` is a multiple of 16. The first
+        columns bring the bias of down, so that it is added once."""
         if self.gate_up_bias is None:
             return self
         rows = self.gate_up_bias[:, 2 * first : 2 * ceil_to(last, PANEL_ROWS)]
@@ -139,29 +140,29 @@ class PackedStack:
 
 
 def rows_of(w: Packed, first: int, last: int) -> Packed:
-    """Rows [first, last) of each matrix, in place; `first` is a multiple of 16."""
+    """Returns rows [first, last) of each matrix, as a view; `first` is a multiple of 16."""
     size = layout(w.format, w.k).panel_bytes
     panels = slice(first // PANEL_ROWS * size, -(-last // PANEL_ROWS) * size)
     return Packed(w.format, last - first, w.k, w.data[:, panels])
 
 
 def unpack(w: Packed, index: int, dtype: torch.dtype) -> Tensor:
-    """Matrix `index`, [n, k]; exact in f32, else rounded once to `dtype`."""
+    """Unpacks matrix `index` -> [n, k]; exact in f32, else rounded once to `dtype`."""
     return _decode(w, w.data[index : index + 1], dtype)[0]
 
 
 def unpack_many(w: Packed, indices: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrices of `indices` (int [m], on the device), [m, n, k]; no host synchronisation."""
+    """Unpacks the matrices of `indices` (int [m], on the device) -> [m, n, k], without host synchronisation."""
     return _decode(w, w.data.index_select(0, indices), dtype)
 
 
 def unpack_whole(w: Packed, dtype: torch.dtype) -> Tensor:
-    """All matrices, [count, n, k]."""
+    """Unpacks all matrices -> [count, n, k]."""
     return _decode(w, w.data, dtype)
 
 
 def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrices [m, n, k] of the bytes [m, packed bytes]."""
+    """Decodes the bytes [m, packed bytes] of matrices -> [m, n, k]."""
     lay = layout(w.format, w.k)
     panels = torch.unflatten(data, -1, (-1, lay.panel_bytes))
     values = _values(w.format, lay, panels[..., : lay.code_bytes])
@@ -178,7 +179,7 @@ def _decode(w: Packed, data: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rotate(rows: Tensor, block: int) -> Tensor:
-    """Rows [m, r, columns] times the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
+    """Multiplies rows [m, r, columns] by the Hadamard matrix of their blocks, which undoes the rotation; see kt.h."""
     out: Tensor = rows.reshape(-1, block)
     h = 1
     while h < block:
@@ -188,7 +189,7 @@ def _rotate(rows: Tensor, block: int) -> Tensor:
 
 
 def _values(fmt: Format, lay: PackedLayout, codes: Tensor) -> Tensor:
-    """Code bytes [m, panels, code bytes] -> what the codes mean, f32 [m, panels, 16, columns]."""
+    """Decodes code bytes [m, panels, code bytes] to what the codes mean, f32 [m, panels, 16, columns]."""
     m, panels = codes.shape[:2]
     steps, lines = lay.columns // lay.step, lay.step // lay.line
     if fmt.bits == 4:
@@ -203,7 +204,7 @@ def _values(fmt: Format, lay: PackedLayout, codes: Tensor) -> Tensor:
 
 
 def _scales(fmt: Format, lay: PackedLayout, tail: Tensor) -> Tensor:
-    """Scale bytes [m, panels, scale bytes] -> f32 [m, panels, 16, groups]."""
+    """Decodes scale bytes [m, panels, scale bytes] to f32 [m, panels, 16, groups]."""
     rows = torch.unflatten(tail.view(SCALE_TYPES[fmt.scale]), -1, (lay.groups, PANEL_ROWS))
     stored = rows.transpose(-1, -2)
     if fmt.scale is Scale.E8M0:
@@ -213,5 +214,5 @@ def _scales(fmt: Format, lay: PackedLayout, tail: Tensor) -> Tensor:
 
 @cache
 def _codebook(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """f32 [16]. Made at the first use on a device: before anything is captured there."""
+    """Returns a codebook, f32 [16], made at the first use on a device: before anything is captured there."""
     return torch.tensor(values, dtype=torch.float32, device=device)

@@ -1,7 +1,7 @@
-"""Where rows lie in the pages of a layer's cache: parts, places, and rows of windows.
+"""Finds where rows lie in the pages of a layer's cache: parts, places, and rows of windows.
 
-A layer's cache is flat memory of all its pages. What an operation caches of each position are parts of it, each of
-all pages at once, one behind the other (`Operation.cached`).
+A layer's cache is flat memory of all its pages, divided into parts, each of all pages at once, one behind the other. An
+operation has parts of its own (`Operation.cached`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KvPages = tuple[Tensor, Tensor]  # of keys and values, [pages, 64, heads * colum
 
 
 def own_parts(flat: Tensor, cached: Cached) -> tuple[Tensor, ...]:
-    """An operation's own parts of a layer's cache, each [pages, 64, elements]."""
+    """Returns an operation's own parts of a layer's cache, each [pages, 64, elements]."""
     widths = (cached.before, *cached.parts, cached.behind)
     pages = flat.shape[0] // (PAGE_TOKENS * max(1, sum(widths)))
     parts = torch.split(
@@ -29,13 +29,14 @@ def own_parts(flat: Tensor, cached: Cached) -> tuple[Tensor, ...]:
 
 
 def window_rows(part: Tensor, dim: int, every: int) -> Tensor:
-    """Rows [pages, 64 / every, dim], one at least, at the beginning of each page of a part [pages, 64, …]."""
+    """Returns the rows of each page of a part [pages, 64, …], which begin it: [pages, 64 / every, dim], one at
+    least."""
     rows = max(1, PAGE_TOKENS // every)
     return torch.unflatten(part.flatten(1)[:, : rows * dim], 1, (rows, dim))
 
 
 def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows, heads: int) -> KvPages:
-    """Write k and v [T, heads * …] to their places; the pages by head, [pages, 64, heads, …]."""
+    """Writes k and v [T, heads * …] to their places, and returns the pages by head, [pages, 64, heads, …]."""
     for pages, new in zip(cache, (k, v), strict=True):
         append(pages, new, rows)
     keys, values = (torch.unflatten(pages, -1, (heads, -1)) for pages in cache)
@@ -43,33 +44,33 @@ def append_heads(cache: KvPages, k: Tensor, v: Tensor, rows: Rows, heads: int) -
 
 
 def append(pages: Tensor, new: Tensor, rows: Rows) -> None:
-    """Write the rows `new` [T, …] to their places in pages [pages, 64, …]."""
+    """Writes the rows `new` [T, …] to their places in pages [pages, 64, …]."""
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
     pages[page, rows.positions % PAGE_TOKENS] = new.to(pages.dtype)
 
 
 def append_windows(cache: Tensor, new: Tensor, rows: Rows, every: int) -> None:
-    """Write those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
+    """Writes those of the rows `new` [T, dim] that complete a window to their places in cache [pages, R, dim]."""
     table = rows.pages.repeat_interleave(rows.run, 0) if rows.run > 1 else rows.pages
     page = table.gather(1, (rows.positions // PAGE_TOKENS)[:, None])[:, 0].long()
     row, is_last = rows.positions % PAGE_TOKENS // every, (rows.positions + 1) % every == 0
-    if rows.run > 1:  # which rows, the device says
+    if rows.run > 1:  # the device says which rows
         cache[page[is_last], row[is_last]] = new[is_last].to(cache.dtype)
         return
     cache[page, row] = torch.where(is_last[:, None], new.to(cache.dtype), cache[page, row])
 
 
 def windows_at(cache: Tensor, table: Tensor, numbers: Tensor, every: int) -> Tensor:
-    """Rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
+    """Returns rows of windows, [..., M, dim] f32, of a page table [..., P]; numbers int64 [..., M], kept inside it."""
     last = ((numbers + 1) * every - 1).clamp(max=table.shape[-1] * PAGE_TOKENS - 1)
     page = table.expand(*last.shape[:-1], -1).gather(-1, last // PAGE_TOKENS).long()
     return cache[page, last % PAGE_TOKENS // every].float()
 
 
 def held_by(pages: Tensor, table: Tensor, positions: Tensor) -> Tensor:
-    """[L, …] of a sequence's pages, by position; zero behind the last of `positions`, where a page may hold
-    anything."""
+    """Returns what a sequence's pages hold by position, [L, …]; zero behind the last of `positions`, where a page
+    may hold anything."""
     held = pages[table.long()].flatten(0, 1)
     behind = torch.arange(held.shape[0], device=held.device) > positions[-1]
     return held.masked_fill_(behind.view(-1, *[1] * (held.dim() - 1)), 0.0)

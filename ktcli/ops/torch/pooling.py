@@ -1,11 +1,11 @@
-"""Windows of positions that become rows, in plain torch, f32; the rule is that of kt_program_pooling.
+"""Pooling of windows of positions into rows, in plain torch, f32; the rule is that of kt_program_pooling.
 
-All rows of a step at once: they are laid out by window, of which the first and the last may be partial. What came
-before joins the first, and what is left of the last is kept. No shape depends on where a step begins, so nothing
-waits for the device.
+All rows of a step are pooled at once: they are laid out by window, of which the first and the last may be partial. The
+state, which has the positions before the step, joins the first window, and the last one becomes the new state. No shape
+depends on where a step begins, so nothing waits for the device.
 
-A softmax of which some scores are known is [..., 3, dim] here: the greatest, the sum of powers, and the weighted
-sum, for each column; of nothing yet: zeros.
+A partial softmax is [..., 3, dim] here: the greatest score, the sum of powers, and the weighted sum, for each column;
+zeros as long as there is no score.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ktcli.ops.torch.recurrent import States
 def pooling(
     x: Tensor, score: Tensor, bias: Tensor, shape: PoolShape, *, rows: Rows, state: States
 ) -> Tensor:
-    """x and score [T, columns] -> [T, dim], a window's row where its last position is, else zeros.
+    """Pools x by score, both [T, columns] -> [T, dim], a window's row where its last position is, else zeros.
 
     bias: [every * columns], added to the scores of each place in a window."""
     n, every, overlap = state.slots.shape[1], shape.every, shape.overlap
@@ -49,7 +49,8 @@ def pooling(
 
 
 def _by_window(x: Tensor, score: Tensor, places: Tensor, shape: PoolShape) -> Tensor:
-    """[n, windows, parts, 3, dim] of each window's rows alone: what it has of them, and what the next one has."""
+    """Returns [n, windows, parts, 3, dim], the partial softmaxes of each window's rows alone: its own, and what they
+    give the next window."""
     n, every, columns = len(places), shape.every, shape.columns
     windows = -(-(places.shape[1] - 1) // every) + 1  # at most
 
@@ -66,9 +67,9 @@ def _by_window(x: Tensor, score: Tensor, places: Tensor, shape: PoolShape) -> Te
 
 
 def _joined(a: Tensor, b: Tensor) -> Tensor:
-    """With the scores of both, [..., 3, dim]."""
+    """Joins two partial softmaxes [..., 3, dim]."""
     peaks = [x[..., 0, :].masked_fill(x[..., 1, :] == 0, float("-inf")) for x in (a, b)]
     top = torch.maximum(*peaks)
-    # -inf less -inf is no number, and the sums are 0 there.
+    # -inf minus -inf is NaN, and the sums are 0 there.
     shares = [torch.where(peak == top, 1.0, (peak - top).exp())[..., None, :] for peak in peaks]
     return torch.cat((top[..., None, :], shares[0] * a[..., 1:, :] + shares[1] * b[..., 1:, :]), -2)

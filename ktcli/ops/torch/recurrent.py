@@ -1,6 +1,6 @@
-"""Layers with a state of fixed size in plain torch: the causal convolution and the gated delta rule.
+"""The causal convolution and the gated delta rule in plain torch: operations with a state of fixed size.
 
-All in f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
+All is f32. With one row per sequence (run = 1) nothing waits for the device, so a step can be captured; longer
 runs go in blocks of tokens, within which the rule is a triangular system.
 """
 
@@ -24,7 +24,7 @@ _EPS = 1e-6  # below the root of the sum of squares, as the models were trained
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """An operation's part of what a layer keeps of sequences, and which of it a step reads and writes.
+    """An operation's part of the states of sequences in a layer, and the slots that a step reads and writes.
 
     Attributes:
         memory: f32 [slots, elements].
@@ -38,7 +38,7 @@ class States:
     first: int = 0
 
     def read(self, shape: tuple[int, ...]) -> Tensor:
-        """The part's first elements of each sequence, [sequences, *shape]."""
+        """Returns the part's first elements of each sequence, [sequences, *shape]."""
         part = self.memory[:, self.first : self.first + torch.Size(shape).numel()]
         source = self.slots[0]
         found = part.index_select(0, source.clamp(min=0))
@@ -46,13 +46,13 @@ class States:
         return torch.where((source >= 0)[:, None], found, 0.0).view(-1, *shape)
 
     def write(self, values: Tensor) -> None:
-        """values [sequences, …] as the part's first elements."""
+        """Writes values [sequences, …] as the part's first elements."""
         flat, first = values.flatten(1), self.first
         self.memory[:, first : first + flat.shape[1]].index_copy_(0, self.slots[1], flat)
 
 
 def conv(x: Tensor, weight: Tensor, *, rows: Rows, state: States) -> Tensor:
-    """silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
+    """Computes silu(sum over i of weight[i] * row t - W + 1 + i) of x [T, N], weight [W * N] -> [T, N]."""
     taps, run, columns = weight.view(-1, x.shape[1]), rows.run, x.shape[1]
     before = state.read((len(taps) - 1, columns))
     wide = torch.cat((before, x.reshape(-1, run, columns)), 1)
@@ -75,12 +75,12 @@ def delta(
     rows: Rows,
     state: States,
 ) -> Tensor:
-    """Gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
+    """Applies the gated delta rule by kt_program_delta's formula -> [T, heads * dv] f32.
 
     Args:
         q, k, v: [T, key_heads * dk] twice, [T, heads * dv].
         decay, beta: [T, decays] and [T, heads].
-        log_rate: log of the rates, [heads]; bias: what is added to decay, [decays].
+        log_rate: logarithm of the rates, [heads]; bias: added to decay, [decays].
     """
     s, run = shape, rows.run
     q, k = (_spread(x.reshape(-1, run, s.key_heads, s.dk), s.heads) for x in (q, k))
@@ -98,7 +98,7 @@ def delta(
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
-    """Unit vectors of [S, run, key_heads, dk] for every head, [S, heads, run, dk]."""
+    """Makes [S, run, key_heads, dk] unit vectors and repeats them for every head -> [S, heads, run, dk]."""
     unit = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _EPS)
     return unit.repeat_interleave(heads // x.shape[2], dim=2).transpose(1, 2)
 
@@ -106,7 +106,7 @@ def _spread(x: Tensor, heads: int) -> Tensor:
 def _one(
     qkv: tuple[Tensor, Tensor, Tensor], log_g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token: (out [S, heads, 1, dv], state [S, heads, dk, dv])."""
+    """Applies the rule to one token; returns out [S, heads, 1, dv] and state [S, heads, dk, dv]."""
     q, k, v = qkv
     state = state * log_g.exp().mT
     correction = beta[..., None] * (v - k @ state)
@@ -117,16 +117,16 @@ def _one(
 def _many(
     qkv: tuple[Tensor, Tensor, Tensor], log_g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Any number of tokens, in blocks.
+    """Applies the rule to any number of tokens, in blocks; returns as `_one` does.
 
     With G_ij the decay from token j to token i of a block, S the state before it and c the corrections,
         c_i + sum over j < i of b_i (k_i . G_ij k_j) c_j = b_i (v_i - S^T G_i k_i).
-    Sources: arXiv 2412.06464, section 3.3; of a decay for each channel arXiv 2510.26692. All blocks' systems are
+    Sources: arXiv 2412.06464, section 3.3; for a decay of each channel arXiv 2510.26692. All blocks' systems are
     solved at once, for b v and for b G k; then the state walks through the blocks.
     """
     run = log_g.shape[2]
     block = _BLOCK if log_g.shape[3] == 1 else _CHANNEL_BLOCK
-    short = -run % block  # tokens that teach and forget nothing
+    short = -run % block  # padding: tokens that do not change the state
     every = (*qkv, beta[..., None], log_g)
     q, k, v, b, total = (
         torch.unflatten(pad(x, (0, 0, 0, short)), 2, (-1, block)) for x in every
@@ -148,10 +148,10 @@ def _many(
 
 
 def _pairs(a: Tensor, k: Tensor, total: Tensor) -> Tensor:
-    """a_i . G_ij k_j of the tokens j up to i of each block, else 0; all [S, heads, blocks, B, …] -> [.., B, B].
+    """Computes a_i . G_ij k_j of the tokens j up to i of each block, else 0: [S, heads, blocks, B, …] -> [.., B, B].
 
-    total: logarithms of the decay from before the block, one of each token or one of each channel. Their
-    differences are taken before the power, whose parts might be out of range.
+    total: logarithms of the decay from before the block, one for each token or one for each channel. Their
+    differences are taken before the exponential, since its two factors might be out of range.
     """
     if total.shape[-1] > 1:
         rows = []

@@ -39,7 +39,7 @@ def _append_kernel(
     new, cache, positions, pages, new_row, width, table_width, run,
     PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """cache[page of the position, place in it] [width] = new[row]. Grid (blocks of columns, rows)."""
+    """Writes new[row] to cache[page of the position, place in it] [width]. Grid (blocks of columns, rows)."""
     row = tl.program_id(1)
     position = tl.load(positions + row)
     page = tl.load(pages + (row // run).to(tl.int64) * table_width + position // PAGE)
@@ -51,7 +51,7 @@ def _append_kernel(
 
 @triton.jit
 def _lowest(last, window):
-    """The first position that one at `last` sees; window 0: there is none."""
+    """Returns the first position that one at `last` sees; window 0: there is none."""
     return tl.where(window > 0, tl.maximum(last + 1 - window, 0), 0)
 
 
@@ -61,7 +61,7 @@ def _gqa_kernel(
     D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
+    """Computes partial attention of the heads of one kv head. Grid (splits, kv heads, sequences).
 
     q [sequences][kv heads * group * D]; k [pages][PAGE][kv heads][D]; v [pages][PAGE][kv heads][DV]; out: peaks
     and weights [sequences][heads][splits], sums [sequences][heads][splits][DV], for splits that hold a position.
@@ -118,7 +118,7 @@ def _mla_kernel(
     NOPE: tl.constexpr, LORA: tl.constexpr, ROPE: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """Partial attention of BH heads on the latent. Grid (splits, blocks of heads, sequences).
+    """Computes partial attention of BH heads on the latent. Grid (splits, blocks of heads, sequences).
 
     absorbed [sequences][heads][LORA]; q: columns NOPE.. of each head are its rotated ones; cache
     [pages][PAGE][LORA + ROPE]; out as in `_gqa_kernel`, with LORA for D. BC, BR: LORA and ROPE, up to a
@@ -136,8 +136,8 @@ def _mla_kernel(
     mask_c = (h < heads)[:, None] & (c < LORA)[None, :]
     mask_r = (h < heads)[:, None] & (r < ROPE)[None, :]
     latent_q = tl.load(absorbed + head[:, None] * LORA + c[None, :], mask=mask_c, other=0.0)
-    turned = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
-    rope_q = tl.load(turned + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
+    rotated = q + sequence.to(tl.int64) * q_row + h[:, None] * q_head + NOPE
+    rope_q = tl.load(rotated + r[None, :], mask=mask_r, other=0.0).to(cache.dtype.element_ty)
     latent_q = latent_q.to(cache.dtype.element_ty)
     peak = tl.full([BH], float("-inf"), tl.float32)
     weight = tl.zeros([BH], tl.float32)
@@ -173,7 +173,7 @@ def _merge_kernel(
     sums, peaks, weights, positions, sinks, out, n_splits, heads, window,
     SINKS: tl.constexpr, D: tl.constexpr, SPAN: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """out[sequence][head][D] of the partial results of its splits, BS at a time, first to last.
+    """Merges the partial results of the splits of a head into out[sequence][head][D], BS at a time, first to last.
 
     SPAN: positions of a split. sinks [heads]: if SINKS, one more score of each head, of a value 0. Grid (blocks
     of D, heads, sequences).
@@ -207,7 +207,7 @@ def _merge_kernel(
 
 
 def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
-    """Write the rows `new` [T, width] to their places in cache [pages, 64, width…]."""
+    """Writes the rows `new` [T, width] to their places in cache [pages, 64, width…]."""
     width = new.shape[1]
     block = min(1024, triton.next_power_of_2(width))
     _append_kernel[(triton.cdiv(width, block), new.shape[0])](
@@ -219,7 +219,8 @@ def append(cache: Tensor, new: Tensor, rows: Rows) -> None:
 def gqa_one(
     q: Tensor, cache: KvPages, rows: Rows, shape: GqaShape, sinks: Tensor | None = None
 ) -> Tensor:
-    """One query per sequence, q [sequences, heads * D], over what the cache holds up to its position."""
+    """Attends with one query per sequence, q [sequences, heads * D], over what the cache holds up to its position ->
+    [sequences, heads * value_dim] f32."""
     s = shape
     group = s.heads // s.kv_heads
     parts = _Parts(rows, s.heads, s.value_dim, _GQA_SPLIT_PAGES)
@@ -235,7 +236,7 @@ def gqa_one(
 
 
 def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaShape) -> Tensor:
-    """One query per sequence on the latent itself -> [sequences, heads * lora].
+    """Attends with one query per sequence on the latent itself -> [sequences, heads * lora] f32.
 
     Args:
         absorbed: [sequences, heads, lora] f32, the queries as the latent sees them.
@@ -256,10 +257,10 @@ def mla_one(absorbed: Tensor, q: Tensor, cache: Tensor, rows: Rows, shape: MlaSh
 
 
 class _Parts:
-    """Room for the partial results of all splits of all heads.
+    """The partial results of all splits of all heads.
 
     Attributes:
-        splits: of a sequence, as many as its page table has room for.
+        splits: the number of splits of a sequence, as many as its page table has room for.
         sums [sequences, heads, splits, width], peaks and weights [sequences, heads, splits]: f32.
     """
 
@@ -273,7 +274,7 @@ class _Parts:
         self.weights = torch.empty_like(self.peaks)
 
     def merged(self, rows: Rows, window: int = 0, sinks: Tensor | None = None) -> Tensor:
-        """[sequences, heads * width] f32."""
+        """Merges the splits -> [sequences, heads * width] f32."""
         sequences = self.peaks.shape[0]
         out = self.sums.new_empty(sequences, self.heads * self.width)
         block = min(128, max(16, triton.next_power_of_2(self.width)))

@@ -1,8 +1,8 @@
-"""Operations by Triton kernels: which one does it, by the number of rows. For signatures see `ops.torch.kernels`.
+"""Chooses the Triton kernel of each operation by the number of rows. For signatures see `ops.torch.kernels`.
 
 With one row per sequence and at most FEW_ROWS of them everything here can be captured into a CUDA graph: no
 synchronisation, no shape that depends on data. Kernels are compiled at their first call, which must come before
-the capture. `exact` is not here: it is the torch row's.
+the capture. There is no `exact` here: the kernels in torch have it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ktcli.ops.triton.product import vector_experts, vector_product, vector_prod
 from ktcli.ops.triton.small import norm, rope, route, swiglu
 from ktcli.ops.triton.tiles import TILE_ROWS, operand_type, tile_experts, tile_product
 
-# Up to so many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
+# Up to this many rows, each slot of a routing reads its expert by itself: of 256 experts, 16 rows of 8 choose
 # 100 different ones with 128 slots. Above, slots are grouped.
 FEW_ROWS = 16
 # Elements of a matrix that are un-packed at once, 128 MiB of bf16: the dense layers of DeepSeek-V3 have
@@ -38,7 +38,7 @@ UNPACKED_ELEMENTS = 1 << 26
 def linear(
     x: Tensor, weight: Matrix, bias: Tensor | None = None, reads: Reads = Reads.FORMAT
 ) -> Tensor:
-    """x [T, K] W^T + bias -> [T, N] f32."""
+    """Computes x [T, K] W^T + bias -> [T, N] f32."""
     w = weight
     if isinstance(w, PlainMatrix) or w.format.rotation or reads is Reads.F32:
         return functions.linear(x, w, bias, reads)
@@ -64,10 +64,10 @@ def experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sum over the chosen experts that are here -> [T, H] f32; see `functions.experts`."""
+    """Sums the chosen experts that are here, weighted -> [T, H] f32; see `functions.experts`."""
     if gate_up.count == 0:
         return x.new_zeros(x.shape[0], down.n)
-    if gate_up.format.rotation or down.format.rotation:  # torch un-packs and rotates back
+    if gate_up.format.rotation or down.format.rotation:  # torch unpacks and undoes the rotation
         return functions.experts(x, ids, gate, slots, gate_up, down, extras)
     few = x.shape[0] <= FEW_ROWS
     way = vector_experts if few else tile_experts
@@ -76,8 +76,8 @@ def experts(
 
 
 def _with_down_bias(out: Tensor, routed: tuple[Tensor, Tensor, Tensor], extras: Extras) -> Tensor:
-    """out [T, H] + the biases of the chosen experts that are here, times their gates. As a product with all
-    biases: there are few experts, and many rows of a long prompt."""
+    """Adds to out [T, H] the biases of the chosen experts that are here, times their gates. This is a product with
+    all biases: there are few experts, and many rows of a long prompt."""
     if extras.down_bias is None:
         return out
     ids, slots, gate = routed
@@ -98,7 +98,7 @@ def gqa(
     rows: Rows,
     cache: KvPages,
 ) -> Tensor:
-    """Append k and v to the cache, then attend causally; runs of more than one row, and chosen blocks, in torch."""
+    """Appends k and v to the cache, then attends causally; runs of more than one row, and chosen blocks, in torch."""
     if rows.run > 1 or chosen is not None:
         return torch_chosen.gqa(q, k, v, shape, sinks, chosen, rows=rows, cache=cache)
     append(cache[0], k, rows)
@@ -118,7 +118,7 @@ def mla(
     rows: Rows,
     cache: tuple[Tensor],
 ) -> Tensor:
-    """Append the latent to the cache, then attend causally; runs of more than one row, and chosen positions, in
+    """Appends the latent to the cache, then attends causally; runs of more than one row, and chosen positions, in
     torch."""
     if rows.run > 1 or chosen is not None:
         weights = uk_in, uk_out, uv

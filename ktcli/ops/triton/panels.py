@@ -1,4 +1,4 @@
-"""Panels of packed weights as Triton kernels see them: where words lie, what they mean; and unpacking.
+"""Reads panels of packed weights in Triton kernels, where words lie and what they mean, and unpacks them.
 
 The layout is that of kt.h ("number formats and packed weights"), read as 32-bit words: a panel is
 `lines` x 16 rows of words, one line of 64 bytes after the other, then the scales. A word holds 32 / bits
@@ -35,8 +35,8 @@ _UNPACK_LINES = 32
 
 
 def panel_arguments(w: Packed) -> dict[str, int]:
-    """The constants of a packed weight, for every kernel here."""
-    assert not w.format.rotation, "no kernel here turns what it reads"
+    """Returns the constants of a packed weight, for every kernel here; its format must not be rotated."""
+    assert not w.format.rotation, "no kernel here undoes a rotation"
     lay = layout(w.format, w.k)
     low, high = (-1, -1) if w.format.codes is Codes.E4M3 else _codebook_words(w.format.codebook)
     return {
@@ -51,7 +51,7 @@ def panel_arguments(w: Packed) -> dict[str, int]:
 
 
 def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
-    """The bytes of a weight as 32-bit words, and as its scales (words again where it has none)."""
+    """Returns the bytes of a weight as 32-bit words, and as its scales (words again where it has none)."""
     assert w.data.is_contiguous()
     words = w.data.view(torch.int32)
     scale = SCALE_TYPES.get(w.format.scale)
@@ -59,7 +59,7 @@ def words_and_scales(w: Packed) -> tuple[Tensor, Tensor]:
 
 
 def _codebook_words(codebook: tuple[int, ...]) -> tuple[int, int]:
-    """16 values as two signed 64-bit integers, value + 128 per byte; (0, 0) for the linear codebook."""
+    """Returns 16 values as two signed 64-bit integers, value + 128 per byte; (0, 0) for the linear codebook."""
     if not codebook or codebook == tuple(range(-8, 8)):
         return 0, 0
     raw = bytes(value + 128 for value in codebook)
@@ -71,7 +71,7 @@ def _codebook_words(codebook: tuple[int, ...]) -> tuple[int, int]:
 def raw_code(
     words, zero, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale + zero_of(n); of E4M3 a 256th of it.
+    """Returns code n of each word, 0 <= n < 32 / BITS, as f32: value / scale + zero_of(n); of E4M3 a 256th of it.
 
     zero: 0, better one the compiler cannot know. A logical instruction has room for one constant; the other
     then stays in a register, while a known one is moved there again for most weights (sm_90, ptxas 12.9:
@@ -126,7 +126,7 @@ def raw_code(
 def zero_of(
     n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """What `raw_code` adds to code n."""
+    """Returns what `raw_code` adds to code n."""
     zero = 0.0
     if BITS == 8 and BOOK_LOW == 0:
         zero = 384.0
@@ -142,7 +142,7 @@ def zero_of(
 def code_of(
     words, n: tl.constexpr, BITS: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr
 ):  # fmt: skip
-    """Code n of each word, 0 <= n < 32 / BITS, as f32: value / scale, exactly."""
+    """Returns code n of each word, 0 <= n < 32 / BITS, as f32: value / scale, exactly."""
     raw = raw_code(words, 0, n, BITS, BOOK_LOW, BOOK_HIGH)
     if BITS <= 8 and BOOK_LOW == 0:
         raw = raw - zero_of(n, BITS, BOOK_LOW, BOOK_HIGH)
@@ -153,7 +153,7 @@ def code_of(
 
 @triton.jit
 def column_of(lines, n: tl.constexpr, BITS: tl.constexpr):
-    """The column of code n of the words of `lines`."""
+    """Returns the column of code n of the words of `lines`."""
     if BITS == 4:
         return lines // 8 * 64 + lines % 8 * 4 + n // 2 + n % 2 * 32
     return lines * (32 // BITS) + n
@@ -164,10 +164,10 @@ def scales_of(
     scales, lines, rows, inside, HALF: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The scales of the words [lines, rows] of a panel, as stored; the shape of lines + rows.
+    """Loads the scales of the words [lines, rows] of a panel, as stored; the shape is that of lines + rows.
 
-    scales: the panel's first byte, as a pointer to scales. HALF: whether of a word's even codes (0) or its
-    odd ones (1), which only a group of 32 columns tells apart at 4 bits. Four rows are one load: 8 bytes of
+    scales: the panel's first byte, as a pointer to scales. HALF: the scales of a word's even codes (0) or of its
+    odd ones (1), which differ only in groups of 32 columns at 4 bits. Four rows are one load: 8 bytes of
     bf16 beside 16 bytes of codes.
     """
     FIRST: tl.constexpr = 2 * COLUMNS * BITS // SCALE_BYTES  # 16 rows of codes
@@ -181,7 +181,7 @@ def scales_of(
 
 @triton.jit
 def scale_value(raw, SCALE_BYTES: tl.constexpr):
-    """Stored scales as f32."""
+    """Returns stored scales as f32."""
     if SCALE_BYTES == 1:
         return (raw.to(tl.int32) << 23).to(tl.float32, bitcast=True)
     return raw.to(tl.float32)
@@ -191,7 +191,7 @@ def scale_value(raw, SCALE_BYTES: tl.constexpr):
 def _codes_in_order(
     words, BITS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, L: tl.constexpr
 ):  # fmt: skip
-    """Words [L, 16] as the codes of their rows, [16, L * 32 / BITS] f32, columns ascending."""
+    """Returns words [L, 16] as the codes of their rows, [16, L * 32 / BITS] f32, columns ascending."""
     if BITS == 32:
         codes = tl.permute(code_of(words, 0, BITS, LOW, HIGH), (1, 0))
     elif BITS == 16:
@@ -219,7 +219,7 @@ def _unpack_kernel(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[m, row, column] = matrix indices[m]; one program: 16 rows, L lines."""
+    """Unpacks matrix indices[m] into out[m, row, column]; one program: 16 rows, L lines."""
     LAST: tl.constexpr = COLUMNS * BITS // 32
     WIDTH: tl.constexpr = L * 32 // BITS
     chunk, p, m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -246,7 +246,7 @@ def _unpack_kernel(
 
 
 def unpack_all(w: Packed, indices: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """The matrices of `indices` (int [m], on the device), [m, n, k]; each value rounded once to `dtype`."""
+    """Unpacks the matrices of `indices` (int [m], on the device) -> [m, n, k]; each value rounded once to `dtype`."""
     if w.format.rotation:
         return unpack_many(w, indices, dtype)
     out = torch.empty(indices.shape[0], w.n, w.k, dtype=dtype, device=w.data.device)

@@ -9,7 +9,7 @@ groups of 64, 0.53 bytes per weight:
   Instructions. 9.0e12 weights/s at full bandwidth, 30e12 lanes/s: 3.3 instructions per weight, 4.7 at 70 %.
   The loop of `_gate_up_kernel` has 920 for 256 weights (sm_90, ptxas of Triton 3.9): 3.6. A logical operation
   and 0.6 shifts decode, one fused multiply-add, the rest loads, scales and moves. Hence one row of activations
-  per program: two would take 4.6, and tensor cores win (`triton_tiles`). int8 takes 4.0 and
+  per program: two would take 4.6, and tensor cores win (`tiles`). int8 takes 4.0 and
   fp8 6.8, where 70 % leave 8.9.
   Integer instructions go at half that rate: 1.6 per weight, which is all there is at full bandwidth.
   Activations are read from L1: 8 wavefronts for two times 4 of weights.
@@ -20,7 +20,7 @@ groups of 64, 0.53 bytes per weight:
 Sums: a thread adds its lines in ascending order, then the threads of a row as the tree of tl.sum, then a
 second kernel the parts, or the slots of a token, as another. Nothing depends on the number of rows, of
 programs or of SMs, and there are no atomics: same inputs, same bits.
-Activations are read as they are, in f32; what is said of rounding to bf16 holds for `triton_tiles`.
+Activations are read as they are, in f32; only `tiles` rounds to bf16.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ from ktcli.ops.triton.panels import (
 )
 from ktcli.ops.triton.small import activated, glu_arguments
 
-_LINES = 64  # of one tile, at most; fewer than the 128 threads, so that x is read where it is used
-# Wanted: 4 per SM of the largest GPU considered, 132 SMs. A constant, so that bits do not depend on the GPU.
+_LINES = 64  # of one tile at most; fewer than the 128 threads, so that x is read where it is used
+# Programs that are wanted: 4 per SM of the largest GPU considered, 132 SMs. A constant, so that bits do not depend on
+# the GPU.
 _PROGRAMS = 528
 
 
@@ -55,8 +56,8 @@ def _load_pair(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, COLUMNS: tl.constexpr,
     PANEL_BYTES: tl.constexpr, L: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The tile of lines [at, at + L) of two panels: words, scales, and scales of the odd codes where these
-    differ (else something small). Zero behind `last`; if EVEN, tiles are whole and what lies behind is not
+    """Loads the tile of lines [at, at + L) of two panels: words, scales, and scales of the odd codes where these
+    differ (else something small). It is zero behind `last`; if EVEN, tiles are whole and what lies behind is not
     used."""
     rows = tl.arange(0, 16)[None, :]
     lines = at + tl.arange(0, L)[:, None]
@@ -92,7 +93,7 @@ def _multiply_pair(
     BITS: tl.constexpr, GROUP: tl.constexpr, SCALE_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr,
     BOOK_HIGH: tl.constexpr, L: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """total_a, total_b [L, 16] plus a tile from `_load_pair` times x, which every line adds by itself."""
+    """Returns total_a, total_b [L, 16] plus a tile from `_load_pair` times x, which every line adds by itself."""
     lines = tl.arange(0, L)[:, None]
     # Both behind the tile's first line, so that columns within a tile are the same in every round.
     x += at * (32 // BITS)
@@ -148,7 +149,7 @@ def _pair_sums(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums [16] of two panels over lines [first, last), times x.
+    """Returns the sums [16] of two panels over lines [first, last), times x.
 
     words, scales: first byte of the first panel. second: from it to the other, in panels.
     EVEN: last - first is a multiple of 2 L, and x has COLUMNS columns.
@@ -187,7 +188,7 @@ def _pair_sums(
 
 @triton.jit
 def matrix_of(ids, slots, at):
-    """Which matrix of the stacks slot `at` of a routing means; negative: none that is here."""
+    """Returns the matrix of the stacks that slot `at` of a routing means; negative: none that is here."""
     expert = tl.load(ids + at)
     matrix = tl.load(slots + tl.maximum(expert, 0))
     return tl.where(expert < 0, -1, matrix)
@@ -201,7 +202,7 @@ def _product_kernel(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out[job, split] [n_rows] = lines [split * span, + span) of a matrix, times the x of the job.
+    """Computes out[job, split] [n_rows]: lines [split * span, + span) of a matrix, times the x of the job.
 
     Grid (pairs of panels, splits, jobs). Job j reads x + j / parts * x_row + j % parts * x_part and matrix
     j % parts; if ROUTED the matrix that slot j chose, and nothing is written where that is not here.
@@ -240,8 +241,8 @@ def _gate_up_kernel(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr, L: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out[job] [n_rows / 2] = the activation of the matrix that slot `job` chose, times its token's x, + the bias
-    of its expert if BIASED.
+    """Computes out[job] [n_rows / 2]: the activation of the matrix that slot `job` chose, times its token's x, + the
+    bias of its expert if BIASED.
 
     Grid (pairs of a gate and an up panel, jobs). bias [E][bias_row]
     """
@@ -270,8 +271,8 @@ def _sum_kernel(
     parts, ids, slots, gate, bias, out, n_parts, n_columns,
     ROUTED: tl.constexpr, BIASED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = sum over its parts [n_parts, n_columns], as a fixed tree; if ROUTED of those that are here,
-    times their gate; + bias if BIASED. PARTS: n_parts or more. Grid (blocks of columns, rows)."""
+    """Computes out[row]: the sum over its parts [n_parts, n_columns], as a fixed tree; if ROUTED of those that are
+    here, times their gate; + bias if BIASED. PARTS: n_parts or more. Grid (blocks of columns, rows)."""
     row = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     part = tl.arange(0, PARTS)[:, None]
@@ -291,7 +292,7 @@ def _sum_kernel(
 
 
 def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] times matrix 0 of w, + bias [N] -> [T, N] f32; one row at a time."""
+    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> [T, N] f32; one row at a time."""
     parts = _products(x, w, (x.stride(0), 0, 1))
     if parts.shape[1] == 1 and bias is None:
         return parts[:, 0]
@@ -299,7 +300,7 @@ def vector_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
 
 
 def vector_products(x: Tensor, w: Packed) -> Tensor:
-    """x [T, count, K] times the matrix of its place, -> [T, count, N] f32."""
+    """Multiplies x [T, count, K] by the matrix of its place -> [T, count, N] f32."""
     rows, count, _ = x.shape
     parts = _products(x, w, (x.stride(0), x.stride(1), count))
     out = parts[:, 0] if parts.shape[1] == 1 else sum_parts(parts)
@@ -315,7 +316,7 @@ def vector_experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sum over the slots, as a fixed tree, of gate * down(swiglu(gate_up x)) -> [T, H] f32, without the bias of down.
+    """Sums gate * down(swiglu(gate_up x)) over the slots, as a fixed tree -> [T, H] f32, without the bias of down.
 
     x [T, H]; ids int32 [T, K]; gate f32 [T, K]; slots int32 [E]: see `functions.experts`.
     """
@@ -341,7 +342,8 @@ def _products(
     routed: tuple[Tensor, Tensor] | None = None,
     splits: int = 0,
 ) -> Tensor:
-    """[jobs, splits, N] of `_product_kernel`; strides: x_row, x_part, parts; splits 0: as many as fill a GPU."""
+    """Returns the results [jobs, splits, N] of `_product_kernel`; strides: x_row, x_part, parts; splits 0: as many
+    as fill a GPU."""
     arguments: dict[str, Any] = panel_arguments(w)
     tile = tile_lines(arguments)
     lines = arguments["COLUMNS"] * w.format.bits // 32
@@ -364,7 +366,7 @@ def sum_parts(
     bias: Tensor | None = None,
     routed: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """[rows, N] of `_sum_kernel`."""
+    """Returns the sums [rows, N] f32 of parts [rows, n_parts, N], see `_sum_kernel`."""
     rows, n_parts, width = parts.shape
     out = torch.empty(rows, width, dtype=torch.float32, device=parts.device)
     ids, slots, gate = routed or (None, None, None)
@@ -377,19 +379,19 @@ def sum_parts(
 
 
 def tile_lines(arguments: dict[str, int]) -> int:
-    """Lines of a tile: 64, or half the power of two that holds a short panel."""
+    """Returns the number of lines of a tile: 64, or half the power of two that holds a short panel."""
     lines = arguments["COLUMNS"] * arguments["BITS"] // 32
     return min(_LINES, max(8, int(triton.next_power_of_2(lines)) // 2))
 
 
 def even_tiles(columns: int, arguments: dict[str, int], span: int) -> bool:
-    """Whether splits of `span` lines are whole pairs of tiles, and need no masks."""
+    """Tells whether splits of `span` lines are whole pairs of tiles, and need no masks."""
     lines = arguments["COLUMNS"] * arguments["BITS"] // 32
     pair = 2 * tile_lines(arguments)
     return columns == arguments["COLUMNS"] and lines % pair == 0 and span % pair == 0
 
 
 def span_lines(lines: int, tile: int, pairs: int) -> int:
-    """Lines of one split, a multiple of two tiles: enough splits for _PROGRAMS programs."""
+    """Returns the number of lines of one split, a multiple of two tiles: enough splits for _PROGRAMS programs."""
     wanted = max(1, min(_PROGRAMS // pairs, lines // (2 * tile)))
     return int(triton.cdiv(triton.cdiv(lines, wanted), 2 * tile)) * 2 * tile

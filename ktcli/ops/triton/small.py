@@ -1,5 +1,5 @@
-"""What stands between the products: norm, rotation, activation and routing, one program per row or less. Not
-yet run on a GPU.
+"""Kernels between the products: norm, rotation, activation and routing, one program per row or less. Not yet run on a
+GPU.
 
 Each is a launch and a round trip to L2; nothing here is worth tuning beyond being one kernel instead of the
 five to twenty that torch starts. Rows may be column ranges of wider rows: the row stride is an argument.
@@ -23,7 +23,7 @@ _BLOCK = 1024  # columns of one program, where columns are independent
 
 @triton.jit
 def _norm_kernel(x, gain, out, x_row, out_row, width, eps, BLOCK: tl.constexpr):
-    """out = RMSNorm of a run of `width` columns of x. Grid (runs, rows)."""
+    """Applies RMSNorm to a run of `width` columns of x. Grid (runs, rows)."""
     run, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -40,16 +40,16 @@ def _rope_kernel(
     x, positions, inv_freq, out, x_row, n_columns, head_width, first, half, scale,
     INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = x, columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
+    """Copies x to out, with columns [first, first + 2 half) of each head rotated. Grid (blocks of columns, rows).
 
-    A column reads its partner itself: that is in L1, and no column has to know which others it moves with.
+    A column reads its partner itself: that is in L1, and no column has to know which others share its rotation.
     """
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < n_columns
     value = tl.load(x + row * x_row + column, mask=inside, other=0.0)
     place = column % head_width - first
-    turned = (place >= 0) & (place < 2 * half) & inside
+    is_rotated = (place >= 0) & (place < 2 * half) & inside
     if INTERLEAVED:
         pair = place // 2
         second = place % 2 == 1
@@ -58,25 +58,25 @@ def _rope_kernel(
         second = place >= half
         pair = tl.where(second, place - half, place)
         other = tl.where(second, column - half, column + half)
-    partner = tl.load(x + row * x_row + other, mask=turned, other=0.0)
+    partner = tl.load(x + row * x_row + other, mask=is_rotated, other=0.0)
     # In f32, as the models were trained: the angle is rounded before its sine is taken.
-    frequency = tl.load(inv_freq + pair, mask=turned, other=0.0)
+    frequency = tl.load(inv_freq + pair, mask=is_rotated, other=0.0)
     angle = tl.load(positions + row).to(tl.float32) * frequency
     cos, sin = tl.cos(angle) * scale, tl.sin(angle) * scale
     rotated = value * cos + tl.where(second, partner, -partner) * sin
-    tl.store(out + row * n_columns + column, tl.where(turned, rotated, value), mask=inside)
+    tl.store(out + row * n_columns + column, tl.where(is_rotated, rotated, value), mask=inside)
 
 
 @triton.jit
 def activated(gate, up, alpha, limit, shift, top):
-    """What kt_glu says; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
+    """Applies the activation of kt_glu; NaN stays NaN. The limits of up, and `top` of gate, may be infinite."""
     gate = tl.where(gate > top, top, gate)
     up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
     return gate / (1 + tl.exp(-alpha * gate)) * (up + shift)
 
 
 def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
-    """alpha, limit, shift and top as `activated` takes them."""
+    """Returns alpha, limit, shift and top as `activated` takes them."""
     limit = glu.limit or float("inf")
     return glu.alpha, limit, glu.shift, glu.gate_limit or limit
 
@@ -85,7 +85,7 @@ def glu_arguments(glu: Glu) -> tuple[float, float, float, float]:
 def _swiglu_kernel(
     x, out, x_row, width, alpha, limit, shift, top, RUN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """out [width] = the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
+    """Computes out [width]: the activation of alternating runs of RUN columns. Grid (blocks of columns, rows)."""
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -98,7 +98,7 @@ def _swiglu_kernel(
 
 @triton.jit
 def _greatest(values, index, allowed, BLOCK: tl.constexpr):
-    """(value, index) of the greatest allowed value, the lowest index of equals; one must be allowed."""
+    """Returns (value, index) of the greatest allowed value, the lowest index of equals; one must be allowed."""
     least = float("-inf")
     best = tl.max(tl.where(allowed, values, least), axis=0)
     return best, tl.min(tl.where(allowed & (values == best), index, BLOCK - 1), axis=0)
@@ -109,7 +109,7 @@ def _open_experts(
     rank, expert, n_experts, N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
     BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """Which experts stand in one of the TOPK_GROUP best groups. GROUPS: N_GROUP or more, a power of two."""
+    """Tells which experts stand in one of the TOPK_GROUP best groups. GROUPS: N_GROUP or more, a power of two."""
     group_of = expert // (n_experts // N_GROUP)
     group = tl.arange(0, GROUPS)
     value = tl.full([GROUPS], float("-inf"), tl.float32)
@@ -136,7 +136,7 @@ def _route_kernel(
     N_GROUP: tl.constexpr, TOPK_GROUP: tl.constexpr, TOP2: tl.constexpr,
     BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """The rule of kt_program_route for one row. SLOTS: TOP_K or more, a power of two."""
+    """Chooses the experts of one row by the rule of kt_program_route. SLOTS: TOP_K or more, a power of two."""
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     known = expert < n_experts
@@ -183,7 +183,7 @@ def norm(
     head_width: int | None = None,
     columns: int | None = None,
 ) -> Tensor:
-    """RMSNorm of each run of W columns of x [T, N], or of its first columns; see `functions.norm`."""
+    """Applies RMSNorm to each run of W columns of x [T, N], or to its first columns; see `functions.norm`."""
     if columns is not None:
         x[:, :columns] = norm(x[:, :columns], gain, eps, head_width)
         return x
@@ -199,7 +199,7 @@ def norm(
 
 
 def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) -> Tensor:
-    """Columns [first, first + dim) of each run of `head_width` of x [T, N], rotated; see `functions.rope`."""
+    """Rotates columns [first, first + dim) of each run of `head_width` of x [T, N]; see `functions.rope`."""
     inv_freq = frequencies(rope, x.device)
     positions = rows.positions + rope.shift if rope.shift else rows.positions
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -211,7 +211,8 @@ def rope(x: Tensor, rope: Rope, head_width: int, first: int = 0, *, rows: Rows) 
 
 
 def swiglu(x: Tensor, width: int, glu: Glu = SILU) -> Tensor:
-    """silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns alternate."""
+    """Computes silu(gate) * up, or what `glu` says -> [T, width]; in x [T, 2I'] runs of 16 gate and 16 up columns
+    alternate."""
     out = torch.empty(x.shape[0], width, dtype=torch.float32, device=x.device)
     _swiglu_kernel[(triton.cdiv(width, _BLOCK), x.shape[0])](
         x, out, x.stride(0), width, *glu_arguments(glu), RUN=PANEL_ROWS, BLOCK=_BLOCK
@@ -227,7 +228,7 @@ def route(
     *,
     rows: Rows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose top_k experts per token by the rule of kt_program_route; see `functions.route`."""
+    """Chooses top_k experts per token by the rule of kt_program_route; see `functions.route`."""
     if table is not None:
         return functions.route(logits, routing, bias, table, rows=rows)
     r, tokens = routing, logits.shape[0]

@@ -1,7 +1,7 @@
 """Products of several rows with packed weights: tiles of weights decoded to bf16, for tensor cores. Not yet run
 on a GPU.
 
-Three ways lead to a product. One row: `triton_product`. Two to TILE_ROWS rows: here, where a weight is decoded
+Three ways lead to a product. One row: `product`. Two to TILE_ROWS rows: here, where a weight is decoded
 once for all rows of a tile. More: the matrix is unpacked to bf16 and cuBLAS multiplies; unpacking moves 2.5
 bytes per weight, 0.5 ps, against 2.5 fs per row and weight of multiplying (790 TFLOP/s): as much at 200 rows,
 a tenth at 2000, and no kernel of ours has to be as good as cuBLAS. Not so the experts of a prefill: 256 of
@@ -36,12 +36,12 @@ from ktcli.ops.triton.panels import (
 from ktcli.ops.triton.product import sum_parts
 from ktcli.ops.triton.small import activated, glu_arguments
 
-TILE_ROWS = 64  # up to so many rows of x, a product is made here
-# Of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
+TILE_ROWS = 64  # up to this many rows of x, a product is made here
+# Tokens of `tile_experts` at once: [2048 * K, H] f32 of partial results are 0.5 GB for DeepSeek-V3.
 CHUNK_TOKENS = 2048
-_WEIGHT_ROWS = 64  # of one program
+_WEIGHT_ROWS = 64  # of a matrix, for one program
 _SPLIT_LINES = 128  # a split of columns is a multiple, and so of every tile's lines
-_PROGRAMS = 264  # wanted: 2 per SM; see triton_product
+_PROGRAMS = 264  # wanted: 2 per SM; see `product`
 
 
 @triton.jit
@@ -52,7 +52,7 @@ def _tile_sums(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """Sums [BT, BN] over lines [first, last): rows x_rows [BT] of x, where taken, times BN / 16 panels.
+    """Returns sums [BT, BN] over lines [first, last): rows x_rows [BT] of x, where taken, times BN / 16 panels.
 
     x: in word order. words, scales: first byte of the first panel; the next is STEP panels on; `panels` of
     them, at most, are there. first and last are multiples of L, or the last line.
@@ -106,7 +106,8 @@ def _tile_kernel(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span` lines)."""
+    """Computes out[row of x, split] [n_rows]. Grid (blocks of weight rows, blocks of x rows, splits of `span`
+    lines)."""
     block, split = tl.program_id(0), tl.program_id(2)
     panel = (block * (BN // 16)).to(tl.int64)
     if SCALE_BYTES != 0:
@@ -133,8 +134,8 @@ def _expert_gate_up_kernel(
     OUT_BITS: tl.constexpr, OUT_COLUMNS: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[place] = the activation of the place's matrix times its token's x, + the bias of its expert if BIASED,
-    in word order for OUT_BITS.
+    """Computes out[place]: the activation of the place's matrix times its token's x, + the bias of its expert if
+    BIASED, in word order for OUT_BITS.
 
     Grid (blocks of n_columns = n_rows / 2 of out, tiles); tiles and order: see `Groups`. bias [E][bias_row]
     """
@@ -189,7 +190,8 @@ def _expert_down_kernel(
     PANEL_BYTES: tl.constexpr, BOOK_LOW: tl.constexpr, BOOK_HIGH: tl.constexpr,
     BT: tl.constexpr, BN: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """out[slot of the place] [n_rows] = the place's matrix times row `place` of x. Grid (blocks of n_rows, tiles)."""
+    """Computes out[slot of the place] [n_rows]: the place's matrix times row `place` of x. Grid (blocks of n_rows,
+    tiles)."""
     block, tile = tl.program_id(0), tl.program_id(1)
     matrix = tl.load(tiles + tile * 3)
     if matrix >= count:
@@ -215,7 +217,7 @@ class Groups:
     """The slots of a routing, grouped by matrix.
 
     Attributes:
-        order: int32 [T * K]: which slot stands at a place; those that are not here come last.
+        order: int32 [T * K]: the slot at each place; those whose expert is not here come last.
         tiles: int32 [tiles, 3]: matrix, first place, place behind the last of the matrix. As many as there
             can be; where none is left, the matrix is the number of matrices.
     """
@@ -225,7 +227,7 @@ class Groups:
 
 
 def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Groups:
-    """Groups of ids int32 [T, K] in `count` >= 1 matrices; on the device, without waiting for it."""
+    """Groups the slots of ids int32 [T, K] by their matrices, `count` >= 1; on the device, without waiting for it."""
     expert = ids.flatten()
     matrix = torch.where(expert >= 0, slots[expert.clamp(min=0).long()], -1)
     matrix, order = torch.where(matrix < 0, count, matrix).sort(stable=True)
@@ -242,7 +244,7 @@ def group_slots(ids: Tensor, slots: Tensor, count: int, tile_rows: int) -> Group
 
 
 def in_word_order(x: Tensor, w: Packed) -> Tensor:
-    """x [R, K] as [R, k'] in the order of w's words, zero-padded; bf16, or f32 if w is f32."""
+    """Returns x [R, K] as [R, k'] in the order of w's words, zero-padded; bf16, or f32 if w is f32."""
     arguments = panel_arguments(w)
     padding = arguments["COLUMNS"] - x.shape[1]
     x = x.to(operand_type(w))
@@ -256,12 +258,12 @@ def in_word_order(x: Tensor, w: Packed) -> Tensor:
 
 
 def operand_type(w: Packed) -> torch.dtype:
-    """What products with w are made of: bf16; f32 for what must stay exact."""
+    """Returns the dtype of the operands of products with w: bf16; f32 for what must stay exact."""
     return torch.float32 if w.format.bits == 32 else torch.bfloat16
 
 
 def tile_product(x: Tensor, w: Packed, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] times matrix 0 of w, + bias [N] -> [T, N] f32."""
+    """Multiplies x [T, K] by matrix 0 of w, + bias [N] -> [T, N] f32."""
     arguments: dict[str, Any] = panel_arguments(w)
     lines = arguments["COLUMNS"] * w.format.bits // 32
     blocks = triton.cdiv(w.n, _WEIGHT_ROWS)
@@ -287,7 +289,7 @@ def tile_experts(
     down: Packed,
     extras: Extras = NO_EXTRAS,
 ) -> Tensor:
-    """Sum over the slots of gate * down(swiglu(gate_up x)) -> [T, H] f32, without the bias of down; see
+    """Sums gate * down(swiglu(gate_up x)) over the slots -> [T, H] f32, without the bias of down; see
     `functions.experts`."""
     done = []
     for first in range(0, x.shape[0], CHUNK_TOKENS):
@@ -303,7 +305,7 @@ def _tile_experts(
     stacks: tuple[Packed, Packed],
     extras: Extras,
 ) -> Tensor:
-    """One chunk of `tile_experts`."""
+    """Computes one chunk of `tile_experts`."""
     (ids, slots, _), (gate_up, down) = routed, stacks
     bias = extras.gate_up_bias
     n_tokens, top_k = ids.shape
@@ -331,14 +333,14 @@ def _tile_experts(
 
 
 def tile_rows(rows: int) -> int:
-    """Rows of x of one tile: 16, 32 or 64."""
+    """Returns the number of rows of x of one tile: 16, 32 or 64."""
     return min(TILE_ROWS, max(16, int(triton.next_power_of_2(rows))))
 
 
 def tile_block(rows: int) -> dict[str, int]:
-    """The shape of a program with tiles of so many rows: at most 45 kB of shared memory, and no spills.
+    """Returns the shape of a program with tiles of `rows` rows: at most 45 kB of shared memory, and no spills.
 
-    L is the depth of one tl.dot. With 16 rows weights are all there is to wait for: one tile more is under way.
+    L is the depth of one tl.dot. With 16 rows weights alone are waited for: one tile more is under way.
     """
     lines, stages, warps = {16: (32, 3, 4), 32: (32, 2, 4), 64: (16, 2, 8)}[rows]
     return {

@@ -14,7 +14,16 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB, Fields
 from ktcli.weights.gguf.words import WORDS
-from ktcli.weights.pieces import PieceKind, Pieces, VocabularyPiece, added_tokens, bpe, steps, whole
+from ktcli.weights.pieces import (
+    MAX_MERGES,
+    PieceKind,
+    Pieces,
+    VocabularyPiece,
+    added_tokens,
+    bpe,
+    steps,
+    whole,
+)
 
 _KEY = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -96,6 +105,8 @@ def _merged_bytes(fields: Fields, tokens: _Tokens) -> dict[str, Any]:
             hint=f"kt knows {', '.join(sorted(WORDS))}",
         )
     merges = _array(fields, "merges", str)
+    if len(merges) > MAX_MERGES:
+        raise BadCheckpoint(f"{fields.where} has {len(merges):,} merges, more than {MAX_MERGES:,}")
     bad = next((merge for merge in merges if merge.count(" ") != 1), None)
     if bad is not None:
         raise BadCheckpoint(f"{fields.where} has the merge {bad[:40]!r}, which is no pair")

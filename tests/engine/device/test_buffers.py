@@ -201,7 +201,7 @@ def check_spans(host: HostExperts, defer: int) -> None:
     for first, layers in zip((0, 3), groups, strict=True):
         simulated = simulate(layers, depth=defer).spans
         order += [(first + s.layer, s.what == "deferred") for s in simulated if s.where == CPU]
-    assert [(span.layer, span.late) for span in spans] == order
+    assert [(span.layer, span.deferred) for span in spans] == order
 
 
 @pytest.mark.parametrize("hidden", [1024, 40], ids=["rows apart", "rows padded"])

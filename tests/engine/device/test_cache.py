@@ -1,4 +1,4 @@
-"""Pages of a device are one session's at a time."""
+"""The memory of pages on a device."""
 
 from __future__ import annotations
 
@@ -6,23 +6,36 @@ import pytest
 import torch
 from shapes import shape
 
-from ktcli.engine.device.cache import DeviceCache
+from ktcli.engine.device.cache import DeviceCache, PageCopy, cached_parts
+from ktcli.engine.device.stream import HostStream
 from ktcli.errors import NotEnoughMemory
+from ktcli.ops.operation import Cached
+from ktcli.ops.recording import record
+from ktcli.ops.torch.pages import own_parts
 
-SPEC = shape("qwen3-30b-a3b", num_hidden_layers=2, vocab_size=64, num_experts=8).spec
+MODEL = shape("qwen3-30b-a3b", num_hidden_layers=2, vocab_size=64, num_experts=8)
+SPEC = MODEL.spec
 CPU = torch.device("cpu")
 
 
-def test_pages_are_taken_once_and_come_back() -> None:
+def test_the_scratch_page_is_nobodys() -> None:
     cache = DeviceCache(SPEC, 5, CPU)
-    first, second = cache.pages.take(3), cache.pages.take(2)
-    assert sorted(first + second) == list(range(5)) and cache.scratch not in first + second
-    with pytest.raises(NotEnoughMemory):
+    assert cache.scratch not in cache.pages.take(5)
+    with pytest.raises(NotEnoughMemory, match="the context on the GPU"):
         cache.pages.take(1)
-    cache.pages.give_back(second)
-    with pytest.raises(NotEnoughMemory):
-        cache.pages.take(3)
-    assert len(cache.pages) == 2 and set(cache.pages.take(2)) == set(second)
+
+
+def test_a_copied_page_is_the_same_in_every_layer() -> None:
+    cache, widths = DeviceCache(SPEC, 3, CPU), cached_parts(record(MODEL.forward), SPEC.layers)
+    assert [sum(each) for each in widths] == [state.position_elements for state in SPEC.states]
+    assert all(len(each) == 2 for each in widths)  # keys and values
+    cached = [Cached(0, tuple(each), 0) for each in widths]
+    parts = [p for at in zip(cache.layers, cached, strict=True) for p in own_parts(*at)]
+    for i, part in enumerate(parts):
+        part[1] = i + 1
+    PageCopy(cache.layers, widths, 4, HostStream())(1, 2)
+    for i, part in enumerate(parts):
+        assert (part[1:3] == i + 1).all() and not part[0].any() and not part[3].any()
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -1,0 +1,111 @@
+"""Finds the texts of control tokens in other texts, and marks the places where they could come to be.
+
+Some tokenizers have thousands of such words and some texts have millions of letters, so a text is searched for the
+first letters of words, and what follows is looked up in a sorted list.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+MAX_HEADS = 64  # beginnings of words that are looked for at once
+
+
+class ControlWords:
+    """Knows the texts of some added tokens, each of two characters or more."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._all = sorted(set(texts))
+        self._backwards = sorted(word[::-1] for word in self._all)
+        # Where a word begins with another, that one is found; so none of these begins with another.
+        self._shortest: list[str] = []
+        for word in self._all:
+            if not self._shortest or not word.startswith(self._shortest[-1]):
+                self._shortest.append(word)
+        self._longest = max(map(len, self._all), default=0)
+        self._joined = "\0".join(self._all)
+        self._heads = _heads(self._shortest)
+        self._last = frozenset(word[-1] for word in self._all)
+        self._first = frozenset(word[0] for word in self._all if not word[0].isspace())
+
+    def places(self, text: str) -> Iterator[int]:
+        """Yields the places where a word begins; words may overlap."""
+        for head in self._heads.finditer(text):
+            at = head.start()
+            below = bisect_right(self._shortest, text[at : at + self._longest])
+            if below and text.startswith(self._shortest[below - 1], at):
+                yield at
+
+    def found(self, text: str) -> list[str]:
+        """The words in a text, in order; of words that begin at the same place the shortest."""
+        places = self.places(text)
+        ends = ((at, bisect_right(self._shortest, text[at : at + self._longest])) for at in places)
+        return [self._shortest[below - 1] for _, below in ends]
+
+    def marked(self, text: str, mark: str) -> str:
+        """A text with a mark behind the first character of each word."""
+        cuts = [at + 1 for at in self.places(text)]
+        if not cuts:
+            return text
+        pieces = zip([0, *cuts], [*cuts, len(text)], strict=True)
+        return mark.join(text[first:last] for first, last in pieces)
+
+    def guarded(self, text: str, mark: str, kept: Sequence[int] = ()) -> str:
+        """A text with a mark wherever a part of it could be part of a word, whatever stands before and behind it.
+
+        That is behind each character that begins a word, and at the beginning, spaces aside, if the text could go on
+        with a word.
+
+        Args:
+            kept: places that get no mark: words that begin there are allowed.
+        """
+        inside = len(text) - len(text.lstrip())
+        joins = self._could_go_on(text[inside : inside + self._longest].rstrip())
+        if kept:
+            whole = frozenset(kept)
+            letters = (
+                letter + mark if letter in self._first and at not in whole else letter
+                for at, letter in enumerate(text)
+            )
+            made = "".join(letters)
+        else:
+            made = text
+            for letter in self._first:
+                made = made.replace(letter, letter + mark)
+        return made[:inside] + mark + made[inside:] if joins else made
+
+    def _could_go_on(self, beginning: str) -> bool:
+        """Returns whether a text with this beginning could be the middle of a word, or begins with the end of one."""
+        if not beginning:
+            return False
+        if len(beginning) < self._longest and beginning in self._joined:
+            return True
+        return any(
+            self._ends_a_word(beginning[: at + 1])
+            for at, letter in enumerate(beginning)
+            if letter in self._last
+        )
+
+    def _ends_a_word(self, text: str) -> bool:
+        backwards = text[::-1]
+        at = bisect_left(self._backwards, backwards)
+        return at < len(self._backwards) and self._backwards[at].startswith(backwards)
+
+
+def _heads(words: Sequence[str]) -> re.Pattern[str]:
+    """A quick expression that finds at least the places where a word begins."""
+    heads: set[str] = set()
+    for size in (3, 2, 1):
+        heads = {word[:size] for word in words}
+        if len(heads) <= MAX_HEADS:
+            break
+    rests: dict[str, set[str]] = {}
+    for head in sorted(heads):
+        rests.setdefault(head[0], set()).add(head[1:])
+    ways = [
+        re.escape(first) + ("" if "" in rest else f"(?={'|'.join(map(re.escape, sorted(rest)))})")
+        for first, rest in rests.items()
+    ]
+    return re.compile("|".join(ways) if ways else "(?!)")

@@ -1,0 +1,40 @@
+"""Content addresses of pages: a chain of hashes over the ids of a sequence, from a seed that says who computed them.
+
+Two pages have the same key only if the ids of all positions up to their last are the same, each was computed with the
+same depth of deferral, and everything else that changes the bytes of a page is the same: that is in the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 1  # of what a key means, and of the layout of pages
+
+Ids = NDArray[np.int32]
+Depths = NDArray[np.uint8]
+
+
+def seed(facts: Mapping[str, object]) -> bytes:
+    """The key of the empty prefix, from facts by name, of which each changes the bytes of pages; numbers, texts,
+    and lists and mappings of these."""
+    text = json.dumps({"kt_pages": VERSION, **facts}, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).digest()
+
+
+def chain(previous: bytes, ids: Ids, depths: Depths | None = None) -> bytes:
+    """The key of a prefix that goes on with these ids after the prefix with the key `previous`.
+
+    Args:
+        ids: those of a page, [64], or of a part of one, [n].
+        depths: the depth of deferral with which each was computed, [n]; None: 0.
+    """
+    digest = hashlib.sha256(previous + bytes([len(ids)]))
+    digest.update(np.ascontiguousarray(ids, dtype="<i4").tobytes())
+    if depths is not None and depths.any():
+        digest.update(depths.tobytes())
+    return digest.digest()

@@ -1,0 +1,426 @@
+"""One timeline: its ids, and the pages and states that hold what was computed of them.
+
+A sequence takes pages when positions reach them. A full page is sealed under the key of its prefix, and whoever begins
+with the same ids shares it; the last page, which is not full, is copied before it is written if anybody else may read
+it. Where layers keep a state, each step reads one slot and writes another, so a step that fails leaves no trace, and
+going back is possible where a state was kept: at the last few steps as long as nobody needs their slots, and at
+*snapshots*, which other sequences find, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Numbers
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.prefix import chain
+from ktcli.errors import ContextFull
+from ktcli.native import PAGE_TOKENS, Run
+
+_LINES = count(1)
+
+
+def pages_for(positions: int) -> int:
+    """The number of pages that hold `positions` positions."""
+    return -(-positions // PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """What the sequences of an engine share.
+
+    Attributes:
+        states: the slots of states; None: no layer keeps any.
+        copy: copies the contents of a page to another: (from, to).
+        seed: the key of the empty prefix, see `prefix.seed`.
+        context: the most positions of a sequence.
+    """
+
+    pages: PagePool
+    states: StatePool | None
+    copy: Callable[[int, int], None]
+    seed: bytes
+    context: int
+
+    def forget(self) -> None:
+        """Forgets all that no sequence holds: nothing is found by its ids any more."""
+        self.pages.forget()
+        if self.states is not None:
+            self.states.forget()
+
+
+class _Spare(NamedTuple):
+    """A state that the sequence has gone on from, and finds again if nobody took its slot."""
+
+    position: int
+    slot: int
+    ticket: int
+
+
+class _Prefix(NamedTuple):
+    """A prefix that is known to the pools.
+
+    Attributes:
+        keys: of its full pages.
+        pages: all its pages; the last may be a part of one.
+        slot: its state; -1: none.
+    """
+
+    length: int
+    keys: list[bytes]
+    pages: list[int]
+    slot: int
+
+
+class Sequence:
+    """A sequence of ids with its pages and states. Close it, or what it holds stays held.
+
+    Attributes:
+        length: the number of ids that were computed.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._ids = np.zeros(pools.context, dtype=np.int32)
+        self._depths = np.zeros(pools.context, dtype=np.uint8)
+        self._table = np.zeros(pages_for(pools.context), dtype=np.int32)
+        self._n_pages = 0
+        self._keys: list[bytes] = []  # of the full pages
+        self._line = next(_LINES)
+        self._slot = self._next_slot = -1  # the states of `length`, and of the next step's end
+        self._spares: list[_Spare] = []
+        self.length = 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids that were computed."""
+        return tuple(self._ids[: self.length].tolist())
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The pages that it holds."""
+        return tuple(self._table[: self._n_pages].tolist())
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys of its full pages."""
+        return tuple(self._keys)
+
+    @property
+    def context(self) -> int:
+        """The number of positions that it may have."""
+        return self._pools.context
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def extend(
+        self,
+        ids: NDArray[np.int32],
+        *,
+        first_output: int | None = None,
+        temperature: float = 0.0,
+        defer: int = 0,
+        chunk: tuple[int, int] | None = None,
+    ) -> Run:
+        """The run of the next ids, with pages and a state to write; it counts once it is committed.
+
+        Args:
+            ids: [n] int32.
+            first_output: see `Run`; None: the last id alone gives logits.
+            temperature, defer, chunk: see `Run`.
+        Raises:
+            ContextFull: there are not so many positions.
+            PoolFull: other sequences hold the pages or states; this one is as it was.
+        """
+        n = ids.size
+        end = self.length + n
+        if end > self.context:
+            raise ContextFull(
+                f"the conversation needs {end} tokens, the context holds {self.context}",
+                hint="start afresh with /clear, or start kt with a larger --context",
+            )
+        self._reserve(end)
+        states = self._pools.states
+        if states is not None and self._next_slot < 0:
+            self._next_slot = states.take()
+        first = n - 1 if first_output is None else first_output
+        return Run(
+            ids,
+            self.length,
+            self._table[: pages_for(end)],
+            first,
+            temperature,
+            defer,
+            self._slot,
+            self._next_slot,
+            chunk,
+        )
+
+    def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
+        """Counts a run that was computed.
+
+        Args:
+            tokens: the first so many only, where no layer keeps a state; None: all.
+            prompt: whether a run of many tokens is a prompt's chunk, whose end is worth a snapshot.
+        """
+        n = run.ids.size if tokens is None else tokens
+        assert run.start == self.length and 0 <= n <= run.ids.size
+        end = self.length + n
+        self._ids[self.length : end] = run.ids[:n]
+        self._depths[self.length : end] = run.defer
+        if self._pools.states is not None:
+            assert n == run.ids.size, "a state is of all tokens of its run"
+            self._went_on(self._pools.states)
+        self.length = end
+        self._seal()
+        if prompt and n > 1 and run.first_output > 0:
+            self.keep()  # a prompt's chunk ends here
+
+    def keep(self) -> None:
+        """Keeps a snapshot of the state, where there is one: whoever begins with the same ids can go on from here."""
+        states, rest = self._pools.states, self.length % PAGE_TOKENS
+        if states is None or self._slot < 0:
+            return
+        page_key = self._keys[-1] if self._keys else self._pools.seed
+        key = self._link(page_key, self.length - rest, self.length)
+        states.keep(key, self._slot, Place(page_key, self.length), self._line)
+        if rest:
+            page = int(self._table[self.length // PAGE_TOKENS])
+            if not self._pools.pages.sealed(page):
+                self._pools.pages.seal(page, key)
+
+    # -- going elsewhere -------------------------------------------------------------------------------
+
+    def truncate(self, position: int) -> int:
+        """Forgets everything from `position` on; returns the position really reached: the same, or an earlier one
+        where layers keep a state and that of `position` is not kept any more."""
+        wanted = max(0, min(position, self.length))
+        reached, spare, kept = self._reachable(wanted)
+        if reached == self.length and self._slot >= 0:
+            return reached
+        states = self._pools.states
+        if states is not None:
+            if spare is not None:
+                found = states.back(spare.slot, spare.ticket)
+                assert found
+            elif kept >= 0:
+                states.hold(kept)
+            self._leave_state(states)
+            self._slot = spare.slot if spare is not None else kept
+            self._spares = [each for each in self._spares if each is not spare]
+            self._drop_spares(states, reached)
+        self._cut(reached)
+        return reached
+
+    def fork(self) -> Sequence:
+        """Another sequence with the same ids, which shares all pages and the state."""
+        made = Sequence(self._pools)
+        n = pages_for(self.length)
+        made._ids[: self.length] = self._ids[: self.length]
+        made._depths[: self.length] = self._depths[: self.length]
+        made._table[:n] = self._table[:n]
+        made._n_pages, made._keys, made.length = n, list(self._keys), self.length
+        for page in made.pages:
+            self._pools.pages.hold(page)
+        if self._pools.states is not None and self._slot >= 0:
+            self._pools.states.hold(self._slot)
+            made._slot = self._slot
+        return made
+
+    def adopt(
+        self, ids: Numbers[int] | NDArray[np.int32], depths: NDArray[np.uint8] | None = None
+    ) -> int:
+        """Makes the timeline the longest beginning of `ids` that is known, here or to other sequences, but never all
+        of it: at least the last id is left to compute, since its logits are wanted. Returns its length.
+
+        Args:
+            depths: the depth of deferral with which each id was computed; None: 0. What this sequence holds itself is
+                taken as it is.
+        """
+        wanted = np.asarray(ids, dtype=np.int64)[: self.context]
+        n = max(0, min(self.length, wanted.size - 1))
+        different = np.flatnonzero(self._ids[:n] != wanted[:n])
+        common = int(different[0]) if different.size else n
+        known = self._find(wanted.astype(np.int32), depths)
+        if known.length <= self._reachable(common)[0]:
+            return self.truncate(common)
+        self._take_over(known, wanted, depths)
+        return self.length
+
+    def close(self) -> None:
+        """Gives everything up; what is sealed can still be found by others, with the state at its end."""
+        self.keep()
+        states = self._pools.states
+        if states is not None:
+            self._leave_state(states)
+            self._drop_spares(states, -1)
+            if self._next_slot >= 0:  # of a step that failed
+                states.release(self._next_slot)
+            self._next_slot = -1
+        self._cut(0)
+
+    # -- pages -----------------------------------------------------------------------------------------
+
+    def _reserve(self, end: int) -> None:
+        """Takes pages up to position `end`, and makes the last one, if it is not full, this sequence's own."""
+        pages, at = self._pools.pages, self.length // PAGE_TOKENS
+        last = int(self._table[at]) if self.length % PAGE_TOKENS else -1
+        shared = last >= 0 and (pages.sealed(last) or pages.holders(last) > 1)
+        more = max(0, pages_for(end) - self._n_pages)
+        try:
+            taken = pages.take(more + shared)
+        except PoolFull:
+            if not shared or pages.holders(last) > 1:
+                raise
+            taken = pages.take(more)
+            pages.unseal(last)  # nobody else holds it, and there is no room for both
+            shared = False
+        if shared:
+            fresh = taken.pop()
+            self._pools.copy(last, fresh)
+            pages.release(last)
+            self._table[at] = fresh
+        self._table[self._n_pages : self._n_pages + more] = taken
+        self._n_pages += more
+
+    def _seal(self) -> None:
+        """Seals the pages that are full now. Where another page has the same key both stay: what this sequence
+        computed is what it goes on with."""
+        pages = self._pools.pages
+        for at in range(len(self._keys), self.length // PAGE_TOKENS):
+            first = at * PAGE_TOKENS
+            previous = self._keys[-1] if self._keys else self._pools.seed
+            self._keys.append(self._link(previous, first, first + PAGE_TOKENS))
+            pages.seal(int(self._table[at]), self._keys[-1])
+
+    def _link(self, previous: bytes, first: int, end: int) -> bytes:
+        """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""
+        if first == end:
+            return previous
+        return chain(previous, self._ids[first:end], self._depths[first:end])
+
+    def _cut(self, length: int) -> None:
+        """Keeps the first `length` positions; the last pages go first, so that they are evicted first."""
+        n = pages_for(length)
+        for page in self._table[n : self._n_pages][::-1].tolist():
+            self._pools.pages.release(page)
+        self._n_pages, self.length = n, length
+        del self._keys[length // PAGE_TOKENS :]
+
+    # -- states ----------------------------------------------------------------------------------------
+
+    def _went_on(self, states: StatePool) -> None:
+        """The step's end is where the sequence stands; the state before is spare."""
+        self._leave_spare(states)
+        self._slot, self._next_slot = self._next_slot, -1
+
+    def _leave_spare(self, states: StatePool) -> None:
+        if self._slot < 0:
+            return
+        ticket = states.spare(self._slot)
+        if ticket is not None:
+            self._spares.append(_Spare(self.length, self._slot, ticket))
+            del self._spares[: -states.count]  # nobody has more
+
+    def _leave_state(self, states: StatePool) -> None:
+        if self._slot >= 0:
+            states.release(self._slot)
+        self._slot = -1
+
+    def _drop_spares(self, states: StatePool, length: int) -> None:
+        """Gives up the states of positions after `length`."""
+        for each in self._spares:
+            if each.position > length:
+                states.discard(each.slot, each.ticket)
+        self._spares = [each for each in self._spares if each.position <= length]
+
+    def _reachable(self, position: int) -> tuple[int, _Spare | None, int]:
+        """The last position up to `position` that can be gone back to, and its spare state or the slot of its
+        snapshot; None and -1 where the sequence stands there, or nothing is kept."""
+        states = self._pools.states
+        if states is None or position == self.length:
+            return position, None, -1
+        there = [
+            each
+            for each in self._spares
+            if each.position <= position and states.has(each.slot, each.ticket)
+        ]
+        spare = max(there, default=None)
+        best, key = max(self._own_snapshots(position), default=(0, b""))
+        if spare is not None and spare.position >= best:
+            return spare.position, spare, -1
+        slot = states.find(key) if best else None
+        return (0, None, -1) if slot is None else (best, None, slot)
+
+    def _own_snapshots(self, position: int) -> Iterator[tuple[int, bytes]]:
+        """Positions up to `position` at which there is a snapshot of these ids, and their keys."""
+        assert self._pools.states is not None
+        for place, key in self._pools.states.places():
+            full, rest = divmod(place.position, PAGE_TOKENS)
+            if not 0 < place.position <= position:
+                continue
+            page_key = self._keys[full - 1] if full else self._pools.seed
+            start = place.position - rest
+            if page_key == place.page_key and self._link(page_key, start, place.position) == key:
+                yield place.position, key
+
+    # -- what others know ------------------------------------------------------------------------------
+
+    def _find(self, ids: NDArray[np.int32], depths: NDArray[np.uint8] | None) -> _Prefix:
+        """The longest prefix of `ids`, but not all, that the pools know."""
+        keys: list[bytes] = []
+        found: list[int] = []
+        limit, key = ids.size - 1, self._pools.seed
+
+        def link(previous: bytes, first: int, end: int) -> bytes:
+            return chain(previous, ids[first:end], None if depths is None else depths[first:end])
+
+        for first in range(0, limit - PAGE_TOKENS + 1, PAGE_TOKENS):
+            key = link(key, first, first + PAGE_TOKENS)
+            page = self._pools.pages.find(key)
+            if page is None:
+                break
+            keys.append(key)
+            found.append(page)
+        states = self._pools.states
+        if states is None:
+            return _Prefix(len(found) * PAGE_TOKENS, keys, found, -1)
+        at = {key: i for i, key in enumerate([self._pools.seed, *keys])}
+        best = _Prefix(0, [], [], -1)
+        for place, key in states.places():
+            full, rest = divmod(place.position, PAGE_TOKENS)
+            start = place.position - rest
+            if not best.length < place.position <= limit or at.get(place.page_key) != full:
+                continue
+            if rest and link(place.page_key, start, place.position) != key:
+                continue
+            tail = self._pools.pages.find(key) if rest else None
+            if rest and tail is None:
+                continue
+            slot = states.find(key)
+            assert slot is not None
+            pages = found[:full] if tail is None else [*found[:full], tail]
+            best = _Prefix(place.position, keys[:full], pages, slot)
+        return best
+
+    def _take_over(
+        self, known: _Prefix, ids: NDArray[np.int64], depths: NDArray[np.uint8] | None
+    ) -> None:
+        """Becomes a prefix that the pools know."""
+        for page in known.pages:
+            self._pools.pages.hold(page)
+        if self._pools.states is not None:
+            self._pools.states.hold(known.slot)
+        self.close()
+        n = known.length
+        self._table[: len(known.pages)] = known.pages
+        self._n_pages, self._keys, self.length = len(known.pages), known.keys, n
+        self._ids[:n] = ids[:n]
+        self._depths[:n] = 0 if depths is None else depths[:n]
+        self._slot = known.slot

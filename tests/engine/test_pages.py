@@ -1,0 +1,211 @@
+"""Laws of the pools: every number is somewhere exactly once, what is held is given to nobody, the oldest goes first."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.errors import NotEnoughMemory
+
+
+class Model:
+    """What the pages of a pool should be: who holds them, what they hold, and in which order they were left."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.holds: Counter[int] = Counter()
+        self.keys: dict[int, bytes] = {}
+        self.idle: list[int] = []  # least recently used first
+
+    @property
+    def held(self) -> int:
+        return len(+self.holds)
+
+    def give(self, page: int) -> None:
+        """The pool says that this page is free: it is, or it is the idle one that was used least recently."""
+        assert not self.holds[page]
+        if page in self.keys:
+            assert self.held + len(self.idle) == self.count and page == self.idle.pop(0)
+            del self.keys[page]
+        self.holds[page] = 1
+
+    def release(self, page: int) -> None:
+        self.holds[page] -= 1
+        if not self.holds[page] and page in self.keys:
+            self.idle.append(page)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_operations_leave_the_pages_that_were_free(seed: int) -> None:
+    draw, count = random.Random(seed), 24
+    pool, model = PagePool(count), Model(count)
+    evicted: list[tuple[int, bytes]] = []
+    pool.on_evict = lambda page, key: evicted.append((page, key))
+    for step in range(2500):
+        held = sorted((+model.holds).elements())
+        match draw.choice("take take release release hold seal find unseal".split()):
+            case "take":
+                n, idle = draw.randint(0, 5), dict(model.keys)
+                if n > count - model.held:
+                    with pytest.raises(PoolFull):
+                        pool.take(n)
+                else:
+                    evicted.clear()
+                    for page in pool.take(n):
+                        model.give(page)
+                    assert all(idle[page] == key for page, key in evicted)
+            case "release" if held:
+                page = draw.choice(held)
+                pool.release(page)
+                model.release(page)
+            case "hold" if held:
+                page = draw.choice(held)
+                pool.hold(page)
+                model.holds[page] += 1
+            case "seal" if free := [page for page in held if page not in model.keys]:
+                page, key = draw.choice(free), bytes([step % 40])
+                assert pool.seal(page, key) == (key not in model.keys.values())
+                if pool.sealed(page):
+                    model.keys[page] = key
+            case "unseal" if own := [p for p in model.keys if model.holds[p] == 1]:
+                page = draw.choice(own)
+                pool.unseal(page)
+                del model.keys[page]
+            case "find":
+                key = bytes([draw.randrange(40)])
+                page = pool.find(key)
+                there = {key: page for page, key in model.keys.items()}
+                assert page == there.get(key)
+                if page in model.idle:
+                    model.idle.remove(page)
+                    model.idle.append(page)
+                    if draw.random() < 0.5:
+                        pool.hold(page)
+                        model.idle.remove(page)
+                        model.holds[page] = 1
+            case _:
+                pass
+        assert (pool.held, pool.idle) == (model.held, len(model.idle))
+        assert pool.free == count - model.held - len(model.idle)
+        assert all(pool.holders(page) == model.holds[page] for page in range(count))
+    for page in sorted((+model.holds).elements()):
+        pool.release(page)
+    assert pool.held == 0 and sorted(pool.take(count)) == list(range(count))
+
+
+def test_a_full_pool_is_one_sentence_and_takes_nothing() -> None:
+    pool = PagePool(3, "the context", 1 << 30)
+    first = pool.take(2)
+    with pytest.raises(
+        NotEnoughMemory, match=r"the context needs 2\.0 GiB of memory, only 1\.0 GiB"
+    ):
+        pool.take(2)
+    assert pool.available == 1 and pool.held == 2
+    pool.release(first[0])
+    assert len(pool.take(2)) == 2
+
+
+def test_nobody_holds_what_is_free_or_seals_it() -> None:
+    pool = PagePool(2)
+    with pytest.raises(KeyError):
+        pool.hold(1)
+    with pytest.raises(AssertionError):
+        pool.release(0)
+    with pytest.raises(AssertionError):
+        pool.seal(0, b"a")
+
+
+def test_forgetting_frees_what_nobody_holds() -> None:
+    pool = PagePool(4)
+    a, b = pool.take(2)
+    pool.seal(a, b"a"), pool.seal(b, b"b")
+    pool.release(a)
+    pool.forget()
+    assert (pool.free, pool.idle, pool.held) == (3, 0, 1)
+    assert pool.find(b"a") is pool.find(b"b") is None
+    pool.release(b)
+    assert pool.free == 4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_hold_what_they_say(seed: int) -> None:
+    """Random uses against what every slot was last written for."""
+    draw, pool = random.Random(seed), StatePool(9, 4)
+    written: dict[int, int] = {}  # by slot
+    held: list[int] = []
+    spare: list[tuple[int, int, int]] = []  # slot, ticket, what was written
+    kept: dict[bytes, int] = {}  # what was written
+    for step in range(2500):
+        match draw.choice("take release hold spare back discard keep find".split()):
+            case "take":
+                try:
+                    slot = pool.take()
+                except PoolFull:
+                    assert len(set(held)) == pool.count
+                else:
+                    assert slot not in held
+                    written[slot] = step
+                    held.append(slot)
+            case "release" if held:
+                pool.release(held.pop(draw.randrange(len(held))))
+            case "hold" if held and len(held) < 20:
+                held.append(draw.choice(held))
+                pool.hold(held[-1])
+            case "spare" if held:
+                slot = held.pop(draw.randrange(len(held)))
+                ticket = pool.spare(slot)
+                if ticket is not None:
+                    spare.append((slot, ticket, written[slot]))
+            case "back" if spare:
+                slot, ticket, what = spare.pop(draw.randrange(len(spare)))
+                if pool.back(slot, ticket):
+                    assert written[slot] == what and slot not in held
+                    held.append(slot)
+            case "discard" if spare:
+                pool.discard(*spare.pop(draw.randrange(len(spare)))[:2])
+            case "keep" if held:
+                slot, key = draw.choice(held), bytes([draw.randrange(30)])
+                pool.keep(key, slot, Place(b"", step), draw.randrange(3))
+                kept[key] = (
+                    kept.get(key, written[slot]) if pool.find(key) != slot else written[slot]
+                )
+            case "find":
+                key = bytes([draw.randrange(30)])
+                slot = pool.find(key)
+                if slot is None:
+                    kept.pop(key, None)
+                else:
+                    assert written[slot] == kept[key]
+        assert pool.snapshots <= 4
+    for slot in held:
+        pool.release(slot)
+    for slot, ticket, _ in spare:
+        pool.discard(slot, ticket)
+    pool.forget()
+    assert pool.free == pool.count
+
+
+def test_snapshots_spread_over_a_long_text() -> None:
+    pool, held = StatePool(6, 4), -1
+    for i in range(40):
+        slot = pool.take()
+        if held >= 0:
+            pool.spare(held)
+        held = slot
+        pool.keep(bytes([i]), held, Place(b"", 512 * (i + 1)), 1)
+    there = sorted(place.position for place, _ in pool.places())
+    assert len(there) == 4 and there[-2:] == [512 * 39, 512 * 40] and there[0] <= 10_000
+
+
+def test_one_text_does_not_take_the_snapshots_of_all_others() -> None:
+    pool = StatePool(8, 5)
+    for line, steps in ((1, 1), (2, 1), (3, 9)):
+        for i in range(steps):
+            slot = pool.take()
+            pool.keep(bytes([line, i]), slot, Place(b"", 100 * (i + 1)), line)
+            pool.release(slot)
+    assert pool.find(bytes([1, 0])) is not None and pool.find(bytes([2, 0])) is not None
+    assert pool.find(bytes([3, 8])) is not None

@@ -1,0 +1,245 @@
+"""Laws of sequences on shared pools: whatever they do, each finds in its pages and states what it would have computed
+alone. Judged by a machine that writes into every position and state which ids led there."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktcli.engine.pages import PagePool, PoolFull, StatePool
+from ktcli.engine.prefix import chain, seed
+from ktcli.engine.sequence import Pools, Sequence, pages_for
+from ktcli.errors import ContextFull
+from ktcli.native.batch import Run
+
+PAGE = 64
+CONTEXT = 600
+Prefix = tuple[tuple[int, int], ...]  # (id, depth) pairs
+
+
+class Machine:
+    """Pools whose pages and states hold the prefixes that they were computed from."""
+
+    def __init__(self, pages: int, slots: int = 0, snapshots: int = 4) -> None:
+        self.memory: list[list[Prefix | None]] = [[None] * PAGE for _ in range(pages)]
+        self.states: list[Prefix | None] = [None] * slots
+        self.copies = 0
+        states = StatePool(slots, snapshots) if slots else None
+        self.pools = Pools(PagePool(pages), states, self._copy, seed({}), CONTEXT)
+
+    def _copy(self, of: int, to: int) -> None:
+        self.copies += 1
+        self.memory[to] = list(self.memory[of])
+
+    def sequence(self) -> Sequence:
+        return Sequence(self.pools)
+
+    def run(self, run: Run, before: Prefix) -> Prefix:
+        """Computes a run that should begin after `before`; returns what is before its end."""
+        assert run.start == len(before) and len(run.pages) == pages_for(run.start + run.ids.size)
+        for at in range(run.start):
+            assert self.memory[run.pages[at // PAGE]][at % PAGE] == before[: at + 1]
+        if self.states:
+            assert run.next_state >= 0 and run.next_state != run.state
+            assert (run.state < 0) == (run.start == 0)
+            assert run.state < 0 or self.states[run.state] == before
+        after = (*before, *((int(id), run.defer) for id in run.ids))
+        for at in range(run.start, len(after)):
+            page = int(run.pages[at // PAGE])
+            assert self.pools.pages.holders(page) == 1 and not self.pools.pages.sealed(page)
+            self.memory[page][at % PAGE] = after[: at + 1]
+        if self.states:
+            assert self.pools.states is not None
+            self.states[run.next_state] = after
+        return after
+
+
+def fed(
+    machine: Machine, sequence: Sequence, before: Prefix, ids: list[int], defer: int = 0
+) -> Prefix:
+    run = sequence.extend(np.array(ids, dtype=np.int32), defer=defer)
+    after = machine.run(run, before)
+    sequence.commit(run)
+    return after
+
+
+TEXTS = [np.random.default_rng(i // 2).integers(0, 3, 500).tolist() for i in range(4)]
+for i in (1, 3):  # some texts begin alike
+    TEXTS[i] = [*TEXTS[i][: 90 * i], *np.random.default_rng(9 + i).integers(0, 3, 300).tolist()]
+
+OPERATIONS = st.one_of(
+    st.tuples(
+        st.just("feed"), st.integers(0, 3), st.sampled_from([1, 1, 1, 2, 16, 63, 64, 65, 150])
+    ),
+    st.tuples(st.just("defer"), st.integers(1, 2), st.integers(1, 70)),
+    st.tuples(st.just("fail"), st.integers(0, 3), st.integers(1, 130)),
+    st.tuples(st.just("truncate"), st.integers(0, 500), st.just(0)),
+    st.tuples(st.just("fork"), st.just(0), st.just(0)),
+    st.tuples(st.just("adopt"), st.integers(0, 3), st.integers(1, 400)),
+    st.tuples(st.just("keep"), st.just(0), st.just(0)),
+    st.tuples(st.just("close"), st.just(0), st.just(0)),
+    st.tuples(st.just("open"), st.just(0), st.just(0)),
+)
+
+
+@pytest.mark.parametrize("slots", [0, 9])
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), OPERATIONS), max_size=60))
+def test_each_sequence_finds_what_it_would_have_alone(slots: int, schedule) -> None:
+    check(Machine(14, slots), schedule)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("slots", [0, 9])
+@settings(max_examples=2000, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), OPERATIONS), min_size=20, max_size=150))
+def test_each_sequence_finds_what_it_would_have_alone_in_long_schedules(slots, schedule) -> None:
+    check(Machine(14, slots), schedule)
+
+
+def check(machine: Machine, schedule) -> None:
+    alive: list[tuple[Sequence, Prefix]] = [(machine.sequence(), ())]
+    for which, (what, a, b) in schedule:
+        at = which % len(alive)
+        sequence, prefix = alive[at]
+        with suppress(PoolFull, ContextFull):
+            alive[at] = sequence, acted(machine, alive, at, what, a, b)
+        if what == "close":
+            sequence.close()
+            alive[at] = machine.sequence(), ()
+        sequence, prefix = alive[at]
+        assert sequence.ids == tuple(id for id, _ in prefix)
+    for sequence, _ in alive:
+        sequence.close()
+    assert machine.pools.pages.held == 0
+    machine.pools.forget()
+    assert machine.pools.pages.free == machine.pools.pages.count
+    assert machine.pools.states is None or machine.pools.states.free == machine.pools.states.count
+
+
+def acted(machine: Machine, alive, at: int, what: str, a: int, b: int) -> Prefix:
+    """One operation; returns what the sequence holds afterwards."""
+    sequence, prefix = alive[at]
+    text = TEXTS[a % 4][len(prefix) : len(prefix) + b] or [0]
+    match what:
+        case "feed":
+            return fed(machine, sequence, prefix, text)
+        case "defer":
+            return fed(machine, sequence, prefix, text, defer=a)
+        case "fail":
+            machine.run(sequence.extend(np.array(text, dtype=np.int32)), prefix)
+        case "truncate":
+            reached = sequence.truncate(a)
+            assert reached == min(a, len(prefix)) or (machine.states and reached < a)
+            return prefix[:reached]
+        case "fork" if len(alive) < 6:
+            alive.append((sequence.fork(), prefix))
+        case "adopt":
+            ids = TEXTS[a][:b]
+            reused = sequence.adopt(ids)
+            assert reused < len(ids)
+            same = next(
+                (i for i, (p, id) in enumerate(zip(prefix, ids, strict=False)) if p[0] != id),
+                min(len(prefix), b),
+            )
+            kept = prefix[: min(reused, same)]
+            # What it held itself stays as it was; anything else was computed without deferral.
+            own = (*kept, *((id, 0) for id in ids[len(kept) : reused]))
+            return own if reused <= same else tuple((id, 0) for id in ids[:reused])
+        case "keep":
+            sequence.keep()
+        case "open" if len(alive) < 6:
+            alive.append((machine.sequence(), ()))
+    return prefix
+
+
+def test_four_forks_share_a_long_chat() -> None:
+    machine = Machine(200)
+    pools = machine.pools = Pools(machine.pools.pages, None, machine._copy, seed({}), 8192)
+    first = Sequence(pools)
+    prefix = fed(machine, first, (), list(range(8000)))
+    alone = pools.pages.held
+    forks = [first.fork() for _ in range(4)]
+    for i, fork in enumerate(forks):
+        fed(machine, fork, prefix, [i] * 50)
+    fed(machine, first, prefix, [9])
+    assert pools.pages.held <= 1.1 * alone
+    assert machine.copies == 0  # 8000 is a multiple of 64
+
+
+def test_a_page_that_is_not_full_is_copied_by_who_writes_first() -> None:
+    machine = Machine(10)
+    first = machine.sequence()
+    prefix = fed(machine, first, (), [1] * 70)
+    fork = first.fork()
+    assert machine.pools.pages.held == 2
+    fed(machine, first, prefix, [2])
+    assert (machine.copies, machine.pools.pages.held) == (1, 3)
+    fed(machine, fork, prefix, [3])
+    assert machine.copies == 1  # it is the only one left with it
+
+
+def test_equal_beginnings_are_computed_once() -> None:
+    machine = Machine(20)
+    first, second = machine.sequence(), machine.sequence()
+    fed(machine, first, (), TEXTS[0][:200])
+    assert second.adopt(TEXTS[0][:200]) == 192 and second.pages == first.pages[:3]
+    first.close()
+    third = machine.sequence()
+    assert third.adopt(TEXTS[0][:192]) == 128  # the last id is left to compute
+    assert third.adopt([5, *TEXTS[0][:192]]) == 0 and third.pages == ()
+
+
+def test_a_hit_is_cut_back_to_the_newest_snapshot() -> None:
+    machine = Machine(20, slots=9)
+    first, second = machine.sequence(), machine.sequence()
+    prefix = fed(machine, first, (), TEXTS[0][:100])  # a snapshot
+    for token in TEXTS[0][100:300]:
+        prefix = fed(machine, first, prefix, [token])
+    assert second.adopt(TEXTS[0][:290]) == 100
+    first.keep()
+    assert second.adopt(TEXTS[0][:350]) == 300
+    assert first.fork().ids == second.ids
+
+
+def test_what_was_deferred_is_found_only_as_such() -> None:
+    machine = Machine(20)
+    first, second = machine.sequence(), machine.sequence()
+    prefix = fed(machine, first, (), TEXTS[0][:64])
+    fed(machine, first, prefix, TEXTS[0][64:128], defer=2)
+    assert second.adopt(TEXTS[0][:200]) == 64
+    depths = np.array([0] * 64 + [2] * 136, dtype=np.uint8)
+    assert second.adopt(TEXTS[0][:200], depths) == 128
+
+
+def test_a_full_pool_changes_nothing() -> None:
+    machine = Machine(3)
+    first, second = machine.sequence(), machine.sequence()
+    prefix = fed(machine, first, (), [1] * 130)
+    with pytest.raises(PoolFull):
+        fed(machine, second, (), [2])
+    assert second.ids == () and second.pages == ()
+    fed(machine, first, prefix, [3] * 62)
+    with pytest.raises(PoolFull):
+        first.extend(np.zeros(1, np.int32))
+    first.close()
+    fed(machine, second, (), [2])
+
+
+def test_the_key_depends_on_every_id_every_depth_and_every_fact() -> None:
+    ids, depths = np.arange(64, dtype=np.int32), np.zeros(64, np.uint8)
+    start = seed({"weights": "a"})
+    key = chain(start, ids)
+    assert key == chain(start, ids, depths)
+    assert (
+        len({key, chain(seed({"weights": "b"}), ids), chain(key, ids), chain(start, ids[:63])}) == 4
+    )
+    for at in range(64):
+        other, deep = ids.copy(), depths.copy()
+        other[at] += 1
+        deep[at] = 1
+        assert key not in (chain(start, other), chain(start, ids, deep))

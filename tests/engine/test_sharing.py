@@ -1,0 +1,225 @@
+"""Laws of sequences on a loaded model: whoever shares, forks, goes back or comes again computes, bit for bit, what a
+timeline computes that was never left. Judged by the same program on pages and states of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hybrid import Made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loading import load_engine
+from numpy.typing import NDArray
+
+from ktcli.engine import CpuEngine
+from ktcli.engine.pages import PoolFull
+from ktcli.engine.sequence import Sequence, pages_for
+from ktcli.native import PAGE_TOKENS, Batch, Run
+
+CONTEXT, STREAMS, LINES = 320, 4, 3
+PROBE = np.array([3], np.int32)
+Ids = NDArray[np.int32]
+# Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
+FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
+MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+
+
+def texts() -> list[Ids]:
+    """Three texts that begin alike."""
+    draw = np.random.default_rng(7)
+    found = [draw.integers(0, 99, CONTEXT).astype(np.int32) for _ in range(3)]
+    found[1][:130] = found[0][:130]
+    found[2][:40] = found[0][:40]
+    return found
+
+
+TEXTS = texts()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
+    return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A run as it was computed."""
+
+    start: int
+    ids: tuple[int, ...]
+    defer: int
+
+    def run(self, pages: Ids, state: int = -1, next_state: int = -1) -> Run:
+        ids, n = np.array(self.ids, np.int32), len(self.ids)
+        return Run(ids, self.start, pages, n - 1, 0.0, self.defer, state, next_state)
+
+
+class World:
+    """Sequences of an engine, and what is known of who computed what: each position of each page remembers its step."""
+
+    def __init__(self, engine: CpuEngine) -> None:
+        self.engine = engine
+        self.by = [[Step(0, (), 0)] * PAGE_TOKENS for _ in range(engine.pools.pages.count)]
+        self.lines = [engine.sequence()]
+
+    def feed(self, line: Sequence, ids: Ids, defer: int = 0) -> NDArray[np.float32]:
+        """Computes ids; returns the logits after them."""
+        run = self._extended(line, ids, defer)
+        logits = self.engine.run(Batch((run,)))[-1].values.copy()
+        line.commit(run)
+        step = Step(run.start, tuple(ids.tolist()), defer)
+        for at in range(run.start, line.length):
+            self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
+        return logits
+
+    def _extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
+        before = line.pages
+        run = line.extend(ids, defer=defer)
+        for old, new in zip(before, line.pages, strict=False):
+            if old != new:  # copied, to be written
+                self.by[new] = list(self.by[old])
+        return run
+
+    def steps(self, line: Sequence) -> list[Step]:
+        """The steps that computed what it holds, in order."""
+        pages = line.pages
+        each = (self.by[pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] for at in range(line.length))
+        return list(dict.fromkeys(each))
+
+    def act(self, at: int, what: str, a: int, b: int) -> None:
+        line = self.lines[at % len(self.lines)]
+        text = TEXTS[a % 3][line.length : line.length + b]
+        match what:
+            case "feed" if text.size:
+                self.feed(line, text)
+            case "defer" if text.size:
+                self.feed(line, text[:1], defer=1)
+            case "fail" if text.size:
+                self.engine.run(Batch((self._extended(line, text[::-1].copy()),)))
+            case "truncate":
+                line.truncate(b)
+            case "fork" if len(self.lines) < LINES:
+                self.lines.append(line.fork())
+            case "keep":
+                line.keep()
+            case "close":
+                line.close()
+            case "adopt":
+                ids = TEXTS[a % 3][: max(b, 1)]
+                reused = line.adopt(ids)
+                assert reused < ids.size and line.ids == tuple(ids[:reused].tolist())
+
+
+def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
+    """Logits after these steps, on pages that nobody else has."""
+    pages, states = engine.pools.pages, engine.pools.states
+    own, slots = (
+        pages.take(pages_for(CONTEXT)),
+        [] if states is None else [states.take(), states.take()],
+    )
+    try:
+        table, read = np.array(own, np.int32), -1
+        for i, step in enumerate(steps):
+            write = slots[i % 2] if slots else -1
+            logits = engine.run(Batch((step.run(table, read, write),)))[-1]
+            read = write
+        return logits.values.copy()
+    finally:
+        for page in own:
+            pages.release(page)
+        for slot in slots:
+            assert states is not None
+            states.release(slot)
+
+
+@contextmanager
+def left_as_found(engine: CpuEngine) -> Iterator[World]:
+    """A world that gives everything back."""
+    engine.pools.forget()
+    world = World(engine)
+    try:
+        yield world
+    finally:
+        for line in world.lines:
+            line.close()
+    engine.pools.forget()
+    assert engine.pools.pages.free == engine.pools.pages.count
+    assert engine.pools.states is None or engine.pools.states.free == engine.pools.states.count
+
+
+SIZES = st.sampled_from([1, 1, 2, 15, 40, 63, 64, 65, 130])
+ACTS = st.one_of(
+    st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
+    st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
+    st.tuples(st.sampled_from(["defer", "fail"]), st.integers(0, 2), SIZES),
+    st.tuples(st.sampled_from(["truncate", "adopt"]), st.integers(0, 2), st.integers(0, CONTEXT)),
+    st.tuples(st.sampled_from(["fork", "keep", "close"]), st.just(0), st.just(0)),
+)
+SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS), min_size=3, max_size=25)
+
+
+def check(engine: CpuEngine, schedule) -> None:
+    with left_as_found(engine) as world:
+        for at, (what, a, b) in schedule:
+            with suppress(PoolFull):
+                world.act(at, what, a, b)
+        for line in world.lines:
+            if line.length == CONTEXT:
+                line.truncate(CONTEXT - 1)
+            steps = [*world.steps(line), Step(line.length, tuple(PROBE.tolist()), 0)]
+            with suppress(PoolFull):
+                found = world.feed(line, PROBE)
+                line.close()
+                np.testing.assert_array_equal(found, never_left(engine, steps))
+
+
+@settings(max_examples=15, deadline=None)
+@given(SCHEDULES)
+def test_what_is_shared_is_what_was_never_left(engine: CpuEngine, schedule) -> None:
+    check(engine, schedule)
+
+
+@pytest.mark.thorough
+@settings(max_examples=150, deadline=None)
+@given(SCHEDULES)
+def test_what_is_shared_is_what_was_never_left_in_many_schedules(engine, schedule) -> None:
+    check(engine, schedule)
+
+
+def test_a_page_that_somebody_reads_is_not_written(engine: CpuEngine) -> None:
+    """Both forks of a page that is not full, and the sequence they came from, go on differently."""
+    with left_as_found(engine) as world:
+        first = world.lines[0]
+        world.feed(first, TEXTS[0][:100])
+        world.lines += [first.fork(), first.fork()]
+        before = engine.pools.pages.held
+        for line, text in zip(world.lines, TEXTS, strict=True):
+            world.feed(line, text[100:110])
+        assert engine.pools.pages.held == before + 2
+        for line in world.lines:
+            steps = [*world.steps(line), Step(110, tuple(PROBE.tolist()), 0)]
+            found = world.feed(line, PROBE)
+            line.close()
+            np.testing.assert_array_equal(found, never_left(engine, steps))
+
+
+def test_a_chat_that_comes_again_is_not_computed_again(engine: CpuEngine) -> None:
+    with left_as_found(engine) as world:
+        session = engine.session()
+        logits, reused = session.advance(TEXTS[0][:200].tolist())
+        assert reused == 0
+        wanted = logits.values.copy()
+        session.sequence.close()
+        again, reused = engine.session().advance(TEXTS[0][:200].tolist())
+        assert reused == (192 if engine.pools.states is None else 184)
+        if "latent" not in type(engine.model.decoder.layers[0].attention).__name__.lower():
+            np.testing.assert_array_equal(again.values, wanted)
+        assert world.lines[0].length == 0
