@@ -130,7 +130,7 @@ def show(
     except DeviceError as error:
         keeper.keep()
         if keeper.is_kept:
-            error.hint = f"the conversation is kept: kt chat {chat.speaker.name} --device cpu, then /load {LAST}"
+            error.hint = "the conversation is kept: kt chat --continue --device cpu goes on with it"
         raise
     if chat.reply is None:
         return

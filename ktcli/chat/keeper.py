@@ -61,7 +61,6 @@ class Keeper:
     def __init__(self, chat: Chat, warn: Callable[[str], None]) -> None:
         self._chat, self._warn = chat, warn
         self._log: Log | None = None
-        self._held = _Content()
         self._as_loaded: tuple[Any, ...] | None = (
             None  # a chat that was not changed since is not written
         )
@@ -113,17 +112,18 @@ class Keeper:
         records, content = self._news()
         if not records:
             return
-        fresh = self._log is None
-        file = self._log or chats.create()
+        file = self._log
+        if file is None:
+            file = self._log = chats.create()
         try:
-            file.add(records, sync=sync)
+            file.add(records, content, sync=sync)
         except OSError:
-            if fresh:
+            if file.content is None:  # not a line of it could be written
                 with contextlib.suppress(OSError):
                     file.path.unlink()
-                file.close()
+                self._let_go()
             raise
-        self._log, self._held, self._begins = file, content, False
+        self._begins = False
         if sync:
             self._stay_newest(file)
 
@@ -185,15 +185,13 @@ class Keeper:
         turns = list(saved.conversation.turns)
         self._chat.restore(saved)
         if file is not None:
-            self._held = _Content(
+            file.content = _Content(
                 saved.speaker,
                 (saved.sampling, saved.others),
                 saved.conversation.system,
                 turns,
                 ids=saved.timeline.ids if saved.timeline else (),
             )
-        else:
-            self._held = _Content()
         self._as_loaded = self._state()
         return saved
 
@@ -217,9 +215,15 @@ class Keeper:
         return None, chats.load(path)
 
     def _let_go(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._log, self._held = None, _Content()
+        file, self._log = self._log, None
+        if file is not None:
+            file.close()
+
+    @property
+    def _held(self) -> _Content:
+        """What the file holds."""
+        held: _Content | None = self._log.content if self._log else None
+        return held or _Content()
 
     # --- what is new ----------------------------------------------------------------------------------
 

@@ -64,9 +64,10 @@ def record_of(line: bytes) -> Record | None:
     if not mark or crc != b'%08x"}' % zlib.crc32(body):
         return None
     try:
-        return smallfiles.json_object(body)
-    except ValueError:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
         return None
+    return record if isinstance(record, dict) else None
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -131,11 +132,12 @@ class _Replay:
     def take(self, record: Record | None) -> None:
         """Follows one record; None: a damaged line."""
         if record is not None:
-            kinds = (kind for kind in _KINDS if kind in record)
+            follow = _KINDS.get(
+                next(iter(record), "")
+            )  # None: of a later version that is compatible
             try:
-                _KINDS[next(kinds)](self, record)
-            except StopIteration:  # of a later version that is compatible
-                pass
+                if follow is not None:
+                    follow(self, record)
             except (KeyError, ValueError, TypeError, OverflowError, UsageError):
                 record = None
         if record is None:
@@ -189,6 +191,7 @@ class _Replay:
         self._close()
         self._ask_anyhow()
         self._conversation.say("assistant", said)
+        self._tokens += len(ids)
         if ids:
             remember(self._spoken, Spoken(at, said, tuple(ids)))
 
@@ -275,10 +278,12 @@ class Log:
 
     Attributes:
         path: its name now.
+        content: what the writer knows of what is in it; it changes together with that, wherever Ctrl-C comes between.
     """
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self.path = path
+        self.content: Any = None
         self._descriptor, self._size = descriptor, size
         self._torn = True  # behind `_size` may be what nobody finished writing
 
@@ -314,10 +319,11 @@ class Log:
             closing.pop_all()
         return cls(path, descriptor, size), saved
 
-    def add(self, records: list[Record], *, sync: bool) -> None:
+    def add(self, records: list[Record], content: Any, *, sync: bool) -> None:
         """Adds records, all or none; what was left over of an attempt that failed is written over.
 
         Args:
+            content: the writer's `content` when they are there.
             sync: whether to wait until they are on the disk.
         Raises:
             OSError: the system refuses.
@@ -332,7 +338,7 @@ class Log:
             view, at = view[written:], at + written
         if sync:
             os.fsync(self._descriptor)
-        self._size, self._torn = at, False
+        self._size, self._torn, self.content = at, False, content  # no call between: a signal waits
 
     def is_mine(self) -> bool:
         """Tells whether the name still means this file, and nobody else wrote into it."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ktcli.native.library import PAGE_TOKENS
+
 SHOWN = 24  # characters of each side of a difference
 _DATE = re.compile(r"\b(19|20)\d\d\b|\d\d:\d\d|\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)")
 _THOUGHT_ENDS = ("</think>", "</thinking>", "[/THINK]")
@@ -82,8 +84,8 @@ def lost(before: Timeline, now: Timeline, reused: int, decode: Decode) -> Loss |
     whole = min(same, len(now.ids) - 1)
     if same < len(before.ids) - 1:
         return Loss(same, len(before.ids) - same, "what followed was taken back")
-    # The last id of an answer is handed out before it is computed.
-    if reused < min(whole, len(before.ids) - 1):
+    # Whole pages are kept, and the last id of an answer is handed out before it is computed.
+    if reused <= min(whole, len(before.ids) - 1) - PAGE_TOKENS:
         why = (
             "nothing of it was kept in memory or on disk"
             if reused == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -432,7 +432,10 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     if interrupt.asked:
         raise KeyboardInterrupt
     if out.mode is Mode.JSON:
-        out.result(document(made, reply), "")
+        shown = document(made, reply)
+        if asked.explain_cache:
+            shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
+        out.result(shown, "")
     if reply.finish is Finish.CONTEXT:
         hint = f"the answer ends where it does; {longer}"
         out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)

@@ -177,13 +177,13 @@ def test_settings_of_a_kept_chat_hold_unless_others_are_asked_for(
 def test_an_interactive_chat_goes_on(
     kt, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = kept(tmp_path, "alpha", "one")
+    path = kept(tmp_path, "alpha", "one " * 40)
     monkeypatch.setattr(command, "_is_terminal", lambda: True)
     lines = iter(["two", "/stats", "/exit"])
     monkeypatch.setattr("ktcli.chat.prompt.Prompt.ask", lambda prompt: next(lines))
     code, _, err = kt("chat", "--continue", "--explain-cache")
     assert code == 0 and "2 messages from" in err and "nothing of it was kept" in err
-    assert "cached / prompt:" in err and questions(path) == ["one", "two"]
+    assert "cached / prompt:" in err and questions(path) == ["one " * 40, "two"]
 
 
 def test_a_choice_on_the_terminal(
@@ -240,8 +240,12 @@ def test_another_model_can_go_on(kt, run: Run, tmp_path: Path) -> None:
     path = kept(tmp_path, "gone", "one", model="nobody-has-this")
     code, out, err = kt("chat", "kt-mini", "two", "--resume", "gone", "--explain-cache")
     assert (code, out) == (0, "you said two\n") and "another model, nobody-has-this" in err
+    loss = json.loads(kt("chat", "--continue", "and three?", "--explain-cache", "--json")[1])[
+        "cache_loss"
+    ]
+    assert loss is None or loss["at"] < loss["tokens"]
     saved = load(path)
-    assert saved.model == "kt-mini" and questions(path) == ["one", "two"]
+    assert saved.model == "kt-mini" and questions(path) == ["one", "two", "and three?"]
 
 
 def test_a_date_is_found_a_day_later(kt, run: Run, tmp_path: Path) -> None:

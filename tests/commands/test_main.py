@@ -313,6 +313,8 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
+        (["kt", "chats", "e"], "export"),
+        (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
     for line, expected in words:
         program = f"""
