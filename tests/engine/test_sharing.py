@@ -72,15 +72,31 @@ class World:
 
     def feed(self, line: Sequence, ids: Ids, defer: int = 0) -> NDArray[np.float32]:
         """Computes ids; returns the logits after them."""
-        run = self._extended(line, ids, defer)
-        logits = self.engine.run(Batch((run,)))[-1].values.copy()
-        line.commit(run)
-        step = Step(run.start, tuple(ids.tolist()), defer)
-        for at in range(run.start, line.length):
-            self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
-        return logits
+        return self.computed((line, self.extended(line, ids, defer)))[0]
 
-    def _extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
+    def together(self, a: int, b: int) -> None:
+        """All sequences that have room go on in one step, each with its own text and so many ids."""
+        parts = []
+        for i, line in enumerate(self.lines):
+            ids = TEXTS[(a + i) % 3][line.length : line.length + 1 + (b * i) % 80]
+            with suppress(PoolFull):
+                if ids.size:
+                    parts.append((line, self.extended(line, ids, i % 2)))
+        if parts:
+            self.computed(*parts)
+
+    def computed(self, *parts: tuple[Sequence, Run]) -> list[NDArray[np.float32]]:
+        """Computes runs in one step; returns the logits of each."""
+        rows = self.engine.run(Batch(tuple(run for _, run in parts)))
+        found = [row.values.copy() for row in rows]
+        for line, run in parts:
+            line.commit(run)
+            step = Step(run.start, tuple(run.ids.tolist()), run.defer)
+            for at in range(run.start, line.length):
+                self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
+        return found
+
+    def extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
         before = line.pages
         run = line.extend(ids, defer=defer)
         for old, new in zip(before, line.pages, strict=False):
@@ -103,11 +119,13 @@ class World:
             case "defer" if text.size:
                 self.feed(line, text[:1], defer=1)
             case "fail" if text.size:
-                self.engine.run(Batch((self._extended(line, text[::-1].copy()),)))
+                self.engine.run(Batch((self.extended(line, text[::-1].copy()),)))
             case "truncate":
                 line.truncate(b)
             case "fork" if len(self.lines) < LINES:
                 self.lines.append(line.fork())
+            case "together":
+                self.together(a, b)
             case "keep":
                 line.keep()
             case "close":
@@ -159,6 +177,7 @@ SIZES = st.sampled_from([1, 1, 2, 15, 40, 63, 64, 65, 130])
 ACTS = st.one_of(
     st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
     st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
+    st.tuples(st.just("together"), st.integers(0, 2), st.integers(0, 79)),
     st.tuples(st.sampled_from(["defer", "fail"]), st.integers(0, 2), SIZES),
     st.tuples(st.sampled_from(["truncate", "adopt"]), st.integers(0, 2), st.integers(0, CONTEXT)),
     st.tuples(st.sampled_from(["fork", "keep", "close"]), st.just(0), st.just(0)),
@@ -171,14 +190,17 @@ def check(engine: CpuEngine, schedule) -> None:
         for at, (what, a, b) in schedule:
             with suppress(PoolFull):
                 world.act(at, what, a, b)
+        parts = []
         for line in world.lines:
-            if line.length == CONTEXT:
-                line.truncate(CONTEXT - 1)
+            line.truncate(CONTEXT - 1)
             steps = [*world.steps(line), Step(line.length, tuple(PROBE.tolist()), 0)]
             with suppress(PoolFull):
-                found = world.feed(line, PROBE)
-                line.close()
-                np.testing.assert_array_equal(found, never_left(engine, steps))
+                parts.append((line, world.extended(line, PROBE), steps))
+        found = world.computed(*((line, run) for line, run, _ in parts)) if parts else []
+        for line in world.lines:
+            line.close()
+        for (_, _, steps), logits in zip(parts, found, strict=True):
+            np.testing.assert_array_equal(logits, never_left(engine, steps))
 
 
 @settings(max_examples=15, deadline=None)
@@ -211,7 +233,7 @@ def test_a_page_that_somebody_reads_is_not_written(engine: CpuEngine) -> None:
             np.testing.assert_array_equal(found, never_left(engine, steps))
 
 
-def test_a_chat_that_comes_again_is_not_computed_again(engine: CpuEngine) -> None:
+def test_a_chat_that_comes_again_is_notcomputed_again(engine: CpuEngine) -> None:
     with left_as_found(engine) as world:
         session = engine.session()
         logits, reused = session.advance(TEXTS[0][:200].tolist())
