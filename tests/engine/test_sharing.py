@@ -25,7 +25,7 @@ PROBE = np.array([3], np.int32)
 Ids = NDArray[np.int32]
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
-MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 laguna".split()
 
 
 def texts() -> list[Ids]:
@@ -51,15 +51,17 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @dataclass(frozen=True)
 class Step:
-    """A run as it was computed."""
+    """A run as it was computed; what is left of it may be less."""
 
     start: int
     ids: tuple[int, ...]
     defer: int
 
-    def run(self, pages: Ids, state: int = -1, next_state: int = -1) -> Run:
-        ids, n = np.array(self.ids, np.int32), len(self.ids)
-        return Run(ids, self.start, pages, n - 1, 0.0, self.defer, state, next_state)
+    def run(self, end: int, pages: Ids, state: int, next_state: int) -> Run:
+        """Its part up to position `end`, as a piece of all of it."""
+        ids, chunk = np.array(self.ids, np.int32)[: end - self.start], (self.start, len(self.ids))
+        last = ids.size - 1
+        return Run(ids, self.start, pages, last, 0.0, self.defer, state, next_state, chunk)
 
 
 class World:
@@ -145,9 +147,10 @@ def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
     )
     try:
         table, read = np.array(own, np.int32), -1
-        for i, step in enumerate(steps):
+        ends = [*(step.start for step in steps[1:]), steps[-1].start + len(steps[-1].ids)]
+        for i, (step, end) in enumerate(zip(steps, ends, strict=True)):
             write = slots[i % 2] if slots else -1
-            logits = engine.run(Batch((step.run(table, read, write),)))[-1]
+            logits = engine.run(Batch((step.run(end, table, read, write),)))[-1]
             read = write
         return logits.values.copy()
     finally:
