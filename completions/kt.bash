@@ -4,21 +4,22 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm bench eval completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm chats bench eval completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        chats|bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
             case $before in
                 --max-tokens|--system|--stop|--temperature|--top-k|--top-p|--min-p|--repetition-penalty|--seed|--context|--threads|--defer)  ;;
+                --resume) names='chats' ;;
                 --numa) words='auto off' ;;
                 --device) words='auto cpu cuda' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor') options='--measure --json --help' ;;
         'plan')
@@ -47,6 +48,15 @@ _kt() {
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'chats') options='--json --quiet --help' words='show rm export rename' ;;
+        'chats show') options='--json --quiet --help' names='chats' ;;
+        'chats rm') options='--yes --json --quiet --help' names='chats' ;;
+        'chats export')
+            case $before in
+                --format) words='md json' ;;
+                *) options='--format --json --quiet --help' names='chats' ;;
+            esac ;;
+        'chats rename') options='--json --quiet --help' names='chats' ;;
         'bench') options='--help' words='decode prefill kernel' ;;
         'bench decode')
             case $before in
@@ -102,6 +112,7 @@ _kt() {
         all) words+=" $(kt names 2>/dev/null)" ;;
         here) words+=" $(kt names --here 2>/dev/null)" ;;
         mine) words+=" $(kt names --mine 2>/dev/null)" ;;
+        chats) words+=" $(kt names --chats 2>/dev/null)" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
     case $files in

@@ -282,6 +282,19 @@ class Output:
             _say(sys.stderr, "")
         return answer.strip().lower() in ("y", "yes")
 
+    def choose(self, question: str, most: int) -> int:
+        """Asks for a number from 1 to `most` on the terminal; Enter is 1.
+
+        Raises:
+            UsageError: the answer is none of them.
+        """
+        sys.stderr.write(f"{safe(question)} [1] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline().strip() or "1"
+        if not (answer.isascii() and answer.isdigit() and 1 <= int(answer[:9]) <= most):
+            raise UsageError(f"{answer[:40]!r} is not a number from 1 to {most}")
+        return int(answer)
+
     # --- colour -------------------------------------------------------------------------------
 
     def style(self, text: str, style: str, stream: TextIO | None = None) -> str:

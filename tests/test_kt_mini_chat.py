@@ -16,7 +16,9 @@ from mini_quality import load_items, score
 from ktcli.assembly.load import load
 from ktcli.assembly.prepare import prepare
 from ktcli.assembly.request import Wanted
+from ktcli.chat import chats
 from ktcli.chat.chat import Chat, Speaker, read_voice
+from ktcli.chat.keeper import Keeper
 from ktcli.chat.settings import Settings
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.main import main
@@ -91,6 +93,22 @@ def test_a_conversation_computes_only_what_is_new(speaker: Speaker) -> None:
     fresh = Chat(speaker, chat.settings)
     fresh.conversation.turns = chat.conversation.turns[:2]
     assert "".join(piece.text for piece in fresh.ask("And what does kt pull do?")) == text
+
+
+def test_a_kept_conversation_goes_on_as_if_never_left(speaker: Speaker) -> None:
+    """The same ids are read, and the same answer follows."""
+    chat = Chat(speaker, Settings(SamplingSettings(greedy=True), max_tokens=40))
+    keeper = Keeper(chat, pytest.fail)
+    for question in ("What is kt?", "And what does kt pull do?"):
+        list(chat.ask(question))
+    keeper.close()
+    again = Chat(speaker)
+    kept = Keeper(again, pytest.fail)
+    kept.take_over(chats.find("last"))
+    answers = ["".join(piece.text for piece in each.ask("And kt rm?")) for each in (chat, again)]
+    assert answers[0] == answers[1] and again.session.ids == chat.session.ids
+    assert chat.loss is None
+    kept.close()
 
 
 def test_every_choice_of_every_token_is_recorded(

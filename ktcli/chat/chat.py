@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from ktcli.chat.channels import Channels
-from ktcli.chat.control import ControlTokens, Marked
-from ktcli.chat.conversation import Conversation, Turn
+from ktcli.chat.control import ControlTokens
+from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, Turn, remember
+from ktcli.chat.reuse import Loss, Timeline, lost
 from ktcli.chat.settings import Settings, read_settings, read_stop_ids
+from ktcli.chat.splice import Splicer
 from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
@@ -76,11 +78,24 @@ def read_voice(name: str, folder: Path, *, allow_special: bool = False) -> Voice
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A loaded model that can talk; `name` is for people."""
+    """A loaded model that can talk.
+
+    Attributes:
+        name: the name for people.
+        asked: the name that finds it again; empty: the same.
+        pack: the identity of its conversion; empty: unknown.
+    """
 
     name: str
     engine: Engine
     voice: Voice
+    asked: str = ""
+    pack: str = ""
+
+    @property
+    def model(self) -> Identity:
+        """The model, as a kept conversation names it."""
+        return Identity(self.name, self.asked or self.name, self.pack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +113,16 @@ class Reply:
     Attributes:
         text: the text that the conversation remembers: thoughts between marks are part of it, as templates
             cut them out themselves; thoughts in channels are not.
+        at: the characters of the rendered conversation before it.
+        timeline: what the model read for it; None before that is known.
     """
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     finish: Finish = Finish.CANCELLED
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A text whose ids are known, because the model generated part of it."""
-
-    text: str = ""
-    ids: tuple[int, ...] = ()
+    at: int = 0
+    timeline: Timeline | None = None
 
 
 class Chat:
@@ -120,6 +131,9 @@ class Chat:
     Attributes:
         conversation: the messages.
         reply: the reply to the last question that was not refused; None before the first.
+        spoken: the answers as they were generated, by where they are in the rendered conversation.
+        timeline: what the model read and said last; None before the first answer.
+        heard: called after each token of an answer.
     """
 
     def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
@@ -127,8 +141,12 @@ class Chat:
         self.conversation = Conversation()
         self.session = speaker.engine.session()
         self.reply: Reply | None = None
+        self.spoken: list[Spoken] = []
+        self.timeline: Timeline | None = None
+        self.heard: Callable[[], None] = lambda: None
         self._answering: Reply | None = None
-        self._known = _Known()
+        self._before: Timeline | None = None  # the timeline before the last one
+        self._splicer = Splicer(speaker.voice.tokenizer, speaker.voice.control)
         self.settings = settings or speaker.voice.settings
 
     @property
@@ -147,17 +165,32 @@ class Chat:
         return self._sampler.seed
 
     @property
-    def is_answering(self) -> bool:
-        """Tells whether an answer has begun and not ended."""
-        return self._answering is not None
+    def answering(self) -> Reply | None:
+        """The answer that has begun and not ended."""
+        return self._answering
+
+    def restore(self, saved: Saved) -> None:
+        """Goes on with a kept conversation, with its settings; a question without an answer gets an empty one."""
+        self.conversation = Conversation(saved.conversation.system, list(saved.conversation.turns))
+        self.conversation.end_question()
+        self.settings = replace(self.settings, sampling=saved.sampling, **saved.others)
+        whole = self._splicer.is_whole
+        self.spoken = [answer for answer in saved.spoken if whole(answer, foreign=True)]
+        self.timeline = saved.timeline
 
     @property
-    def so_far(self) -> Conversation:
-        """A copy of the conversation, with the text so far of an answer in progress."""
-        turns = list(self.conversation.turns)
-        if self._answering is not None and self._answering.text:
-            turns.append({"role": "assistant", "content": self._answering.text})
-        return Conversation(self.conversation.system, turns)
+    def loss(self) -> Loss | None:
+        """The cached tokens that the last prompt could not use; None if it used all."""
+        now = self.reply.timeline if self.reply else None
+        if self._before is None or now is None or self.reply is None:
+            return None
+        tokenizer = self.speaker.voice.tokenizer
+        return lost(
+            self._before,
+            now,
+            self.reply.stats.reused_tokens,
+            lambda ids: tokenizer.decode(ids, special=True),
+        )
 
     @property
     def used(self) -> int:
@@ -211,6 +244,8 @@ class Chat:
         reply = self._answering = Reply()
         try:
             text, prompt = self._prompt()
+            reply.at, reply.timeline = len(text), self._read(prompt)
+            self._before = self.timeline
             self.reply = reply
             generation = self._generation(prompt, cancelled, progress, reply)
             if Channels.known_to(self.speaker.voice.tokenizer):
@@ -221,7 +256,11 @@ class Chat:
         finally:
             self._answering = None
             self._remember(reply, before)
-        self._known = self._now_known(text, prompt, reply)
+        answer = Spoken(reply.at, reply.text, tuple(reply.ids))
+        if answer.ids and self._splicer.is_whole(answer):
+            remember(self.spoken, answer)
+        if reply.stats.prompt_tokens == len(prompt):  # else reading it was stopped
+            self.timeline = reply.timeline.answered(reply.text, reply.ids)
 
     def _generation(
         self,
@@ -258,7 +297,7 @@ class Chat:
         """The answer's pieces where a model answers in channels; stop strings count in the last one only."""
         channels = Channels(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)
-        for id in generation:
+        for id in self._told(generation):
             thought, text = channels.feed(id)
             if not thought:
                 text = stops.feed(text)
@@ -278,11 +317,17 @@ class Chat:
             reply.text += rest
             yield AnswerPiece(rest)
 
+    def _told(self, generation: Generation) -> Iterator[int]:
+        """Yields the ids of an answer; after each, when its text is part of the reply, `heard` is told."""
+        for id in generation:
+            yield id
+            self.heard()
+
     def _texts(self, generation: Generation) -> Iterator[str]:
         """The answer's text in whole characters, up to a stop string."""
         detokenizer = Detokenizer(self.speaker.voice.tokenizer)
         stops = StopStrings(self._settings.stops)
-        for id in generation:
+        for id in self._told(generation):
             text = stops.feed(detokenizer.feed(id))
             if text:
                 yield text
@@ -311,30 +356,18 @@ class Chat:
             self._settings.variables,
             context,
         )
-        text = rendered.text
-        ids = self._spliced(rendered)
+        ids = self._splicer.ids(rendered, self.spoken, context)
         if ids is None:
-            if voice.control.exceeds(rendered, context):
-                self._refuse(f"more than {context:,}")
-            ids = voice.control.encode(rendered)
+            self._refuse(f"more than {context:,}")
         if len(ids) >= context:
             self._refuse(f"{len(ids):,}")
-        return text, ids
+        return rendered.text, ids
 
-    def _spliced(self, rendered: Marked) -> list[int] | None:
-        """The ids known from earlier turns, then those of the text after them; None if the texts differ so far."""
-        known, voice = self._known, self.speaker.voice
-        if not known.text or not rendered.text.startswith(known.text):
-            return None
-        rest = rendered.after(len(known.text))
-        room = self.speaker.engine.context - len(known.ids)
-        if voice.control.exceeds(rest, max(0, room)):
-            return None
-        fresh = voice.control.encode(rest)
-        # Only a special token surely begins where the known text ends.
-        if not fresh or fresh[0] not in voice.tokenizer.special_ids:
-            return None
-        return [*known.ids, *fresh]
+    def _read(self, prompt: list[int]) -> Timeline:
+        messages = tuple((turn["role"], turn["content"]) for turn in self.conversation.messages)
+        model = self.speaker.model
+        variables = self._settings.variables
+        return Timeline(tuple(prompt), messages, variables, (model.name, model.pack))
 
     def _refuse(self, tokens: str) -> NoReturn:
         raise ContextFull(
@@ -343,9 +376,3 @@ class Chat:
             hint="/clear starts afresh, /undo takes a turn back; "
             + longer_context(self.speaker.engine),
         )
-
-    def _now_known(self, text: str, prompt: list[int], reply: Reply) -> _Known:
-        """The text and ids that the next turn can take over: the prompt, and the answer if its ids are all its text."""
-        if self.speaker.voice.tokenizer.decode(reply.ids) == reply.text:
-            return _Known(text + reply.text, (*prompt, *reply.ids))
-        return _Known(text, tuple(prompt))

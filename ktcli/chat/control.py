@@ -65,13 +65,16 @@ class Marked:
         """The text without marks."""
         return self.marked.replace(self.mark, "") if self.mark else self.marked
 
-    def after(self, n: int) -> Marked:
-        """The rest after the first `n` characters of `text`."""
-        at = n
+    def parts(self, cuts: Sequence[int]) -> list[Marked]:
+        """The parts of the text between the characters `cuts` of it, ascending; the last one is its rest."""
+        places: Sequence[int] = range(len(self.marked))
         if self.mark and self.mark in self.marked:
-            places = (i for i, c in enumerate(self.marked) if c != self.mark)
-            at = next((i for count, i in enumerate(places) if count == n), len(self.marked))
-        return Marked(self.marked[at:], self.mark)
+            places = [i for i, c in enumerate(self.marked) if c != self.mark]
+        ends = [places[n] if n < len(places) else len(self.marked) for n in cuts]
+        return [
+            Marked(self.marked[first:last], self.mark)
+            for first, last in zip(ends, [*ends[1:], len(self.marked)], strict=True)
+        ]
 
 
 class ControlTokens:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from ktcli.chat import slash
 from ktcli.chat.chat import AnswerPiece, Chat, longer_context
-from ktcli.chat.conversation import LAST
+from ktcli.chat.chats import LAST, newest
 from ktcli.chat.interrupt import Interrupt
-from ktcli.chat.keeper import newest
 from ktcli.chat.screen import Screen, visible
-from ktcli.engine.generate import Finish, six_lines
+from ktcli.engine.generate import Finish, cached_line, six_lines
 from ktcli.errors import DeviceError, KtError
 
 
@@ -36,16 +37,42 @@ class Person(Protocol):
         """Says that something went wrong; the chat goes on."""
 
 
-def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: bool = False) -> None:
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What is said after every answer.
+
+    Attributes:
+        stats: whether to show its counts and times.
+        losses: whether to say why cached tokens could not be used.
+    """
+
+    stats: bool = False
+    losses: bool = False
+
+
+SILENT = Remarks()
+
+
+def talk(
+    chat: Chat,
+    prompt: Asks,
+    screen: Screen,
+    person: Person,
+    *,
+    remarks: Remarks = SILENT,
+    begin: Callable[[slash.Desk], None] | None = None,
+) -> None:
     """Chat until the person leaves; the conversation keeps itself in a file (keeper.py).
 
     Args:
-        stats: whether to show the six lines after every answer.
+        begin: called first, to go on with a kept conversation; None: it is a new one.
     """
     desk = slash.Desk(chat, lambda text: person.note(visible(text)), person.warn)
-    if newest() is not None:
-        person.note(f"/load {LAST} goes on with the last conversation")
-    with desk.keeper.on_signals():
+    with contextlib.closing(desk.keeper), desk.keeper.on_signals():
+        if begin is not None:
+            begin(desk)
+        elif newest() is not None:
+            person.note(f"/load {LAST} goes on with the last conversation")
         while not desk.leaving:
             line = prompt.ask()
             if line is None:
@@ -53,26 +80,26 @@ def talk(chat: Chat, prompt: Asks, screen: Screen, person: Person, *, stats: boo
             if not line.strip():
                 continue
             try:
-                _take(desk, line, screen, person, stats)
+                _take(desk, line, screen, person, remarks)
             except DeviceError:
                 raise
             except KtError as error:
                 person.error(error)
             except KeyboardInterrupt:  # pressed again before the first was looked at
-                person.note(REMARKS[Finish.CANCELLED])
+                person.note(ENDS[Finish.CANCELLED])
 
 
-def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, stats: bool) -> None:
+def _take(desk: slash.Desk, line: str, screen: Screen, person: Person, remarks: Remarks) -> None:
     """Runs or answers one line, and keeps the chat."""
     chat = desk.chat
     try:
         if not line.startswith("/"):
-            show(desk, partial(chat.ask, line), screen, person, stats=stats)
+            show(desk, partial(chat.ask, line), screen, person, remarks=remarks)
             return
         slash.run(desk, line.strip())
         if desk.again:
             desk.again = False
-            show(desk, chat.retry, screen, person, stats=stats)
+            show(desk, chat.retry, screen, person, remarks=remarks)
     finally:
         desk.keeper.keep()
 
@@ -83,7 +110,7 @@ def show(
     screen: Screen,
     person: Person,
     *,
-    stats: bool = False,
+    remarks: Remarks = SILENT,
 ) -> None:
     """Show one answer as it comes; Ctrl-C stops it and keeps what was said.
 
@@ -98,27 +125,28 @@ def show(
                 keeper.keep()
                 for piece in pieces or ():
                     screen.piece(piece)
-                    keeper.keep_now_and_then()
             finally:
                 screen.end(gap=True)
     except DeviceError as error:
         keeper.keep()
         if keeper.is_kept:
-            error.hint = f"the conversation is kept: kt chat {chat.speaker.name} --device cpu, then /load {LAST}"
+            error.hint = "the conversation is kept: kt chat --continue --device cpu goes on with it"
         raise
     if chat.reply is None:
         return
-    remark = REMARKS.get(chat.reply.finish)
-    if remark:
+    ended = ENDS.get(chat.reply.finish)
+    if ended:
         most = chat.settings.max_tokens or 0
         engine = chat.speaker.engine
         said = {"context": engine.context, "max_tokens": most, "longer": longer_context(engine)}
-        person.note(remark.format(**said))
-    if stats:
-        person.note(six_lines(chat.reply.stats))
+        person.note(ended.format(**said))
+    if remarks.stats:
+        person.note(f"{six_lines(chat.reply.stats)}\n{cached_line(chat.reply.stats)}")
+    if remarks.losses and chat.loss is not None:
+        person.note(visible(chat.loss.sentence))
 
 
-REMARKS = {
+ENDS = {
     Finish.CANCELLED: "(stopped)",
     Finish.LENGTH: "(cut at {max_tokens:,} tokens; /set max-tokens changes it)",
     Finish.CONTEXT: "(the context of {context:,} tokens is full: /clear starts afresh; {longer})",

@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ktcli.chat.adjust import SETTABLE, changed, shown, silent_seed
 from ktcli.chat.chat import Chat
-from ktcli.chat.conversation import (
+from ktcli.chat.chats import (
     LAST,
-    Saved,
     chat_path,
     chats_folder,
+    find,
     load,
-    save,
+    newest,
+    require_free,
+    saved_hint,
     saved_names,
 )
-from ktcli.chat.keeper import Keeper, newest
-from ktcli.engine.generate import six_lines
+from ktcli.chat.conversation import Saved
+from ktcli.chat.document import save
+from ktcli.chat.keeper import Keeper
+from ktcli.engine.generate import cached_line, six_lines
 from ktcli.errors import NotFound, UsageError
 
 
@@ -74,7 +78,7 @@ def _system(desk: Desk, rest: str) -> None:
 
 
 def _clear(desk: Desk, rest: str) -> None:
-    kept = desk.keeper.path if desk.keeper.is_kept and desk.chat.conversation.turns else None
+    kept = desk.keeper.path if desk.chat.conversation.turns else None
     desk.chat.conversation.clear()
     desk.keeper.begin()
     desk.say("a new conversation" + (f"; /load {kept.stem} goes back" if kept else ""))
@@ -95,14 +99,15 @@ def _stats(desk: Desk, rest: str) -> None:
     reply, chat = desk.chat.reply, desk.chat
     if reply is not None:
         desk.say(six_lines(reply.stats))
-        desk.say(f"reused from before:   {reply.stats.reused_tokens} token(s)")
+        desk.say(cached_line(reply.stats))
     desk.say(f"context:              {chat.used} of {chat.speaker.engine.context} token(s)")
 
 
 def _save(desk: Desk, rest: str) -> None:
-    path = _named(rest, "save")
-    if path == chat_path(LAST):
-        raise UsageError(f"{LAST} is what the newest chat is called", hint="choose another name")
+    if not rest:
+        raise UsageError("/save needs a name", hint=saved_hint())
+    path = chat_path(rest)
+    require_free(path)
     with contextlib.suppress(NotFound):
         load(path)  # raises where something is that is no chat: it is not written over
     chat = desk.chat
@@ -113,33 +118,51 @@ def _save(desk: Desk, rest: str) -> None:
 
 
 def _load(desk: Desk, rest: str) -> None:
-    path = newest() if rest == LAST else _named(rest, "load")
-    if path is None:
-        raise NotFound("no chat has kept itself yet", hint=_saved_hint())
-    if not path.is_file() and Path(rest).is_file():
+    if not rest:
+        raise UsageError("/load needs a name", hint=saved_hint())
+    try:
+        path = find(rest)
+    except NotFound:
+        if not Path(rest).is_file():
+            raise
         path = Path(rest).absolute()  # named exactly, with another ending or in this folder
-    saved = load(path)
-    turns = len(saved.conversation.turns)
-    open_question = saved.conversation.end_question()
-    desk.chat.conversation = saved.conversation
-    desk.chat.settings = replace(desk.chat.settings, sampling=saved.sampling, **saved.others)
-    desk.keeper.follow(path)
-    desk.say(f"{turns} messages from {path}; the next answer reads them all")
+    resume(desk, path)
+
+
+def resume(desk: Desk, path: Path) -> None:
+    """Goes on with a kept conversation, and says what it is.
+
+    Raises:
+        NotFound, UsageError: there is no such conversation; the chat is as it was.
+    """
+    saved = desk.keeper.take_over(path)
+    turns = saved.conversation.turns
+    desk.say(f"{len(turns)} messages from {path}; the next answer reads them all")
     if saved.model != desk.chat.speaker.name:
         desk.say(f"they were said with {saved.model or 'another model'}")
-    if saved.unfinished or open_question:
+    if saved.unfinished or (turns and turns[-1]["role"] == "user"):
         desk.say("the last answer broke off: /retry answers that question again")
 
 
-def _named(rest: str, verb: str) -> Path:
+def _fork(desk: Desk, rest: str) -> None:
+    if not desk.chat.conversation.turns:
+        raise UsageError("there is nothing to fork yet", hint="ask something first")
+    before = desk.keeper.path
+    desk.keeper.fork()
+    if rest:
+        desk.keeper.rename(rest)
+    path = desk.keeper.path
+    if path is not None:
+        back = f"; /load {before.stem} goes back" if before else ""
+        desk.say(f"a conversation of its own from here, {path.stem}{back}")
+
+
+def _rename(desk: Desk, rest: str) -> None:
     if not rest:
-        raise UsageError(f"/{verb} needs a name", hint=_saved_hint())
-    return chat_path(rest)
-
-
-def _saved_hint() -> str:
-    known = ", ".join(saved_names()[:10])
-    return f"saved: {known}" if known else ""
+        name = desk.keeper.path.stem if desk.keeper.path else "(not kept yet)"
+        desk.say(f"this chat is called {name}")
+        return
+    desk.say(f"this chat is called {desk.keeper.rename(rest).stem} now")
 
 
 def _exit(desk: Desk, rest: str) -> None:
@@ -166,6 +189,8 @@ TABLE: dict[str, Slash] = {
     "stats": Slash(_stats, "", "what the last answer took"),
     "save": Slash(_save, "NAME", "keep the conversation in a file"),
     "load": Slash(_load, "NAME", "go on with a kept conversation"),
+    "fork": Slash(_fork, "[NAME]", "go on in a new conversation from here"),
+    "rename": Slash(_rename, "NAME", "give the conversation a name"),
     "exit": Slash(_exit, "", "leave"),
 }
 ALIASES = {"quit": "exit", "bye": "exit", "?": "help"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ktcli.assembly.prepare import Ready
     from ktcli.assembly.request import Wanted
     from ktcli.chat.chat import Chat, Reply
+    from ktcli.chat.keeper import Keeper
     from ktcli.chat.settings import Settings
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
@@ -88,6 +90,22 @@ Think = Annotated[
         "--think/--no-think", help="For models that can do both. Default: as the model likes."
     ),
 ]
+GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[CHAT]",
+        help="Go on with a kept conversation (kt chats lists them). Without a name: choose one.",
+    ),
+]
+ExplainCache = Annotated[
+    bool,
+    typer.Option(
+        "--explain-cache",
+        help="Where cached tokens could not be used, say at which token and why.",
+    ),
+]
 Stats = Annotated[bool, typer.Option("--stats", help="Show token counts and rates (on stderr).")]
 
 
@@ -105,6 +123,8 @@ def chat(
     repetition_penalty: Penalty = None,
     seed: Seed = None,
     think: Think = None,
+    go_on: GoOn = False,
+    resume: Resume = None,
     allow_special: AllowSpecialOpt = False,
     context: ContextOpt = None,
     threads: ThreadsOpt = None,
@@ -114,6 +134,7 @@ def chat(
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
     stats: Stats = False,
+    explain_cache: ExplainCache = False,
     json: JsonOpt = False,
     quiet: QuietOpt = False,
 ) -> None:
@@ -121,6 +142,9 @@ def chat(
 
     The model is pulled and converted first if it is not yet. With a PROMPT, text on standard input, or both,
     one answer is printed. Sampling defaults are the model's own. In a chat, /help lists the commands.
+
+    A chat on the terminal is kept as it goes on; --continue and --resume go on with it, with its model and settings
+    unless others are asked for.
 
     Examples:
 
@@ -131,6 +155,8 @@ def chat(
       kt chat qwen3-30b-a3b
 
       git diff | kt chat qwen3-30b-a3b "Review this change."
+
+      kt chat --continue
     """
     from ktcli.assembly.request import DeviceWords, Wanted
 
@@ -149,10 +175,14 @@ def chat(
             hint="leave one of them out",
         )
     asked = AnswerRequest(
-        given, max_tokens, tuple(stop or ()), system, think, stats, allow_special=allow_special
-    )
+        given, max_tokens, tuple(stop or ()), system, think, stats,
+        allow_special=allow_special, explain_cache=explain_cache,
+        kept=kept_chat(go_on, resume),
+    )  # fmt: skip
     recording = config.records_heat()
-    model, prompt = who_and_what(name, prompt)
+    model, prompt = who_and_what(name, prompt, asked.model)
+    if model == asked.model:
+        asked.require_model()
     words = _words(prompt, json)
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
@@ -167,6 +197,39 @@ def chat(
 
 
 @dataclass(frozen=True, slots=True)
+class KeptChat:
+    """A kept conversation to go on with: its file, and the name of its model."""
+
+    path: Path
+    model: str
+
+
+def kept_chat(last: bool, name: str | None) -> KeptChat | None:
+    """The conversation that --continue or --resume means; None without them.
+
+    Raises:
+        UsageError: both were given, or the file is no conversation. NotFound: there is none.
+    """
+    from ktcli.chat.chats import LAST, chats_folder, find, load
+    from ktcli.commands.chats import chosen
+
+    if last and name is not None:
+        raise UsageError(
+            "--continue and --resume contradict each other", hint="leave one of them out"
+        )
+    if not last and name is None:
+        return None
+    path = find(LAST) if last else find(name) if name else chosen()
+    saved = load(path)
+    # A file from elsewhere may name a model, but no folder of this machine.
+    mine = path.parent.samefile(chats_folder()) if chats_folder().is_dir() else False
+    named = (saved.speaker.asked if mine else "") or saved.model
+    return KeptChat(
+        path, library.BUILTIN if not mine and "/" in named else named or library.BUILTIN
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """The options of the command line about the answers."""
 
@@ -177,35 +240,57 @@ class AnswerRequest:
     thinking: bool | None
     stats: bool
     allow_special: bool = False
+    explain_cache: bool = False
+    kept: KeptChat | None = None  # to go on with
 
     def over(self, settings: Settings) -> Settings:
-        """Returns the model's settings with those that were asked for put over them."""
+        """Returns the model's settings, or those of a kept conversation, with those that were asked for put over
+        them."""
         from ktcli.chat.settings import override
 
         return replace(
             settings,
             sampling=override(settings.sampling, **self.sampling),
             max_tokens=self.max_tokens or settings.max_tokens,
-            stops=self.stops,
-            thinking=self.thinking,
+            stops=self.stops or settings.stops,
+            thinking=settings.thinking if self.thinking is None else self.thinking,
         )
 
+    @property
+    def model(self) -> str:
+        """The model for whoever names none."""
+        return self.kept.model if self.kept else library.BUILTIN
 
-def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]:
+    def require_model(self) -> None:
+        """Checks that the model of a kept conversation is here; nothing is downloaded because a file says so.
+
+        Raises:
+            NotFound: it is not.
+        """
+        if self.kept is not None and library.find(self.model) is None:
+            raise NotFound(
+                f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
+                hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume {self.kept.path.stem} takes another",
+            )
+
+
+def who_and_what(
+    name: str | None, prompt: str | None, default: str = library.BUILTIN
+) -> tuple[str, str | None]:
     """The model and the prompt of a command line; a prompt of None: ask for it.
 
-    One argument is a model if it can be one, else a prompt for the built-in model if it contains white
+    One argument is a model if it can be one, else a prompt for the default model if it contains white
     space.
 
     Raises:
         UsageError, NotFound: it is neither; the hint has the nearest names.
     """
     if name is None or prompt is not None:
-        return library.BUILTIN if name is None else name, prompt
+        return default if name is None else name, prompt
     if not name.strip():
-        return library.BUILTIN, None
+        return default, None
     if name == PIPE:
-        return library.BUILTIN, PIPE
+        return default, PIPE
     try:
         reference = parse(name)
         if not reference.repository:  # of formats that are not there yet the conversion is made
@@ -213,7 +298,7 @@ def who_and_what(name: str | None, prompt: str | None) -> tuple[str, str | None]
         return name, None
     except (UsageError, NotFound) as error:
         if any(letter.isspace() for letter in name):
-            return library.BUILTIN, name
+            return default, name
         say = f'to say it to the built-in model: kt chat {library.BUILTIN} "{name[:40]}"'
         error.hint = f"{error.hint}; {say}" if error.hint else say
         raise
@@ -256,13 +341,34 @@ def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat
         out.warn(
             f"{flag}: the chat template of {ready.name} knows no such choice; it changes nothing"
         )
-    speaker = Speaker(ready.name, load(ready, wanted, out), voice)
+    engine = load(ready, wanted, out)
+    speaker = Speaker(ready.name, engine, voice, lasting_name(model), library.identity(ready.pack))
     made = Chat(speaker, asked.over(voice.settings))
     made.conversation.system = asked.system or ""
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
         out.warn(f"--seed {sampling.seed} changes nothing: the most likely token is always taken")
     return ready, made
+
+
+def lasting_name(model: str) -> str:
+    """The name that finds a model again from any folder."""
+    path = Path(model).expanduser()
+    is_path = model.startswith((".", "~", "/")) or model.endswith(".gguf")
+    return str(path.absolute()) if is_path and path.exists() else model
+
+
+def _taken_over(keeper: Keeper, made: Chat, asked: AnswerRequest) -> None:
+    """Goes on with the kept conversation that was asked for, with the options of this command line."""
+    assert asked.kept is not None
+    keeper.take_over(asked.kept.path)
+    _put_over(made, asked)
+
+
+def _put_over(made: Chat, asked: AnswerRequest) -> None:
+    made.settings = asked.over(made.settings)
+    if asked.system is not None:
+        made.conversation.system = asked.system
 
 
 def _record(ready: Ready, made: Chat) -> None:
@@ -281,10 +387,16 @@ def _record(ready: Ready, made: Chat) -> None:
 def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     from ktcli.chat.chat import longer_context
     from ktcli.chat.interrupt import Interrupt
-    from ktcli.engine.generate import Finish, six_lines
+    from ktcli.chat.keeper import Keeper
+    from ktcli.engine.generate import Finish, cached_line, six_lines
 
     screen, longer = _screen(), longer_context(made.speaker.engine)
-    with Interrupt() as interrupt:
+    with contextlib.ExitStack() as keeping, Interrupt() as interrupt:
+        if asked.kept is not None:
+            keeper = Keeper(made, out.warn)
+            _taken_over(keeper, made, asked)
+            keeping.callback(keeper.close)
+            keeping.enter_context(keeper.on_signals())
         try:
             for piece in made.ask(words, cancelled=interrupt, progress=screen.reading):
                 if out.mode is not Mode.JSON:
@@ -300,7 +412,10 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
     if interrupt.asked:
         raise KeyboardInterrupt
     if out.mode is Mode.JSON:
-        out.result(document(made, reply), "")
+        shown = document(made, reply)
+        if asked.explain_cache:
+            shown["cache_loss"] = None if made.loss is None else asdict(made.loss)
+        out.result(shown, "")
     if reply.finish is Finish.CONTEXT:
         hint = f"the answer ends where it does; {longer}"
         out.warn(f"the context of {made.speaker.engine.context:,} tokens is full", hint=hint)
@@ -308,6 +423,10 @@ def _answer_once(made: Chat, words: str, asked: AnswerRequest) -> None:
         out.note(f"(cut at {len(reply.ids):,} tokens; --max-tokens changes it)")
     if asked.stats:
         sys.stderr.write(six_lines(reply.stats) + "\n")
+        if reply.stats.reused_tokens:
+            sys.stderr.write(cached_line(reply.stats) + "\n")
+    if asked.explain_cache and made.loss is not None:
+        out.note(made.loss.sentence)
 
 
 def document(made: Chat, reply: Reply) -> dict[str, Any]:
@@ -334,12 +453,18 @@ def document(made: Chat, reply: Reply) -> dict[str, Any]:
 
 def _converse(made: Chat, asked: AnswerRequest) -> None:
     from ktcli.chat import slash
-    from ktcli.chat.interactive import talk
+    from ktcli.chat.interactive import Remarks, talk
     from ktcli.chat.prompt import Prompt
+
+    def go_on(desk: slash.Desk) -> None:
+        assert asked.kept is not None
+        slash.resume(desk, asked.kept.path)
+        _put_over(made, asked)
 
     out.note(f"{made.speaker.name}: /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves")
     prompt = Prompt(config.home() / "history", slash.words, out.warn)
-    talk(made, prompt, _screen(), out, stats=asked.stats)
+    remarks = Remarks(asked.stats, asked.explain_cache)
+    talk(made, prompt, _screen(), out, remarks=remarks, begin=go_on if asked.kept else None)
 
 
 def _screen() -> Any:

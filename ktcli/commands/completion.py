@@ -25,7 +25,7 @@ class Values:
 
     Attributes:
         words: literal values.
-        names: which names of models: "all", "here" (on disk), "mine" (in the library); empty: none.
+        names: which names: of models "all", "here" (on disk), "mine" (in the library); "chats"; empty: none.
         files: which files: "any", ".gguf" (folders too), "folders"; empty: none.
     """
 
@@ -124,15 +124,16 @@ def _verbs(words: str, summary: str, command: Any) -> list[Verb]:
 def _argument(words: str, metavar: str) -> Values:
     """The values of a command's argument: most commands take a model, some only one that is on disk."""
     if metavar.rstrip(".") not in ("MODEL", "NAME"):
-        return values_of(metavar)
+        return values_of(metavar.rstrip("."))
     names = {"rm": "mine", "verify": "here", "convert": "here"}.get(words, "all")
     return Values(names=names, files=".gguf")
 
 
 def values_of(metavar: str | None) -> Values:
-    """The values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed."""
+    """The values that a metavar stands for: "auto|cpu|cuda|cuda:N" are three words and something to be typed; one
+    in brackets may be left out."""
     found = Values()
-    for word in (metavar or "").split("|"):
+    for word in (metavar or "").strip("[]").split("|"):
         if word in _MEANINGS:
             more = _MEANINGS[word]()
         else:
@@ -161,18 +162,20 @@ _MEANINGS: dict[str, Callable[[], Values]] = {
     "FORMAT": _formats,
     "MACHINE": _machines,
     "MODEL": lambda: Values(names="all", files=".gguf"),
+    "CHAT": lambda: Values(names="chats"),
     "FILE": lambda: Values(files="any"),
     "FILE.json": lambda: Values(files="any"),
     "FILE.npy": lambda: Values(files="any"),
     "DIR": lambda: Values(files="folders"),
 }
-_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW"}
+_TYPED = {"N", "K", "P", "X", "TEXT", "LIST", "ROW", "WORD"}
 
-# Shell words that print the names of models of each kind.
+# Shell words that print the names of each kind; of models a file may be named instead.
 NAMES = {
     "all": "kt names 2>/dev/null",
     "here": "kt names --here 2>/dev/null",
     "mine": "kt names --mine 2>/dev/null",
+    "chats": "kt names --chats 2>/dev/null",
 }
 
 
@@ -271,7 +274,9 @@ def _zsh(found: list[Verb]) -> str:
         joined = " \\\n            ".join(specs)
         cases.append(f"        '{verb.words}') _arguments -s \\\n            {joined} ;;")
     names = "\n".join(
-        f'_kt_{kind}() {{\n    compadd -- ${{(f)"$({words})"}}\n    {_ZSH_FILES[".gguf"]}\n}}'
+        f'_kt_{kind}() {{\n    compadd -- ${{(f)"$({words})"}}'
+        + ("" if kind == "chats" else f"\n    {_ZSH_FILES['.gguf']}")
+        + "\n}"
         for kind, words in NAMES.items()
     )
     return f"""\
@@ -311,7 +316,7 @@ def _zsh_values(values: Values | None) -> str:
     if values is None:
         return ""
     if values.names:
-        return f":model:_kt_{values.names}"
+        return f":{'chat' if values.names == 'chats' else 'model'}:_kt_{values.names}"
     if values.words and values.files:
         words = " ".join(values.words)
         return f":value:{{compadd -- {words}; {_ZSH_FILES[values.files]}}}"

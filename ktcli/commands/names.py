@@ -14,9 +14,16 @@ from ktcli.store import catalog, library
 def names(
     here: Annotated[bool, typer.Option("--here", help="Only those on disk.")] = False,
     mine: Annotated[bool, typer.Option("--mine", help="Only those that kt rm can remove.")] = False,
+    chats: Annotated[bool, typer.Option("--chats", help="Those of kept conversations.")] = False,
     json: JsonOpt = False,
 ) -> None:
-    """List the names that MODEL can be."""
+    """List the names that MODEL can be, or CHAT."""
+    if chats:
+        from ktcli.chat.chats import saved_names
+
+        kept = sorted(saved_names())
+        out.result({"names": kept}, "\n".join(map(safe, kept)))
+        return
     known = {entry.label for entry in library.entries() if entry.managed or not mine}
     if not here and not mine:
         known |= set(catalog.names())

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 # click's settings for every command.
 CONTEXT: dict[Any, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -23,11 +24,12 @@ class Row:
     target: str  # "module:function"
     summary: str = ""  # the first line of the function's docstring; empty: hidden from the help
     heading: str = ""
+    optional: tuple[str, ...] = ()  # options whose value may be left out; it is then empty
 
 
 # In the order in which somebody new meets them.
 COMMANDS: dict[str, Row] = {
-    "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start"),
+    "chat": Row("ktcli.commands.chat:chat", "Talk to a model.", "Start", ("--resume",)),
     "doctor": Row("ktcli.commands.doctor:doctor", "Show what this machine is and can do.", "Start"),
     "plan": Row(
         "ktcli.commands.plan:plan", "Show where a model would go and how fast it would be.", "Start"
@@ -44,6 +46,11 @@ COMMANDS: dict[str, Row] = {
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
     ),
     "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "chats": Row(
+        "ktcli.commands.chats:app",
+        "List the conversations that chats kept, and change them.",
+        "Chats",
+    ),
     "bench": Row(
         "ktcli.commands.bench:app", "Measure speed, without a download if need be.", "Measure"
     ),
@@ -67,11 +74,35 @@ def load(name: str) -> Any:
         app.info.context_settings = CONTEXT
     else:
         app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT)
-        app.command(name, context_settings=CONTEXT)(target)
+        app.command(name, cls=_with_optional(COMMANDS[name].optional), context_settings=CONTEXT)(
+            target
+        )
     command = typer.main.get_command(app)
     command.name = name
     _keep_indented(command)
     return command
+
+
+def _with_optional(options: tuple[str, ...]) -> type[TyperCommand]:
+    """The class of a command that gives these options an empty value where they have none."""
+
+    class Command(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return list(super().parse_args(ctx, _filled(args, options)))
+
+    return Command
+
+
+def _filled(args: list[str], options: tuple[str, ...]) -> list[str]:
+    found: list[str] = []
+    for at, word in enumerate(args):
+        if word == "--":
+            return [*found, *args[at:]]
+        found.append(word)
+        following = args[at + 1 : at + 2]
+        if word in options and (not following or following[0].startswith("-")):
+            found.append("")
+    return found
 
 
 def _keep_indented(command: Any) -> None:

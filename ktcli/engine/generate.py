@@ -143,3 +143,8 @@ def six_lines(stats: Stats) -> str:
         ("eval rate:", f"{rate(stats.tokens, stats.eval_s):.2f} tokens/s"),
     ]
     return "\n".join(f"{name:<22}{value}" for name, value in rows)
+
+
+def cached_line(stats: Stats) -> str:
+    """The line below the six: the tokens of the prompt that were in the cache, and all of them."""
+    return f"{'cached / prompt:':<22}{stats.reused_tokens} / {stats.prompt_tokens} token(s)"

@@ -146,6 +146,16 @@ def conversion_name(pack: Path) -> str:
     return pack.name if inside else local_name(pack, "pack")
 
 
+def identity(pack: Path) -> str:
+    """The identity of a conversion: equal ones have the same weights in the same formats; empty if it has no
+    manifest."""
+    try:
+        data = smallfiles.read_bounded(pack / manifest.PACK, manifest.MAX_BYTES)
+    except OSError:
+        return ""
+    return sha256(data).hexdigest()[:32]
+
+
 def model_name(pack: Path) -> str:
     """The name that all conversions of one model in the library share; a pack outside it has its own."""
     return conversion_name(pack).partition("@")[0]

@@ -11,7 +11,9 @@ from chat.fake_engine import speaker, write_tokenizer
 
 from ktcli.chat import slash
 from ktcli.chat.chat import AnswerPiece, Chat
-from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save, saved_names
+from ktcli.chat.chats import chat_path, load, saved_names
+from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.document import save
 from ktcli.chat.prompt import cleaned, is_open
 from ktcli.chat.screen import Screen, visible
 from ktcli.chat.settings import Settings, override, read_settings, read_stop_ids
@@ -168,7 +170,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
     table, said = desk(tmp_path)
     slash.run(table, "/help")
     assert all(f"/{name}" in said[0] for name in slash.TABLE)
-    wanted = "help system set clear retry undo stats save load exit".split()
+    wanted = "help system set clear retry undo stats save load fork rename exit".split()
     assert list(slash.TABLE) == wanted
 
 

@@ -1,21 +1,18 @@
 """An interactive chat keeps itself: in its own file, at every moment, on any disk."""
 
 import errno
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from chat.fake_engine import speaker
 
-from ktcli import smallfiles
-from ktcli.chat import keeper, slash
+from ktcli.chat import log, slash
 from ktcli.chat.chat import AnswerPiece, Chat, Speaker
-from ktcli.chat.conversation import Conversation, Saved, chat_path, load, save
+from ktcli.chat.chats import chat_path, load, newest
+from ktcli.chat.conversation import Conversation, Saved
+from ktcli.chat.document import save
 from ktcli.chat.interactive import talk
-from ktcli.chat.keeper import newest
 from ktcli.engine.sampler import SamplingSettings
 from ktcli.errors import KtError
 
@@ -183,24 +180,24 @@ def test_the_question_is_kept_before_the_first_word(model: Speaker, chats: Path)
     assert kept[0] == ["why?"]
 
 
-def test_an_answer_is_kept_while_it_comes(model: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every two seconds: with a clock that takes three to a piece, each piece finds those before it kept."""
-    clock = iter(range(0, 10_000, 3))
-    stand_in = SimpleNamespace(monotonic=lambda: next(clock), strftime=time.strftime)
-    monkeypatch.setattr(keeper, "time", stand_in)
-    kept: list[dict] = []
+def test_each_token_is_kept_before_the_next(model: Speaker) -> None:
+    """What a piece finds in the file is all that came before it."""
+    shown, kept = [], []
 
-    def document() -> dict:
-        path = newest()
-        assert path is not None
-        return json.loads(path.read_text())
+    class Screen(Nobody):
+        def piece(self, piece: AnswerPiece) -> None:
+            kept.append(load(newest()))  # type: ignore[arg-type]
+            shown.append(piece.text)
 
-    chatted(model, "hello", at_piece=lambda: kept.append(document()))
-    partial = [each["turns"][1]["content"] for each in kept[1:]]
-    assert all("you said hello".startswith(part) for part in partial)
-    assert partial == sorted(partial, key=len) and len(set(partial)) > 2
-    assert all(each["unfinished"] for each in kept[1:])
-    assert "unfinished" not in document()
+    screen = Screen()
+    talk(Chat(model), Lines(("hello",)), screen, screen)  # type: ignore[arg-type]
+    turns = [each.conversation.turns for each in kept]
+    assert len(shown) > 4 and turns[0] == [{"role": "user", "content": "hello"}]
+    assert [said[1]["content"] for said in turns[1:]] == [
+        "".join(shown[: n + 1]) for n in range(len(shown) - 1)
+    ]
+    assert all(each.unfinished for each in kept[1:])
+    assert not load(newest()).unfinished  # type: ignore[arg-type]
 
 
 def test_a_broken_answer_is_told_and_can_be_had_again(model: Speaker, chats: Path) -> None:
@@ -222,7 +219,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(smallfiles, "_put", refuse)
+    monkeypatch.setattr(log.os, "pwrite", refuse)
 
 
 def test_a_full_disk_is_told_once(model: Speaker, chats: Path, full_disk: None) -> None:
@@ -238,7 +235,7 @@ def test_a_disk_that_has_room_again_is_used(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(smallfiles, "_put", refuse)
+        full.setattr(log.os, "pwrite", refuse)
         chat, person = Chat(model), Nobody()
         desk = slash.Desk(chat, person.note, person.warn)
         list(chat.ask("one"))
@@ -257,7 +254,7 @@ def test_a_library_that_cannot_be_written_ends_no_chat(
         raise OSError(errno.EROFS, "Read-only file system")
 
     chats.mkdir(parents=True)
-    monkeypatch.setattr(smallfiles.os, "open", refuse)
+    monkeypatch.setattr(log.os, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     person = chatted(model, "one", "two")
     assert len(person.warnings) == 1 and "Read-only" in person.warnings[0]

@@ -1,6 +1,5 @@
 """An interactive chat in a real pseudo-terminal: keys go in, what appears comes out."""
 
-import json
 import os
 import pty
 import re
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ktcli.chat.log import read_path
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/ptmx"), reason="no pseudo-terminals here")
 HERE = Path(__file__).parent
@@ -177,7 +178,7 @@ def test_an_answer_is_kept_when_the_process_is_told_to_end(
 def kept(folder: Path) -> list[str]:
     """What was said in the one chat of a library."""
     [path] = (folder / "home" / "chats").iterdir()
-    return [turn["content"] for turn in json.loads(path.read_text())["turns"]]
+    return [turn["content"] for turn in read_path(path).conversation.turns]
 
 
 def test_a_full_disk_costs_a_sentence(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
 def test_bash_completes_commands_options_and_models() -> None:
     path = data_path("completions", completion.FILES["bash"])
     words = [
-        (["kt", "c"], "chat convert completion"),
+        (["kt", "c"], "chat convert chats completion"),
         (["kt", "pull", "--q"], "--quiet"),
         (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
         (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),
@@ -313,6 +313,8 @@ def test_bash_completes_commands_options_and_models() -> None:
         (["kt", "chat", "--no-t"], "--no-think"),
         (["kt", "rm", "kt-m"], ""),
         (["kt", "completion", "z"], "zsh"),
+        (["kt", "chats", "e"], "export"),
+        (["kt", "chats", "export", "x", "--format", ""], "md json"),
     ]
     for line, expected in words:
         program = f"""

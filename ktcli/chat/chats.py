@@ -1,0 +1,288 @@
+"""Finds the conversations in the library's folder: by name, by the beginning of a name, the last one.
+
+Two kinds of files lie there: logs, which chats keep by themselves (`log`), and documents, which `/save` makes and which
+earlier versions kept by themselves (`document`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktcli import config
+from ktcli.chat import document, log
+from ktcli.chat.conversation import Saved
+from ktcli.errors import KtError, NotFound, UsageError
+
+LAST = "last"  # of the chat that was kept last; earlier versions of kt had a file of this name, and no other
+FORMS = (log.SUFFIX, document.SUFFIX)
+_NAME = re.compile(r"\w[\w. -]{0,99}")
+_DATED = re.compile(r"\d{4}-\d\d-\d\d-\d{6}(-\d+)?")
+
+
+def chats_folder() -> Path:
+    """The folder in which the library keeps chats."""
+    return config.home() / "chats"
+
+
+def make_folder() -> Path:
+    """Makes the folder of chats, for its owner alone, and returns it.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    folder = chats_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        with contextlib.suppress(OSError):
+            folder.chmod(0o700)
+    return folder
+
+
+def chat_path(name: str) -> Path:
+    """The file of a name, for `/save`: in the library folder, unless the name is a path, which has a slash. It ends
+    with .json.
+
+    Raises:
+        UsageError: the name cannot be one.
+    """
+    if "/" in name and "\0" not in name:
+        path = _path(name)
+        return path if path.suffix == ".json" else path.with_name(f"{path.name}.json")
+    return chats_folder() / f"{plain_name(name)}.json"
+
+
+def plain_name(name: str) -> str:
+    """A name in the library folder, without the ending of its file.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    for form in FORMS:
+        name = name.removesuffix(form)
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a chat", hint="use letters, digits, dots and dashes"
+        )
+    return name
+
+
+def require_free(path: Path) -> None:
+    """Refuses the name of a file that is to be given to a chat, if it means another chat.
+
+    Raises:
+        UsageError: it does.
+    """
+    if path.stem == LAST and path.parent == chats_folder():
+        raise UsageError(f"{LAST} is what the newest chat is called", hint="choose another name")
+    if path.with_suffix(log.SUFFIX).exists():
+        raise UsageError(f"there is a chat {path.stem} already", hint="choose another name")
+
+
+def _path(name: str) -> Path:
+    try:
+        return Path(os.path.realpath(Path(name).expanduser()))
+    except RuntimeError:
+        raise UsageError(f"{name!r} begins with the home folder of nobody here") from None
+
+
+def files() -> list[Path]:
+    """The files of the chats in the library folder, the one used last first."""
+    found: list[tuple[int, str, Path]] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(chats_folder()):
+            path = Path(entry.path)
+            if path.suffix in FORMS and not entry.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if status.st_size or path.suffix != log.SUFFIX:  # else it was never begun
+                        found.append((status.st_mtime_ns, entry.name, path))
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def saved_names() -> tuple[str, ...]:
+    """The names of the chats in the library folder."""
+    return tuple(sorted({path.stem for path in files()}))
+
+
+def newest() -> Path | None:
+    """The file of the last chat that kept itself, None if there is none."""
+    return next((path for path in files() if kept_itself(path)), None)
+
+
+def kept_itself(path: Path) -> bool:
+    """Tells whether a file was written by a chat as it went on, and not by `/save`."""
+    return path.suffix == log.SUFFIX or path.stem == LAST or bool(_DATED.fullmatch(path.stem))
+
+
+def find(name: str) -> Path:
+    """The file of a chat: "last", its name, a beginning of the name that no other has, or a path.
+
+    Raises:
+        NotFound: there is none. UsageError: it could be several, or cannot be a name.
+    """
+    if name == LAST:
+        path = newest()
+        if path is None:
+            raise NotFound("no chat has kept itself yet", hint=saved_hint())
+        return path
+    if "/" in name and "\0" not in name:
+        path = _path(name)
+        forms = [path, *(path.with_name(f"{path.name}{form}") for form in FORMS)]
+        found = next((form for form in forms if form.is_file()), None)
+        if found is None:
+            raise NotFound(f"there is no chat {chat_path(name)}", hint=saved_hint())
+        return found
+    given = name if name.endswith(FORMS) else ""
+    stem = plain_name(name)
+    there = files()
+    exact = [path for path in there if path.name == given] or [
+        path for path in there if path.stem == stem
+    ]
+    if exact:
+        return min(exact, key=lambda path: FORMS.index(path.suffix))
+    begins = [path for path in there if path.stem.startswith(stem)]
+    if len({path.stem for path in begins}) > 1:
+        names = ", ".join(path.stem for path in begins[:5])
+        raise UsageError(f"{len(begins)} chats begin with {name!r}", hint=f"among them: {names}")
+    if not begins:
+        raise NotFound(f"there is no chat {chat_path(stem)}", hint=saved_hint())
+    return begins[0]
+
+
+def saved_hint() -> str:
+    """The advice which names there are."""
+    known = ", ".join(path.stem for path in files()[:10])
+    return f"saved: {known}" if known else ""
+
+
+def load(path: Path) -> Saved:
+    """Reads a chat of either form.
+
+    Raises:
+        NotFound: no such file. UsageError: it is not a saved chat.
+    """
+    if not path.is_file():
+        raise NotFound(f"there is no chat {path}", hint=saved_hint())
+    return log.read_path(path) if path.suffix == log.SUFFIX else document.read(path)
+
+
+def create() -> log.Log:
+    """Makes the file of a new conversation, named after the time; a clock that goes back gives no name twice.
+
+    Raises:
+        KtError, OSError: the system refuses.
+    """
+    folder, name = make_folder(), time.strftime("%Y-%m-%d-%H%M%S")
+    count = 1
+    while True:
+        stem = f"{name}-{count}" if count > 1 else name
+        if not any((folder / f"{stem}{form}").exists() for form in FORMS):
+            with contextlib.suppress(FileExistsError):
+                return log.Log.create(folder / f"{stem}{log.SUFFIX}")
+        count += 1
+
+
+def rename(path: Path, name: str) -> Path:
+    """Gives a chat in the library folder another name; returns its new path.
+
+    Raises:
+        UsageError: the name cannot be one, or is taken. KtError: the system refuses.
+    """
+    stem = plain_name(name)
+    target = path.with_name(f"{stem}{path.suffix}")
+    require_free(target)
+    if path.with_name(f"{stem}{document.SUFFIX}").exists():
+        raise UsageError(f"there is a chat {stem} already", hint="choose another name")
+    try:
+        try:
+            os.link(path, target)  # unlike a rename it never takes another's place
+            path.unlink()
+        except FileExistsError:
+            raise UsageError(
+                f"there is a chat {stem} already", hint="choose another name"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            path.rename(target)  # a disk without links
+    except OSError as error:
+        raise KtError(f"cannot rename {path}: {error.strerror}") from error
+    return target
+
+
+def remove(path: Path) -> None:
+    """Removes a chat.
+
+    Raises:
+        Busy: a process has it open. KtError: the system refuses.
+    """
+    require_closed(path)
+    try:
+        path.unlink()
+    except OSError as error:
+        raise KtError(f"cannot remove {path}: {error.strerror}") from error
+
+
+def require_closed(path: Path) -> None:
+    """Refuses to change a chat that a process has open.
+
+    Raises:
+        Busy: one has.
+    """
+    if path.suffix == log.SUFFIX and log.is_open(path):
+        raise log.busy(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A chat as a list shows it.
+
+    Attributes:
+        used_s: when it was used last, in seconds since 1970.
+        questions: how many were asked.
+        tokens: those that were generated; None: not recorded.
+        problem: why it cannot be read; empty: it can.
+    """
+
+    name: str
+    path: Path
+    used_s: float
+    size_bytes: int
+    model: str = ""
+    questions: int = 0
+    tokens: int | None = None
+    begins: str = ""
+    problem: str = ""
+    is_open: bool = False
+
+
+def line_of(path: Path) -> Listed:
+    """What a list says of a chat; a file that is none says why."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        return Listed(path.stem, path, 0.0, 0, problem=str(error.strerror))
+    line = (path.stem, path, status.st_mtime, status.st_size)
+    try:
+        saved = load(path)
+    except KtError as error:
+        return Listed(*line, problem=str(error))
+    asked = [turn["content"] for turn in saved.conversation.turns if turn["role"] == "user"]
+    is_log = path.suffix == log.SUFFIX
+    return Listed(
+        path.stem,
+        path,
+        saved.time_s or status.st_mtime,
+        status.st_size,
+        saved.model,
+        len(asked),
+        saved.tokens if is_log else None,
+        asked[0] if asked else "",
+        is_open=is_log and log.is_open(path),
+    )

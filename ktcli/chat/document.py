@@ -1,0 +1,144 @@
+"""Reads and writes a whole conversation as one JSON document: what `/save` makes, and what earlier versions kept.
+
+A file may come from a stranger: it is bounded and checked field by field when read, and written beside its name and
+renamed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ktcli import smallfiles
+from ktcli.chat.conversation import ROLES, Conversation, Saved, Turn
+from ktcli.chat.files import read_json
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import BadCheckpoint, KtError, UsageError
+
+VERSION = 1
+SUFFIX = ".json"
+MAX_FILE_BYTES = 16 << 20  # millions of tokens
+
+
+def save(path: Path, saved: Saved) -> None:
+    """Write a chat, as a whole or not at all.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    write(path, text_of(saved))
+
+
+def text_of(saved: Saved) -> str:
+    """The text of a chat's file."""
+    conversation = saved.conversation
+    document = {
+        "kt_chat": VERSION,
+        "model": saved.model,
+        "system": conversation.system,
+        "turns": conversation.turns,
+        "sampling": asdict(saved.sampling),
+        **({"settings": saved.others} if saved.others else {}),
+        **({"unfinished": True} if saved.unfinished else {}),
+    }
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Write the text of a chat, as a whole or not at all, for nobody else to read.
+
+    Raises:
+        KtError: the system refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        smallfiles.write(path, text.encode("utf-8", "replace"), mode=0o600)
+    except OSError as error:
+        raise KtError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read(path: Path) -> Saved:
+    """Reads a chat.
+
+    Raises:
+        UsageError: it is not a saved chat.
+    """
+    try:
+        document = read_json(path, MAX_FILE_BYTES)
+    except BadCheckpoint as error:
+        raise UsageError(str(error)) from error
+    if document.get("kt_chat") != VERSION:
+        raise UsageError(f"{path} is not a chat of this version of kt")
+    sampling = document.get("sampling")
+    try:
+        settings = sampling_of(sampling if isinstance(sampling, dict) else {})
+        turns = [_turn(turn) for turn in _list(document.get("turns"))]
+        conversation = Conversation(plain_text(document.get("system", "")), turns)
+        model, others = (
+            plain_text(document.get("model", "")),
+            others_of(document.get("settings", {})),
+        )
+        return Saved(model, conversation, settings, others, document.get("unfinished") is True)
+    except (ValueError, TypeError, OverflowError, UsageError) as error:
+        raise UsageError(f"{path} is damaged: {str(error)[:100]}") from error
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("a list is missing")
+    return value
+
+
+def _turn(value: Any) -> Turn:
+    if not isinstance(value, Mapping) or value.get("role") not in ROLES[1:]:
+        raise ValueError("a turn is neither the user's nor the assistant's")
+    return {"role": str(value["role"]), "content": plain_text(value.get("content"))}
+
+
+def plain_text(value: Any) -> str:
+    """A value that should be text.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, str):
+        raise ValueError("something that should be text is not")
+    return value.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
+
+
+def others_of(values: Any) -> dict[str, Any]:
+    """Picks the known settings beside those of sampling."""
+    if not isinstance(values, Mapping):
+        raise ValueError("its settings are no object")
+    found = {key: values[key] for key in ("max_tokens", "stops", "thinking") if key in values}
+    most, thinking = found.get("max_tokens"), found.get("thinking")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ValueError("max_tokens is no number of tokens")
+    if thinking is not None and type(thinking) is not bool:
+        raise ValueError("thinking is neither on nor off")
+    if "stops" in found:
+        found["stops"] = tuple(plain_text(stop) for stop in _list(found["stops"]))
+    return found
+
+
+def sampling_of(values: Mapping[str, Any]) -> SamplingSettings:
+    """Picks the known fields of sampling, numbers only.
+
+    Raises:
+        ValueError, OverflowError, UsageError: one is no number or out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError("the settings of sampling are no object")
+    known = {
+        key: value
+        for key, value in values.items()
+        if key in SamplingSettings.__slots__ and value is not None
+    }
+    if not all(isinstance(value, (bool, int, float)) for value in known.values()):
+        raise ValueError("a sampling setting is not a number")
+    for key in known.keys() & {"top_k", "seed"}:
+        known[key] = int(known[key])
+    return SamplingSettings(**{**known, "greedy": bool(known.get("greedy", False))})

@@ -1,0 +1,412 @@
+"""The file of one conversation as it goes on: records that are only added, one JSON object per line.
+
+The first line names the format and the model. Then come the system text, settings, questions, the ids that the model
+read (what is new of them) and each token of an answer when it is there. Each line ends with a checksum of itself, so
+that a line that was torn by a kill, or damaged on the disk, is known: a torn last line never was, any other leaves
+U+FFFD in its place, and the rest is read. A file is hostile input all the same: checksums are easily made.
+
+    {"kt_chat": 2, "model": "kt-mini", "asked": "kt-mini", "pack": "1f0c…", "crc": "…"}
+    {"settings": {"sampling": {…}, "max_tokens": null, …}, "crc": "…"}
+    {"system": "Be brief.", "crc": "…"}
+    {"user": "What is kt?", "time": 1766000000, "crc": "…"}
+    {"read": [ids], "kept": 0, "at": 57, "crc": "…"}     after the first `kept` ids of what was there; at: characters
+    {"piece": "It", "ids": [4], "crc": "…"}              begins an answer, or goes on with it
+    {"end": "stop", "crc": "…"}
+    {"turns": 2, "crc": "…"}                             only so many messages remain
+    {"assistant": "Yes.", "ids": [7], "at": 90, "crc": "…"}    an answer as a whole
+    {"model": "…", "asked": "…", "pack": "…", "crc": "…"}      from here on another model answers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ktcli import smallfiles
+from ktcli.chat.conversation import Conversation, Identity, Saved, Spoken, remember
+from ktcli.chat.document import others_of, plain_text, sampling_of
+from ktcli.chat.reuse import Timeline
+from ktcli.chat.settings import Settings
+from ktcli.engine.sampler import SamplingSettings
+from ktcli.errors import Busy, KtError, UsageError, gib
+
+VERSION = 2
+SUFFIX = ".jsonl"
+MAX_BYTES = 256 << 20  # four million tokens
+MAX_LINE_BYTES = 64 << 20  # of a question; standard input may hold less
+LOST = "\ufffd"
+MAX_ID = 1 << 31
+LOOKS, LOOK_S = 4, 0.02  # tries to lock a file, and the seconds between them
+Record = dict[str, Any]
+
+
+# --- lines ------------------------------------------------------------------------------------------
+
+
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """The line of a record."""
+    body = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return body[:-1] + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def record_of(line: bytes) -> Record | None:
+    """The record of a line; None if it is damaged."""
+    body, mark, crc = line.rstrip(b"\n").rpartition(b',"crc":"')
+    body += b"}"
+    if not mark or crc != b'%08x"}' % zlib.crc32(body):
+        return None
+    try:
+        record = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def read(file: BinaryIO, path: Path) -> tuple[Saved, int]:
+    """Reads a conversation; returns it, and the bytes of the file before a torn last line.
+
+    Raises:
+        UsageError: it is no conversation, too large, or of another version.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_BYTES:
+        raise UsageError(f"{path} has {gib(size)}, more than any chat: at most {gib(MAX_BYTES)}")
+    replay = _Replay()
+    whole = sound = 0
+    for index, line in enumerate(_lines(file)):
+        if not line.endswith(b"\n"):
+            break  # torn: it was being written
+        whole += len(line)
+        record = record_of(line)
+        if index == 0:
+            _require_version(record, line, path)
+        sound += record is not None
+        replay.take(record)
+    if not sound:
+        raise UsageError(f"{path} is not a chat of kt")
+    return replay.saved(), whole
+
+
+def _require_version(record: Record | None, line: bytes, path: Path) -> None:
+    """Refuses a conversation whose first line names another version; one that cannot be read names none."""
+    if record is None:  # checksums may be what is different there
+        with contextlib.suppress(ValueError):
+            record = smallfiles.json_object(line)
+            record = record if "crc" not in record else None
+    version = VERSION if record is None else record.get("kt_chat", VERSION)
+    if version != VERSION:
+        raise UsageError(f"{path} is of another version of kt: its format is {str(version)[:20]}")
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines of a file, cut where they are longer than any record is."""
+    while line := file.readline(MAX_LINE_BYTES):
+        yield line if line.endswith(b"\n") or len(line) < MAX_LINE_BYTES else line + b"\n"
+
+
+class _Replay:
+    """A conversation as its records make it, one after the other."""
+
+    def __init__(self) -> None:
+        self._model = Identity()
+        self._conversation = Conversation()
+        self._sampling, self._others = SamplingSettings(), dict[str, Any]()
+        self._spoken: list[Spoken] = []
+        self._timeline: Timeline | None = None
+        self._open: list[str] | None = None  # the pieces of the answer that is being made
+        self._ids: list[int] = []
+        self._at, self._whole = 0, True
+        self._tokens = self._time_s = self._damaged = 0
+
+    def take(self, record: Record | None) -> None:
+        """Follows one record; None: a damaged line."""
+        if record is not None:
+            follow = _KINDS.get(
+                next(iter(record), "")
+            )  # None: of a later version that is compatible
+            try:
+                if follow is not None:
+                    follow(self, record)
+            except (KeyError, ValueError, TypeError, OverflowError, UsageError):
+                record = None
+        if record is None:
+            self._damaged += 1
+            if self._open is not None:
+                self._open.append(LOST)
+                self._whole = False
+
+    def saved(self) -> Saved:
+        """The conversation."""
+        unfinished = self._open is not None
+        self._close()
+        return Saved(
+            self._model.name,
+            self._conversation,
+            self._sampling,
+            self._others,
+            unfinished,
+            speaker=self._model,
+            spoken=tuple(self._spoken),
+            timeline=self._timeline,
+            tokens=self._tokens,
+            time_s=self._time_s,
+            damaged=self._damaged,
+        )
+
+    def header(self, record: Record) -> None:
+        self._model = Identity(
+            *(plain_text(record.get(key, "")) for key in ("model", "asked", "pack"))
+        )
+
+    def settings(self, record: Record) -> None:
+        given = record["settings"]
+        others = others_of(given)
+        self._sampling, self._others = sampling_of(given.get("sampling") or {}), others
+
+    def system(self, record: Record) -> None:
+        self._conversation.system = plain_text(record["system"])
+
+    def user(self, record: Record) -> None:
+        said = plain_text(record["user"])
+        self._close()
+        self._conversation.end_question()
+        self._conversation.say("user", said)
+        if type(record.get("time")) is int:
+            self._time_s = record["time"]
+
+    def assistant(self, record: Record) -> None:
+        said, ids = plain_text(record["assistant"]), _ids(record.get("ids", []))
+        at = _count(record["at"]) if ids else 0
+        self._close()
+        self._ask_anyhow()
+        self._conversation.say("assistant", said)
+        self._tokens += len(ids)
+        if ids:
+            remember(self._spoken, Spoken(at, said, tuple(ids)))
+
+    def read(self, record: Record) -> None:
+        kept, ids, at = _count(record["kept"]), _ids(record["read"]), _count(record["at"])
+        before = self._timeline.ids if self._timeline else ()
+        if kept > len(before):
+            raise ValueError("more ids are kept than were there")
+        self._close()
+        self._at = at
+        messages = tuple((turn["role"], turn["content"]) for turn in self._conversation.messages)
+        variables = Settings(thinking=self._others.get("thinking")).variables
+        model = (self._model.name, self._model.pack)
+        self._timeline = Timeline((*before[:kept], *ids), messages, variables, model)
+
+    def piece(self, record: Record) -> None:
+        said, ids = plain_text(record["piece"]), _ids(record.get("ids", []))
+        if self._open is None:
+            self._ask_anyhow()
+            self._conversation.say("assistant", "")
+            self._open, self._ids, self._whole = [], [], True
+        self._open.append(said)
+        self._ids += ids
+        self._tokens += len(ids)
+
+    def end(self, record: Record) -> None:
+        self._close()
+
+    def turns(self, record: Record) -> None:
+        most = _count(record["turns"])
+        self._close()
+        del self._conversation.turns[most:]
+
+    def _ask_anyhow(self) -> None:
+        """Puts something in the place of a question that is lost."""
+        turns = self._conversation.turns
+        if not turns or turns[-1]["role"] != "user":
+            self._conversation.say("user", LOST)
+
+    def _close(self) -> None:
+        """Ends the answer that is being made."""
+        if self._open is None:
+            return
+        said, ids = "".join(self._open), tuple(self._ids)
+        self._conversation.turns[-1] = {"role": "assistant", "content": said}
+        self._open = None
+        if ids and self._whole:
+            remember(self._spoken, Spoken(self._at, said, ids))
+        if self._timeline is not None:
+            self._timeline = self._timeline.answered(said, ids)
+
+
+_KINDS = {
+    "kt_chat": _Replay.header,
+    "user": _Replay.user,
+    "read": _Replay.read,
+    "piece": _Replay.piece,
+    "end": _Replay.end,
+    "assistant": _Replay.assistant,
+    "turns": _Replay.turns,
+    "system": _Replay.system,
+    "settings": _Replay.settings,
+    "model": _Replay.header,
+}
+
+
+def _ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(id) is int and 0 <= id < MAX_ID for id in value):
+        raise ValueError("ids are no numbers of tokens")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a count is none")
+    return int(value)
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+class Log:
+    """The file of a conversation, open and locked for this process.
+
+    Attributes:
+        path: its name now.
+        content: what the writer knows of what is in it; it changes together with that, wherever Ctrl-C comes between.
+    """
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self.content: Any = None
+        self._descriptor, self._size = descriptor, size
+        self._torn = True  # behind `_size` may be what nobody finished writing
+
+    @classmethod
+    def create(cls, path: Path) -> Log:
+        """Makes a new file.
+
+        Raises:
+            FileExistsError: there is one of this name. OSError: the system refuses.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):
+            smallfiles.sync_folder(path.parent)
+        return cls(path, descriptor, 0)
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[Log, Saved]:
+        """Opens the file of a conversation to go on with it.
+
+        Raises:
+            Busy: another process has it open. UsageError: it is no conversation. OSError: it may not be written.
+        """
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with contextlib.ExitStack() as closing:
+            closing.callback(os.close, descriptor)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UsageError(f"{path} is not a plain file")
+            _lock(descriptor, path)
+            with open(os.dup(descriptor), "rb") as file:
+                saved, size = read(file, path)
+            closing.pop_all()
+        return cls(path, descriptor, size), saved
+
+    def add(self, records: list[Record], content: Any, *, sync: bool) -> None:
+        """Adds records, all or none; what was left over of an attempt that failed is written over.
+
+        Args:
+            content: the writer's `content` when they are there.
+            sync: whether to wait until they are on the disk.
+        Raises:
+            OSError: the system refuses.
+        """
+        data = b"".join(map(line_of, records))
+        if self._torn:
+            os.ftruncate(self._descriptor, self._size)
+        self._torn = True
+        view, at = memoryview(data), self._size
+        while view:
+            written = os.pwrite(self._descriptor, view, at)
+            view, at = view[written:], at + written
+        if sync:
+            os.fsync(self._descriptor)
+        self._size, self._torn, self.content = at, False, content  # no call between: a signal waits
+
+    def is_mine(self) -> bool:
+        """Tells whether the name still means this file, and nobody else wrote into it."""
+        try:
+            there, here = os.lstat(self.path), os.fstat(self._descriptor)
+        except OSError:
+            return False
+        return os.path.samestat(there, here) and (self._torn or here.st_size == self._size)
+
+    def date(self, least_ns: int) -> None:
+        """Makes the file's time at least `least_ns`."""
+        if os.fstat(self._descriptor).st_mtime_ns < least_ns:
+            os.utime(self._descriptor, ns=(least_ns, least_ns))
+
+    def read(self) -> Saved:
+        """The conversation as the file has it."""
+        with open(self.path, "rb") as file:
+            return read(file, self.path)[0]
+
+    def close(self) -> None:
+        """Gives the file back."""
+        os.close(self._descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Locks a conversation for this process; somebody may be looking whether it is open, for a moment."""
+    for left in range(LOOKS, -1, -1):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not left:
+                raise busy(path) from None
+            time.sleep(LOOK_S)
+
+
+def read_path(path: Path) -> Saved:
+    """Reads a conversation that somebody may be writing.
+
+    Raises:
+        UsageError: it is no conversation, or it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UsageError(f"{path} is not a plain file")
+            return read(file, path)[0]
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def is_open(path: Path) -> bool:
+    """Tells whether a process has a conversation open."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def busy(path: Path) -> KtError:
+    """The error of a conversation that another process has open."""
+    return Busy(f"another kt has the chat {path.stem} open", hint="close it there first")

@@ -1,0 +1,84 @@
+"""Turns a rendered conversation into ids, with the ids of answers as they were generated.
+
+A model need not cut its own text the way the tokenizer would, and other ids mean other cache pages. So wherever the
+rendered text has an answer at its place, letter by letter, the answer's own ids stand for it, and only the stretches
+between answers are encoded. That is safe where a stretch begins with a special token: only there a text surely ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ktcli.chat.control import ControlTokens, Marked
+from ktcli.chat.conversation import Spoken
+from ktcli.chat.tokenizer import Tokenizer
+
+
+class Splicer:
+    """Encodes one conversation again and again, as it grows; stretches that it knows are not encoded anew."""
+
+    def __init__(self, tokenizer: Tokenizer, control: ControlTokens) -> None:
+        self._tokenizer, self._control = tokenizer, control
+        self._known: dict[Marked, list[int]] = {}
+
+    def ids(self, rendered: Marked, spoken: Sequence[Spoken], most: int) -> list[int] | None:
+        """The ids of a rendered conversation; None if they are surely more than `most`.
+
+        Args:
+            spoken: answers, by where they may be in the text; those that are not there are left out.
+        """
+        answers = _present(rendered.text, spoken)
+        known = self._known
+        while True:
+            cuts = [0]
+            for answer in answers:
+                cuts += [answer.at, answer.at + len(answer.text)]
+            stretches = rendered.parts(cuts)[::2]
+            room, fresh = most - sum(len(answer.ids) for answer in answers), {}
+            for stretch in stretches:
+                found = known.get(stretch)
+                if found is None:
+                    if self._control.exceeds(stretch, max(0, room)):
+                        return None
+                    found = self._control.encode(stretch)
+                fresh[stretch] = found
+                room -= len(found)
+            known = {**known, **fresh}
+            bad = self._unsure([fresh[stretch] for stretch in stretches])
+            if bad is None:
+                break
+            del answers[bad]
+        self._known = fresh
+        ids = list(fresh[stretches[0]])
+        for answer, stretch in zip(answers, stretches[1:], strict=True):
+            ids += (*answer.ids, *fresh[stretch])
+        return ids
+
+    def _unsure(self, stretches: list[list[int]]) -> int | None:
+        """The index of the last answer behind which no special token begins; None if there is none."""
+        special = self._tokenizer.special_ids
+        for index in range(len(stretches) - 1, 0, -1):
+            if not stretches[index] or stretches[index][0] not in special:
+                return index - 1
+        return None
+
+    def is_whole(self, answer: Spoken, *, foreign: bool = False) -> bool:
+        """Tells whether the ids of an answer are all of its text.
+
+        Args:
+            foreign: whether they come from a file, which could name control tokens or ids that do not exist.
+        """
+        if foreign and not all(self._tokenizer.is_text(id) for id in answer.ids):
+            return False
+        return self._tokenizer.decode(answer.ids) == answer.text
+
+
+def _present(text: str, spoken: Sequence[Spoken]) -> list[Spoken]:
+    """The answers that are at their places in a text, one after the other."""
+    found: list[Spoken] = []
+    end = 0
+    for answer in spoken:
+        if answer.text and answer.at >= end and text.startswith(answer.text, answer.at):
+            found.append(answer)
+            end = answer.at + len(answer.text)
+    return found

@@ -1,0 +1,256 @@
+"""`kt chats`: list the conversations that chats kept, and change them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ktcli.chat import chats
+from ktcli.chat.chats import Listed
+from ktcli.chat.conversation import Saved
+from ktcli.chat.document import text_of
+from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.errors import UsageError
+from ktcli.output import out, safe, table, visible
+
+BEGINS = 48  # characters of the first question in a list
+CHOICES = 10  # chats to choose from
+_UNITS = ((86_400 * 365, "years"), (86_400, "days"), (3_600, "hours"), (60, "minutes"))
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="List the conversations that chats kept, and change them.",
+)
+ChatArg = Annotated[
+    str,
+    typer.Argument(metavar="CHAT", help="Name, the beginning of one, last, or the path of a file."),
+]
+
+
+@app.callback()
+def chats_list(context: typer.Context, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """List the conversations that chats kept, and change them.
+
+    Every chat on the terminal is kept as it goes on, in a file of its own. kt chat --continue goes on with the last
+    one, kt chat --resume CHAT with any.
+
+    Examples:
+
+      kt chats                              all of them, the last one first
+      kt chats show last
+      kt chats export last --format md > talk.md
+      kt chats rename 2026-11-22-195454 holiday
+    """
+    if context.invoked_subcommand is not None:
+        return
+    lines = [chats.line_of(path) for path in chats.files()]
+    out.result(
+        {"folder": str(chats.chats_folder()), "chats": list(map(_row, lines))},
+        lambda: listed(lines),
+    )
+    if not lines:
+        out.note(f"No chat was kept in {chats.chats_folder()} yet.")
+
+
+@app.command()
+def show(chat: ChatArg, json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Show what was said in a conversation.
+
+    Examples:
+
+      kt chats show last
+      kt chats show holiday | less
+    """
+    path = chats.find(chat)
+    saved = chats.load(path)
+    out.result(_document(path, saved), lambda: visible(_as_text(saved)))
+
+
+@app.command()
+def rm(
+    names: Annotated[
+        list[str], typer.Argument(metavar="CHAT...", help="Names as kt chats shows them.")
+    ],
+    yes: YesOpt = False,
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Remove conversations.
+
+    Examples:
+
+      kt chats rm holiday
+      kt chats rm 2026-11-22-195454 2026-11-23-101500 --yes
+    """
+    paths = list(dict.fromkeys(_in_library(name) for name in names))
+    if not yes:
+        what = ", ".join(path.stem for path in paths)
+        if not out.confirm(f"Remove {what}?"):
+            out.note("Nothing was removed.")
+            raise typer.Exit(1)
+    removed = []
+    for path in paths:
+        chats.remove(path)
+        removed.append(path.stem)
+    out.result({"removed": removed}, f"Removed {safe(', '.join(removed))}.")
+
+
+@app.command()
+def export(
+    chat: ChatArg,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="md|json", help="Markdown, or a document that /load reads."
+        ),
+    ] = "md",
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Print a conversation as a document.
+
+    Examples:
+
+      kt chats export last > talk.md
+      kt chats export holiday --format json > holiday.json
+    """
+    if form not in _FORMS:
+        raise UsageError(f"there is no format {form[:40]!r}", hint=f"kt knows {', '.join(_FORMS)}")
+    path = chats.find(chat)
+    text = _FORMS[form](chats.load(path))
+    shown = visible(text) if sys.stdout.isatty() else text
+    out.result({"name": path.stem, "format": form, "text": text}, shown)
+
+
+@app.command()
+def rename(
+    chat: ChatArg,
+    name: Annotated[str, typer.Argument(metavar="WORD", help="The new name.")],
+    json: JsonOpt = False,
+    quiet: QuietOpt = False,
+) -> None:
+    """Give a conversation another name.
+
+    Examples:
+
+      kt chats rename last holiday
+    """
+    path = _in_library(chat)
+    chats.require_closed(path)
+    target = chats.rename(path, name)
+    document = {"name": target.stem, "before": path.stem, "path": str(target)}
+    out.result(document, f"{safe(path.stem)} is called {safe(target.stem)} now.")
+
+
+def _in_library(name: str) -> Path:
+    """The file of a chat that may be changed.
+
+    Raises:
+        UsageError: it lies elsewhere.
+    """
+    path = chats.find(name)
+    if path.parent.resolve() != chats.chats_folder().resolve():
+        raise UsageError(f"{path} is not in the library folder, so kt does not change it")
+    return path
+
+
+def chosen() -> Path:
+    """The chat that a person chooses on the terminal.
+
+    Raises:
+        UsageError: there is no terminal, nothing to choose from, or the answer is none of it.
+    """
+    paths = [path for path in chats.files() if chats.kept_itself(path)][:CHOICES]
+    if not paths:
+        raise UsageError("no chat has kept itself yet", hint=chats.saved_hint())
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("--resume needs the name of a chat", hint=chats.saved_hint())
+    out.note(listed([chats.line_of(path) for path in paths], numbered=True))
+    return paths[out.choose("Which one?", len(paths)) - 1]
+
+
+# --- what is shown ----------------------------------------------------------------------------------
+
+
+def listed(lines: list[Listed], *, numbered: bool = False) -> str:
+    """A table of chats; `numbered`: with numbers to choose by."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        words = line.problem or " ".join(line.begins[: 4 * BEGINS].split())
+        cut = f"{words[:BEGINS]}…" if len(words) > BEGINS and not line.problem else words
+        counts = ("", "") if line.problem else (str(line.questions), _count(line.tokens))
+        name = f"{line.name} (open)" if line.is_open else line.name
+        row = (name, age(time.time() - line.used_s), line.model, *counts, cut)
+        rows.append((str(number), *row) if numbered else row)
+    head = ("NAME", "USED", "MODEL", "TURNS", "TOKENS", "BEGINS")
+    right = (3, 4)
+    if numbered:
+        return table(rows, ("", *head), right=(0, 4, 5)) if rows else ""
+    return table(rows, head, right=right) if rows else ""
+
+
+def age(seconds: float) -> str:
+    """A time ago for people; a clock that went back makes nothing younger than now."""
+    for length, unit in _UNITS:
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit if count > 1 else unit[:-1]} ago"
+    return "just now"
+
+
+def _count(tokens: int | None) -> str:
+    return "" if tokens is None else f"{tokens:,}"
+
+
+def _row(line: Listed) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "path": str(line.path),
+        "used_s": line.used_s,
+        "size_bytes": line.size_bytes,
+        "model": line.model,
+        "turns": line.questions,
+        "tokens": line.tokens,
+        "begins": line.begins[:200],
+        "open": line.is_open,
+        "problem": line.problem,
+    }
+
+
+def _document(path: Path, saved: Saved) -> dict[str, Any]:
+    return {
+        "name": path.stem,
+        "path": str(path),
+        "model": saved.model,
+        "pack": saved.speaker.pack,
+        "system": saved.conversation.system,
+        "turns": saved.conversation.turns,
+        "tokens": saved.tokens,
+        "unfinished": saved.unfinished,
+        "damaged_lines": saved.damaged,
+    }
+
+
+def _as_text(saved: Saved) -> str:
+    names = {"system": "system", "user": "you", "assistant": saved.model or "the model"}
+    said = [f"{names[m['role']]}:\n{m['content']}\n" for m in saved.conversation.messages]
+    if saved.damaged:
+        said.append(f"({saved.damaged} damaged lines of the file are left out)\n")
+    return "\n".join(said) or "(nothing was said)"
+
+
+def _markdown(saved: Saved) -> str:
+    names = {"system": "System", "user": "You", "assistant": safe(saved.model) or "The model"}
+    return "\n".join(
+        f"## {names[m['role']]}\n\n{m['content']}\n" for m in saved.conversation.messages
+    )
+
+
+_FORMS: dict[str, Callable[[Saved], str]] = {"md": _markdown, "json": text_of}
