@@ -4,11 +4,11 @@ _kt() {
     local options='' words='' names='' files=''
     COMPREPLY=()
     if ((COMP_CWORD == 1)); then
-        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm chats bench eval completion --help --version" -- "$word"))
+        COMPREPLY=($(compgen -W "chat doctor plan pull convert list show verify rm cache chats bench eval completion --help --version" -- "$word"))
         return
     fi
     case $verb in
-        chats|bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
+        cache|chats|bench) ((COMP_CWORD > 2)) && verb="$verb ${COMP_WORDS[2]}" ;;
     esac
     case "$verb" in
         'chat')
@@ -19,7 +19,7 @@ _kt() {
                 --device) words='auto cpu cuda' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor') options='--measure --json --help' ;;
         'plan')
@@ -48,6 +48,11 @@ _kt() {
         'show') options='--experts --program --json --help' names='all' files='.gguf' ;;
         'verify') options='--json --quiet --help' names='here' files='.gguf' ;;
         'rm') options='--partial --yes --json --quiet --help' names='mine' files='.gguf' ;;
+        'cache') options='--help' words='du ls verify rm' ;;
+        'cache du') options='--json --quiet --help' ;;
+        'cache ls') options='--json --quiet --help' ;;
+        'cache verify') options='--json --quiet --help' ;;
+        'cache rm') options='--yes --json --quiet --help' names='all' files='.gguf' ;;
         'chats') options='--json --quiet --help' words='show rm export rename' ;;
         'chats show') options='--json --quiet --help' names='chats' ;;
         'chats rm') options='--yes --json --quiet --help' names='chats' ;;
@@ -57,7 +62,7 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill kernel' ;;
+        'bench') options='--help' words='decode prefill resume kernel' ;;
         'bench decode')
             case $before in
                 --layers|--tokens|--context|--threads|--defer|--runs)  ;;
@@ -82,6 +87,14 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
                 *) options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --json --help' names='all' files='.gguf' ;;
+            esac ;;
+        'bench resume')
+            case $before in
+                --layers|--tokens|--threads|--runs)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                *) options='--layers --tokens --experts --dense --threads --numa --runs --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench kernel')
             case $before in

@@ -9,11 +9,13 @@ makes no sense is an error that names the variable, never a silent default.
     KT_TILE_MIN  tokens per expert from which AMX tiles are used, instead of what was measured
     KT_NUMA      teams of threads, as --numa: auto (one per NUMA node), off, N or nodes=LIST
     KT_HEAT      off: chats do not record which experts they use; default: on
+    KT_CACHE     the most that KV pages on disk may take, such as 20G; 0: none; default: a tenth of the free disk
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from shlex import quote
 
@@ -104,6 +106,30 @@ def _whole_number(name: str, hint: str) -> int | None:
             f"{name} is {text[:60]!r}, which is not a whole number from 1 to 4096", hint=hint
         )
     return int(text)
+
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(
+    r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(?:i?B)?|B)?", re.ASCII | re.IGNORECASE
+)
+
+
+def cache_bytes() -> int | None:
+    """The most bytes that KV pages on disk may take, from KT_CACHE; 0: none are kept; None if unset.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    text = os.environ.get("KT_CACHE", "").strip()
+    if not text:
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"KT_CACHE is {text[:60]!r}, which is no size",
+            hint="for example 20G or 500M; 0 keeps no KV pages on disk; unset: a tenth of the free disk",
+        )
+    return int(float(found[1]) * _UNITS[(found[2] or "").upper()])
 
 
 def forced_numa() -> str | None:

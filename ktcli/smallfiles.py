@@ -109,7 +109,7 @@ def _nests_beyond(value: object, limit: int) -> bool:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def write(path: Path, data: bytes | str, mode: int = 0o644) -> None:
+def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None:
     """Write a file as a whole or not at all: beside its name, flushed to the disk, renamed.
 
     Args:
@@ -142,7 +142,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _put(path: Path, data: bytes | str, flags: int, mode: int = 0o644) -> None:
+def _put(path: Path, data: bytes | str | memoryview, flags: int, mode: int = 0o644) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
     try:
         view = memoryview(data.encode() if isinstance(data, str) else data)
@@ -165,19 +165,20 @@ class Holder:
 
 
 @contextlib.contextmanager
-def lock(path: Path, what: str, *, wait_s: float = 0.0) -> Iterator[None]:
+def lock(path: Path, what: str, *, wait_s: float = 0.0, mode: int = 0o644) -> Iterator[None]:
     """Hold `path` as an exclusive lock; the kernel drops it if this process dies.
 
     Args:
         path: the lock file, there as long as somebody holds it or died holding it.
         what: what is being done, for the sentence of `Busy`: "pulling qwen3-30b-a3b".
         wait_s: the seconds to try before giving up.
+        mode: the permissions of the lock file.
     Raises:
         Busy: another process holds it; the sentence says which.
         KtError: the file cannot be made.
     """
     config.make_folder(path.parent)
-    descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S))
+    descriptor = _acquire(path, what, time.monotonic() + max(wait_s, _RETRY_S), mode)
     try:
         try:
             os.ftruncate(descriptor, 0)
@@ -221,13 +222,13 @@ def _holder(descriptor: int) -> Holder | None:
     return Holder(int(process), doing) if process.isdecimal() and process.isascii() else None
 
 
-def _acquire(path: Path, what: str, deadline: float) -> int:
+def _acquire(path: Path, what: str, deadline: float, mode: int) -> int:
     """Returns a descriptor of the locked file whose name is still `path`."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.ExitStack() as closing:
             try:
-                descriptor = os.open(path, flags, 0o644)
+                descriptor = os.open(path, flags, mode)
                 closing.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_named(descriptor, path):

@@ -1,6 +1,6 @@
 """`kt bench decode` and `kt bench prefill`: this machine's speed on a model's shapes.
 
-`kt bench kernel`, one layer by itself, is in `kernel`.
+`kt bench kernel`, one layer by itself, is in `kernel`; `kt bench resume` is in `resume`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ktcli.commands.options import (
     ExpertsOpt,
     GpuExpertsOpt,
     JsonOpt,
+    LayersOpt,
     ModelArg,
     NumaOpt,
     PrefillThresholdOpt,
@@ -31,6 +32,7 @@ from ktcli.commands.options import (
     ThreadsOpt,
     writable,
 )
+from ktcli.commands.resume import resume
 from ktcli.commands.view.device_figures import Seen, device_figures
 from ktcli.commands.view.figures import ceiling_figures, machine_figures
 from ktcli.commands.view.speed import speed_row, speed_words, warn_about
@@ -62,16 +64,6 @@ app = typer.Typer(
     help="Measure speed, without a download if need be.",
 )
 
-LayersOpt = Annotated[
-    int | None,
-    typer.Option(
-        "--layers",
-        "-l",
-        metavar="N",
-        min=1,
-        help="Decoder layers. Default: as many as fit in memory.",
-    ),
-]
 ProfileOpt = Annotated[
     bool, typer.Option("--profile", help="Also show where the time went, by kind of operation.")
 ]
@@ -192,6 +184,7 @@ def prefill(
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
+app.command()(resume)
 app.command()(kernel)
 
 

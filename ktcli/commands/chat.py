@@ -90,6 +90,12 @@ Think = Annotated[
         "--think/--no-think", help="For models that can do both. Default: as the model likes."
     ),
 ]
+NoKvCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-kv-cache", help="Read and write no KV pages on disk. See kt cache and KT_CACHE."
+    ),
+]
 GoOn = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
 Resume = Annotated[
     str | None,
@@ -133,6 +139,7 @@ def chat(
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
+    no_kv_cache: NoKvCache = False,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
     json: JsonOpt = False,
@@ -158,6 +165,7 @@ def chat(
 
       kt chat --continue
     """
+    from ktcli.assembly.kvpages import cache_quota, stored_pages
     from ktcli.assembly.request import DeviceWords, Wanted
 
     given = {
@@ -180,6 +188,7 @@ def chat(
         kept=kept_chat(go_on, resume),
     )  # fmt: skip
     recording = config.records_heat()
+    quota = 0 if no_kv_cache else cache_quota()
     model, prompt = who_and_what(name, prompt, asked.model)
     if model == asked.model:
         asked.require_model()
@@ -187,10 +196,13 @@ def chat(
     where = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     ready, made = _open(model, asked, Wanted(context, threads, numa=asked_numa(numa), device=where))
     try:
-        if words is None:
-            _converse(made, asked)
-        else:
-            _answer_once(made, words, asked)
+        with stored_pages(made.speaker.engine, ready.pack, quota, out) as store:
+            if words is None:
+                _converse(made, asked)
+            else:
+                _answer_once(made, words, asked)
+            if store is not None:
+                made.session.sequence.keep()  # the end of the last answer
     finally:
         if recording:
             _record(ready, made)

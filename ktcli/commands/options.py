@@ -112,6 +112,16 @@ ContextOpt = Annotated[
         help="Positions to reserve. Default: 8192, or what the model and the memory allow.",
     ),
 ]
+LayersOpt = Annotated[
+    int | None,
+    typer.Option(
+        "--layers",
+        "-l",
+        metavar="N",
+        min=1,
+        help="Decoder layers. Default: as many as fit in memory.",
+    ),
+]
 ExpertsOpt = Annotated[
     str | None,
     typer.Option(

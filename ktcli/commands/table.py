@@ -46,6 +46,9 @@ COMMANDS: dict[str, Row] = {
         "ktcli.commands.verify:verify", "Check a model's files against their hashes.", "Models"
     ),
     "rm": Row("ktcli.commands.rm:rm", "Remove a model and free its space.", "Models"),
+    "cache": Row(
+        "ktcli.commands.cache:app", "Show, check and remove the KV pages on disk.", "Models"
+    ),
     "chats": Row(
         "ktcli.commands.chats:app",
         "List the conversations that chats kept, and change them.",

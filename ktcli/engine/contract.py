@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ktcli.engine.logits import Logits
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
+from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool
 from ktcli.weights.recipe import Recipe
@@ -54,6 +55,10 @@ class Engine(Protocol):
     @property
     def pools(self) -> Pools:
         """The pages and states of its sequences."""
+
+    @property
+    def memory(self) -> PageMemory | None:
+        """The memory of these, from which they can be stored; None: they cannot."""
 
     @property
     def weights_bytes(self) -> int:

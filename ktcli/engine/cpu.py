@@ -22,6 +22,7 @@ from ktcli.engine.prefix import seed
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
 from ktcli.engine.states import before_tail
+from ktcli.engine.tier import PageMemory
 from ktcli.models import Model, Spec
 from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
@@ -80,6 +81,10 @@ class CpuEngine:
     @property
     def pools(self) -> Pools:
         return self._cache.pools
+
+    @property
+    def memory(self) -> PageMemory:
+        return self._cache
 
     @property
     def weights_bytes(self) -> int:

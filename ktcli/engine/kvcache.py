@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ktcli.engine.pages import PagePool, StatePool
 from ktcli.engine.sequence import Pools
 from ktcli.engine.states import StateLayout
+from ktcli.engine.tier import U8Array
 from ktcli.models import Spec
 from ktcli.native import PAGE_TOKENS, Arena
 from ktcli.native import Pool as Team
@@ -72,6 +73,32 @@ class KvCache:
             seed,
             context,
         )
+
+    # -- for the tier below, see `tier.PageMemory`: the bytes lie as they are stored ------------------------
+
+    codec = "cpu"  # the layout: 64 positions of a layer behind the other, as the kernels read them
+
+    @property
+    def page_bytes(self) -> int:
+        return self.layout.page_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        return self.states.size_bytes
+
+    def saved_page(self, page: int) -> U8Array:
+        return self.memory.bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+    def saved_state(self, slot: int) -> U8Array:
+        return self.state_memory.bytes[slot * self.state_bytes : (slot + 1) * self.state_bytes]
+
+    page_room, state_room = saved_page, saved_state
+
+    def restore_page(self, page: int, room: U8Array) -> None:
+        """Does nothing: the room is the place."""
+
+    def restore_state(self, slot: int, room: U8Array) -> None:
+        """Does nothing: the room is the place."""
 
 
 class _Copy:

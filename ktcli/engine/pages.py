@@ -51,7 +51,7 @@ class PagePool:
         what: what they are, in an error.
         each_bytes: the bytes of one.
     Attributes:
-        on_evict: called before an idle page's place is taken, for the next tier; None: nobody wants it.
+        on_evict: called before a page loses its content address, for the next tier; None: nobody wants it.
     """
 
     def __init__(self, count: int, what: str = "the context", each_bytes: int = 0) -> None:
@@ -135,6 +135,7 @@ class PagePool:
     def unseal(self, page: int) -> None:
         """Takes the content address of a page away: its only holder writes to it."""
         assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
+        self._goes(page, self._keys[page])
         del self._pages[self._keys.pop(page)]
 
     def sealed(self, page: int) -> bool:
@@ -152,8 +153,14 @@ class PagePool:
             self._idle.move_to_end(page)
         return page
 
+    def page_of(self, key: bytes) -> int | None:
+        """As `find`, for those who only look: nothing is counted or moved."""
+        return self._pages.get(key)
+
     def forget(self) -> None:
         """Frees every idle page, and forgets every content address."""
+        for page, key in self._keys.items():
+            self._goes(page, key)
         self._free.extend(self._idle)
         self._idle.clear()
         self._keys.clear()
@@ -164,10 +171,14 @@ class PagePool:
         page, _ = self._idle.popitem(last=False)
         key = self._keys.pop(page)
         del self._pages[key]
-        if self.on_evict is not None:
-            self.on_evict(page, key)
+        self._goes(page, key)
         self.counts.evicted += 1
         return page
+
+    def _goes(self, page: int, key: bytes) -> None:
+        """Tells the next tier that what the key says will not be found here any more."""
+        if self.on_evict is not None:
+            self.on_evict(page, key)
 
 
 class Place(NamedTuple):
@@ -209,6 +220,8 @@ class StatePool:
         count: the number of slots.
         snapshots: the most snapshots; the others are for sequences.
         what, each_bytes: as of `PagePool`.
+    Attributes:
+        on_evict: called before a snapshot is dropped, for the next tier; None: nobody wants it.
     """
 
     def __init__(
@@ -223,6 +236,7 @@ class StatePool:
         self._snapshots: dict[bytes, _Snapshot] = {}
         self._clock = 0
         self.counts = PoolCounts()
+        self.on_evict: Evicted | None = None
 
     @property
     def free(self) -> int:
@@ -317,6 +331,11 @@ class StatePool:
         self.counts.found += 1
         return snapshot.slot
 
+    def slot_of(self, key: bytes) -> int | None:
+        """As `find`, for those who only look: nothing is counted or moved."""
+        snapshot = self._snapshots.get(key)
+        return None if snapshot is None else snapshot.slot
+
     def places(self) -> list[tuple[Place, bytes]]:
         """The places of all snapshots, and their keys."""
         return [(each.at, key) for key, each in self._snapshots.items()]
@@ -336,6 +355,8 @@ class StatePool:
         ]
 
     def _drop(self, key: bytes) -> None:
+        if self.on_evict is not None:
+            self.on_evict(self._snapshots[key].slot, key)
         self.release(self._snapshots.pop(key).slot)
 
     def _victim(self, among: Iterable[bytes]) -> bytes:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
 from ktcli.engine.prefix import chain
+from ktcli.engine.tier import PAGE, STATE, PageLabel, Tier
 from ktcli.errors import ContextFull
 from ktcli.native import PAGE_TOKENS, Run
 
@@ -31,7 +32,7 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pools:
     """What the sequences of an engine share.
 
@@ -40,6 +41,7 @@ class Pools:
         copy: copies the contents of a page to another: (from, to).
         seed: the key of the empty prefix, see `prefix.seed`.
         context: the most positions of a sequence.
+        tier: where pages and states go that leave memory, and come back from; None: nowhere.
     """
 
     pages: PagePool
@@ -47,6 +49,7 @@ class Pools:
     copy: Callable[[int, int], None]
     seed: bytes
     context: int
+    tier: Tier | None = None
 
     def forget(self) -> None:
         """Forgets all that no sequence holds: nothing is found by its ids any more."""
@@ -150,6 +153,8 @@ class Sequence:
         if states is not None and self._next_slot < 0:
             self._next_slot = states.take()
         first = n - 1 if first_output is None else first_output
+        if self._pools.tier is not None:
+            self._pools.tier.step_begins()
         return Run(
             ids,
             self.length,
@@ -170,6 +175,8 @@ class Sequence:
         """
         n = run.ids.size if tokens is None else tokens
         assert run.start == self.length and 0 <= n <= run.ids.size
+        if self._pools.tier is not None:
+            self._pools.tier.step_ended(run.ids.size)
         end = self.length + n
         self._ids[self.length : end] = run.ids[:n]
         self._depths[self.length : end] = run.defer
@@ -189,10 +196,14 @@ class Sequence:
         page_key = self._keys[-1] if self._keys else self._pools.seed
         key = self._link(page_key, self.length - rest, self.length)
         states.keep(key, self._slot, Place(page_key, self.length), self._line)
+        span = self.length - rest, self.length
+        slot = states.slot_of(key)
+        if self._pools.tier is not None and slot is not None:
+            self._pools.tier.kept(slot, self._label(STATE, key, page_key, span), self._line)
         if rest:
             page = int(self._table[self.length // PAGE_TOKENS])
             if not self._pools.pages.sealed(page):
-                self._pools.pages.seal(page, key)
+                self._seal_page(page, key, page_key, span)
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
@@ -247,6 +258,10 @@ class Sequence:
         different = np.flatnonzero(self._ids[:n] != wanted[:n])
         common = int(different[0]) if different.size else n
         known = self._find(wanted.astype(np.int32), depths)
+        if self._pools.tier is not None:
+            have = max(known.length, self._reachable(common)[0])
+            self._pools.tier.bring(wanted.astype(np.int32), depths, have)
+            known = self._find(wanted.astype(np.int32), depths)
         if known.length <= self._reachable(common)[0]:
             return self.truncate(common)
         self._take_over(known, wanted, depths)
@@ -291,12 +306,22 @@ class Sequence:
     def _seal(self) -> None:
         """Seals the pages that are full now. Where another page has the same key both stay: what this sequence
         computed is what it goes on with."""
-        pages = self._pools.pages
         for at in range(len(self._keys), self.length // PAGE_TOKENS):
             first = at * PAGE_TOKENS
             previous = self._keys[-1] if self._keys else self._pools.seed
-            self._keys.append(self._link(previous, first, first + PAGE_TOKENS))
-            pages.seal(int(self._table[at]), self._keys[-1])
+            span = first, first + PAGE_TOKENS
+            self._keys.append(self._link(previous, *span))
+            self._seal_page(int(self._table[at]), self._keys[-1], previous, span)
+
+    def _seal_page(self, page: int, key: bytes, previous: bytes, span: tuple[int, int]) -> None:
+        """Seals a page that holds the positions of `span`, unless another one has the key."""
+        if self._pools.pages.seal(page, key) and self._pools.tier is not None:
+            self._pools.tier.sealed(page, self._label(PAGE, key, previous, span))
+
+    def _label(self, kind: int, key: bytes, previous: bytes, span: tuple[int, int]) -> PageLabel:
+        first, end = span
+        ids, depths = self._ids[first:end].copy(), self._depths[first:end].copy()
+        return PageLabel(kind, key, previous, end, ids, depths)
 
     def _link(self, previous: bytes, first: int, end: int) -> bytes:
         """The key of the prefix that ends at `end`; `previous` is that of the prefix that ends at `first`."""

@@ -10,7 +10,8 @@ from ktcli import config
 from ktcli.errors import KtError, UsageError
 from ktcli.store import heat, library, origins
 
-CALIBRATING = "calibrate-"  # begins the name of a folder of a process, whose number follows
+# These begin the names of folders of a process, whose number follows.
+CALIBRATING, RESUMING = "calibrate-", "resume-"
 
 
 def remove(entry: library.Entry) -> int:
@@ -60,10 +61,11 @@ def forget(model: str) -> bool:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Folders that an interrupted removal or a killed calibration left behind."""
+    """Folders that an interrupted removal, a killed calibration or a killed benchmark left behind."""
     folders = [library.folder_of(kind) for kind in library.EntryKind]
     removed = [path for folder in folders for path in sorted(folder.glob(".*.removed.*"))]
-    found = sorted(config.home().glob(f"{CALIBRATING}[0-9]*-*"))
+    begun = (CALIBRATING, RESUMING)
+    found = sorted(path for name in begun for path in config.home().glob(f"{name}[0-9]*-*"))
     return (*removed, *(path for path in found if not _is_running(path.name.split("-")[1])))
 
 

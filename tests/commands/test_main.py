@@ -300,7 +300,7 @@ def test_a_meaning_is_the_first_sentence(text: str, line: str) -> None:
 def test_bash_completes_commands_options_and_models() -> None:
     path = data_path("completions", completion.FILES["bash"])
     words = [
-        (["kt", "c"], "chat convert chats completion"),
+        (["kt", "c"], "chat convert cache chats completion"),
         (["kt", "pull", "--q"], "--quiet"),
         (["kt", "show", "kimi-k2-"], "kimi-k2-thinking"),
         (["kt", "show", "--experts", "kimi-k2-"], "kimi-k2-thinking"),

@@ -126,6 +126,10 @@ class DeviceEngine:
             self._chosen.zero_()
 
     @property
+    def memory(self) -> None:
+        """Pages in the device's memory cannot be stored."""
+
+    @property
     def weights_bytes(self) -> int:
         return self._host_bytes + self._on_device.size_bytes
 

@@ -1,0 +1,81 @@
+"""Puts the library's store of KV pages below an engine, so that what a conversation computed outlives the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+from ktcli import config
+from ktcli.assembly.listener import SILENT, Listener
+from ktcli.engine import Engine
+from ktcli.engine.tier import Tier
+from ktcli.errors import KtError
+from ktcli.store import library
+from ktcli.store.pagefile import Space
+from ktcli.store.pagefolder import PageFolder
+from ktcli.store.pages import PageStore
+
+
+def cache_quota() -> int:
+    """The most bytes of KV pages on disk; 0: none are kept.
+
+    Raises:
+        UsageError: KT_CACHE is no size.
+    """
+    return PageFolder.of_library().quota(config.cache_bytes())
+
+
+@contextmanager
+def stored_pages(
+    engine: Engine, pack: Path, quota_bytes: int, listener: Listener = SILENT
+) -> Iterator[PageStore | None]:
+    """Keeps the pages of an engine in the library while the context lasts; what was computed is written at its end
+    at the latest.
+
+    Args:
+        pack: the folder of the conversion that runs.
+        quota_bytes: the most bytes of all pages on disk; 0: none are read or written.
+    Yields:
+        The store; None: there is none.
+    """
+    folder = PageFolder.of_library()
+    if not quota_bytes or engine.memory is None:
+        yield None
+        return
+    try:
+        folder.check()
+    except KtError as error:
+        listener.warn(f"{error}; {error.hint}")
+        yield None
+        return
+    with store_below(engine, folder, quota_bytes, library.conversion_name(pack), listener) as store:
+        yield store
+
+
+@contextmanager
+def store_below(
+    engine: Engine, folder: PageFolder, quota_bytes: int, model: str, listener: Listener = SILENT
+) -> Iterator[PageStore]:
+    """Puts a store in a folder below an engine whose pages can be stored.
+
+    Args:
+        model: the model's name, for people.
+    """
+    memory, pools = engine.memory, engine.pools
+    assert memory is not None
+    facts = (pools.seed, memory.codec, memory.page_bytes, memory.state_bytes)
+    space = Space(sha256(repr(facts).encode()).digest(), memory.codec)
+    about = {"model": model, "page_bytes": memory.page_bytes, "state_bytes": memory.state_bytes}
+    store = PageStore(folder, space, quota_bytes, about, listener.warn)
+    tier = Tier(store, memory, pools.pages, pools.states, pools.seed)
+    store.writer.busy = lambda: tier.is_busy
+    pools.tier = tier
+    try:
+        yield store
+    finally:
+        tier.turn_over()
+        store.close()
+        tier.detach()
+        pools.tier = None

@@ -1,0 +1,209 @@
+"""`kt cache`: the KV pages that conversations left on disk, so that a prompt is not computed twice."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ktcli import config
+from ktcli.commands.options import JsonOpt, QuietOpt, YesOpt
+from ktcli.errors import BadCheckpoint, NotFound, gib
+from ktcli.output import out, safe, table
+from ktcli.store.pagefile import Damaged, Kind, read_table
+from ktcli.store.pagefolder import PageFolder, StoredPages
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Show, check and remove the KV pages on disk.",
+)
+
+NamesArg = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL...", help="Models or ids as kt cache ls shows them. Default: all."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a space holds: full pages' positions, and states."""
+
+    tokens: int = 0
+    pages: int = 0
+    states: int = 0
+
+
+@app.command()
+def du(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Show how much the KV pages take, and how much they may.
+
+    KT_CACHE sets the most that they may take, such as 20G; 0 keeps none. Without it they may take a tenth of the
+    free disk.
+
+    Examples:
+
+      kt cache du
+
+      KT_CACHE=20G kt cache du --json
+    """
+    folder = PageFolder.of_library()
+    folder.check()
+    quota = folder.quota(config.cache_bytes())
+    stored = folder.stored()
+    size, files = sum(s.size_bytes for s in stored), sum(len(s.files) for s in stored)
+    document = {
+        "folder": str(folder.path),
+        "size_bytes": size,
+        "quota_bytes": quota,
+        "files": files,
+        "models": [{**_named(each), "size_bytes": each.size_bytes} for each in stored],
+    }
+    most = f"of at most {gib(quota)}" if quota else "and KT_CACHE=0 keeps no more"
+    out.result(document, f"{gib(size)} in {files:,} files {most}, in {safe(folder.path)}")
+
+
+@app.command()
+def ls(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """List the models that have KV pages, the one used last first.
+
+    A model has a row for each way of computing it that gives other pages: number formats, context, kernels, layout.
+
+    Examples:
+
+      kt cache ls
+
+      kt cache ls --json
+    """
+    folder = PageFolder.of_library()
+    folder.check()
+    rows = [(each, _held(each)) for each in folder.stored()]
+    document = {"folder": str(folder.path), "models": [_document(*row) for row in rows]}
+    out.result(document, lambda: _render(rows))
+
+
+@app.command()
+def verify(json: JsonOpt = False, quiet: QuietOpt = False) -> None:
+    """Check every KV page against its checksum, and remove damaged files.
+
+    What is removed only costs the time to compute it again. Exit code 5: something was damaged.
+
+    Examples:
+
+      kt cache verify
+
+      kt cache verify --json
+    """
+    folder = PageFolder.of_library()
+    folder.check()
+    stored = folder.stored()
+    bad: dict[str, str] = {}
+    files = 0
+    with out.progress("Checking KV pages", sum(each.size_bytes for each in stored)) as bar:
+        for each in stored:
+            for file, problem in folder.verify(each, bar.advance):
+                files += 1
+                if problem:
+                    bad[str(file.path)] = problem
+                    with contextlib.suppress(OSError):  # of a library that is read only
+                        file.path.unlink(missing_ok=True)
+    lines = [f"{safe(path)} {problem}: removed" for path, problem in bad.items()]
+    summary = f"{files - len(bad):,} of {files:,} files are intact"
+    out.result({"ok": not bad, "files": files, "bad": bad}, "\n".join([*lines, summary]))
+    if bad:
+        raise typer.Exit(BadCheckpoint.exit_code)
+
+
+@app.command()
+def rm(
+    names: NamesArg = None, yes: YesOpt = False, json: JsonOpt = False, quiet: QuietOpt = False
+) -> None:
+    """Remove KV pages and free their space; conversations stay, and are computed again when they go on.
+
+    Examples:
+
+      kt cache rm --yes             everything, also what another version of kt left
+
+      kt cache rm qwen3-30b-a3b     the pages of one model
+    """
+    folder = PageFolder.of_library()
+    chosen = _chosen(folder, names or [])
+    what = "all KV pages" if chosen is None else f"the KV pages of {', '.join(names or [])}"
+    if folder.path.is_dir() and not yes and not out.confirm(f"Remove {what}?"):
+        out.note("Nothing was removed.")
+        raise typer.Exit(1)
+    removed = [each.name for each in folder.stored()] if chosen is None else chosen
+    freed = sum(folder.remove(name) for name in ([None] if chosen is None else chosen))
+    document = {"removed": removed, "freed_bytes": freed}
+    out.result(document, f"Removed {safe(what)}, freed {gib(freed)}.")
+
+
+def _chosen(folder: PageFolder, names: list[str]) -> list[str] | None:
+    """The spaces that names mean; None: all there is, of whatever version."""
+    if not names:
+        return None
+    folder.check()
+    chosen: dict[str, None] = {}
+    for name in names:
+        found = [s.name for s in folder.stored() if name in _names(s)]
+        if not found:
+            raise NotFound(
+                f"there are no KV pages of {name}", hint="kt cache ls shows whose there are"
+            )
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _model(stored: StoredPages) -> str:
+    return str(stored.about.get("model", "unknown"))
+
+
+def _names(stored: StoredPages) -> set[str]:
+    """What one may call it: the conversion, its model, the id."""
+    model = _model(stored)
+    return {stored.name, _named(stored)["id"], model, model.partition("@")[0]}
+
+
+def _named(stored: StoredPages) -> dict[str, Any]:
+    identity, _, codec = stored.name.partition("-")
+    return {"model": _model(stored), "id": identity[:8], "layout": codec}
+
+
+def _held(stored: StoredPages) -> _Held:
+    tokens = pages = states = 0
+    for file in stored.files:
+        with contextlib.suppress(Damaged, OSError):
+            for entry in read_table(file.path)[1]:
+                is_page = entry.kind == Kind.PAGE
+                pages, states = pages + is_page, states + (not is_page)
+                tokens += entry.n_ids if is_page else 0
+    return _Held(tokens, pages, states)
+
+
+def _document(stored: StoredPages, held: _Held) -> dict[str, Any]:
+    return {
+        **_named(stored),
+        "tokens": held.tokens,
+        "pages": held.pages,
+        "states": held.states,
+        "files": len(stored.files),
+        "size_bytes": stored.size_bytes,
+        "used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stored.used_ns / 1e9)),
+    }
+
+
+def _render(rows: list[tuple[StoredPages, _Held]]) -> str:
+    if not rows:
+        return "There are no KV pages."
+    lines = []
+    for stored, held in rows:
+        name, used = _named(stored), time.localtime(stored.used_ns / 1e9)
+        lines.append([name["model"], name["id"], name["layout"], f"{held.tokens:,}", gib(stored.size_bytes),
+                      time.strftime("%Y-%m-%d %H:%M", used)])  # fmt: skip
+    head = ["MODEL", "ID", "LAYOUT", "TOKENS", "SIZE", "USED"]
+    return table(lines, head, right=(3, 4), width=out.width)

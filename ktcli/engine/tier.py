@@ -1,0 +1,372 @@
+"""The tier below memory: pages and states that are written to a store, and come back from it.
+
+What a sequence seals is due to be written as soon as nobody is disturbed by it; the store copies it from where it lies,
+or from a copy made at the last moment if its place is taken before. When a sequence begins, pages that memory does not
+have but the store has are read into free ones and sealed there, so that they are found like all others. A page that
+came back equals the one that left, bit for bit, or it does not come back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Numbers
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.engine.pages import PagePool, Place, PoolFull, StatePool
+from ktcli.engine.prefix import chain
+from ktcli.native import PAGE_TOKENS
+
+PAGE, STATE = 1, 2  # the kinds of what is stored
+# After a step the engine counts as busy for as long as a person would notice a pause.
+_BUSY_S = 0.5
+_MOST_STEP_S = 60.0
+_SLICE_BYTES = 32 << 20  # read at once, before it is asked again whether reading is worth while
+_SPILL_BYTES = 256 << 20  # of copies of what was evicted before it was written
+_LEAST_TIMED = 64  # tokens of a step whose speed says what a prompt's tokens cost
+_STATES_OF_LINE = 2  # snapshots of one sequence that are due after a turn: the latest
+
+U8Array = NDArray[np.uint8]
+I32Array = NDArray[np.int32]
+Fill = Callable[[U8Array], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class PageLabel:
+    """What a page or a state holds.
+
+    Attributes:
+        kind: PAGE or STATE.
+        key: the key of the prefix that ends with `ids`.
+        previous: that of the prefix before them.
+        end: the positions of the prefix.
+        ids: the ids after the last full page of the prefix, or of its last page, [n].
+        depths: the depth of deferral of each, [n].
+    """
+
+    kind: int
+    key: bytes
+    previous: bytes
+    end: int
+    ids: I32Array
+    depths: U8Array
+
+
+class Store(Protocol):
+    """Keeps pages and states longer than memory does."""
+
+    @property
+    def read_bps(self) -> float | None:
+        """The bytes that it reads in a second; None: it did not read yet."""
+
+    def refresh(self) -> None:
+        """Looks at what other processes left there."""
+
+    def has(self, kind: int, key: bytes) -> bool:
+        """Tells whether something is there, as far as it knows."""
+
+    def states(self) -> Numbers[tuple[int, bytes, bytes]]:
+        """The states there, longest prefix first: (end, previous, key)."""
+
+    def read(self, labels: Numbers[PageLabel], into: Numbers[U8Array]) -> int:
+        """Reads and checks; returns how many of the first are in their places."""
+
+    def put(self, label: PageLabel, size_bytes: int, fill: Fill) -> None:
+        """Keeps something in time; another thread calls `fill`, which copies it, or returns False if it is gone."""
+
+    def use(self, keys: Iterable[bytes]) -> None:
+        """Notes that a conversation with these keys, in their order, is used now."""
+
+
+class PageMemory(Protocol):
+    """The memory of pages and states.
+
+    Attributes:
+        codec: the name of their layout.
+        page_bytes, state_bytes: the bytes of each as they are stored.
+    """
+
+    @property
+    def codec(self) -> str: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int: ...
+
+    def saved_page(self, page: int) -> U8Array:
+        """The bytes of a page; for a sealed one any thread may ask."""
+
+    def saved_state(self, slot: int) -> U8Array:
+        """The bytes of a state; for a snapshot any thread may ask."""
+
+    def page_room(self, page: int) -> U8Array:
+        """Where the bytes of a page are read to; `restore_page` puts them into their place."""
+
+    def state_room(self, slot: int) -> U8Array:
+        """Where the bytes of a state are read to; `restore_state` puts them into their place."""
+
+    def restore_page(self, page: int, room: U8Array) -> None: ...
+
+    def restore_state(self, slot: int, room: U8Array) -> None: ...
+
+
+class Tier:
+    """A store below the pools of an engine.
+
+    Attributes:
+        restored_tokens: the positions that came back from the store so far.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        memory: PageMemory,
+        pages: PagePool,
+        states: StatePool | None,
+        seed: bytes,
+    ) -> None:
+        self._store, self._memory = store, memory
+        self._pages, self._states, self._seed = pages, states, seed
+        self._guard = threading.Lock()  # of what is due and spilled
+        self._due: dict[tuple[int, bytes], int] = {}  # the page or slot of what is to be written
+        self._spilled: OrderedDict[tuple[int, bytes], U8Array] = OrderedDict()
+        self._latest: dict[int, deque[tuple[int, PageLabel]]] = {}  # snapshots, by line
+        self._prompt_tok_s: float | None = None
+        self._began = self._touched = 0.0
+        self._in_step = False
+        self.restored_tokens = 0
+        pages.on_evict = self._page_goes
+        if states is not None:
+            states.on_evict = self._state_goes
+
+    def detach(self) -> None:
+        """Leaves the pools as they were without a tier."""
+        self._pages.on_evict = None
+        if self._states is not None:
+            self._states.on_evict = None
+
+    # --- down -----------------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Tells whether a step runs, or has just run and the next one is about to."""
+        since = time.monotonic() - self._touched
+        return since < (_MOST_STEP_S if self._in_step else _BUSY_S)
+
+    def step_begins(self) -> None:
+        """A sequence is about to run."""
+        self._began = self._touched = time.monotonic()
+        self._in_step = True
+
+    def step_ended(self, n_tokens: int) -> None:
+        """A run of `n_tokens` of a sequence was computed."""
+        self._in_step = False
+        self._touched = time.monotonic()
+        if n_tokens >= _LEAST_TIMED and self._touched > self._began:
+            fresh = n_tokens / (self._touched - self._began)
+            known = self._prompt_tok_s
+            self._prompt_tok_s = fresh if known is None else (known + fresh) / 2
+
+    def sealed(self, page: int, label: PageLabel) -> None:
+        """A page got its content address."""
+        if not self._store.has(label.kind, label.key):
+            self._put(page, label, self._memory.page_bytes)
+
+    def kept(self, slot: int, label: PageLabel, line: int) -> None:
+        """A snapshot was made of a sequence; those that are its latest when the turn is over are written."""
+        latest = self._latest.setdefault(line, deque(maxlen=_STATES_OF_LINE))
+        if all(label.key != other.key for _, other in latest):
+            latest.append((slot, label))
+
+    def turn_over(self) -> None:
+        """An answer has ended, or another prompt begins: the latest snapshots are worth keeping."""
+        for latest in self._latest.values():
+            for slot, label in latest:
+                if self._states is not None and self._states.slot_of(label.key) == slot:
+                    self._put(slot, label, self._memory.state_bytes)
+        self._latest.clear()
+
+    def _put(self, number: int, label: PageLabel, size_bytes: int) -> None:
+        name = label.kind, label.key
+        with self._guard:
+            self._due[name] = number
+        self._store.put(label, size_bytes, lambda into: self._fill(name, into))
+
+    def _fill(self, name: tuple[int, bytes], into: U8Array) -> bool:
+        """Copies what is due; called by the store's thread."""
+        with self._guard:
+            spilled = self._spilled.pop(name, None)
+            number = self._due.pop(name, None)
+            if spilled is not None:
+                into[:] = spilled
+            elif number is not None:
+                into[:] = self._saved(name[0], number)
+        return spilled is not None or number is not None
+
+    def _saved(self, kind: int, number: int) -> U8Array:
+        memory = self._memory
+        return memory.saved_page(number) if kind == PAGE else memory.saved_state(number)
+
+    def _page_goes(self, page: int, key: bytes) -> None:
+        self._spill((PAGE, key), page)
+
+    def _state_goes(self, slot: int, key: bytes) -> None:
+        self._spill((STATE, key), slot)
+
+    def _spill(self, name: tuple[int, bytes], number: int) -> None:
+        """Copies what is due before its place is taken."""
+        with self._guard:
+            if self._due.get(name) != number:
+                return
+            del self._due[name]
+            if self._store.has(*name):
+                return
+            copy = self._saved(name[0], number).copy()
+            self._spilled[name] = copy
+            while sum(each.size for each in self._spilled.values()) > _SPILL_BYTES:
+                self._spilled.popitem(last=False)
+
+    # --- up -------------------------------------------------------------------------------------------
+
+    def bring(self, ids: I32Array, depths: U8Array | None, have: int) -> None:
+        """Reads what the store knows of a beginning of `ids`, but not all of it, into free pages.
+
+        Args:
+            depths: the depth of deferral of each id; None: 0.
+            have: the positions that memory already has.
+        """
+        self.turn_over()
+        self._store.refresh()
+        labels = self._labels(ids, depths)
+        held = self._hold_known(labels)
+        try:
+            if self._states is None:
+                self._bring_pages(labels, held)
+            else:
+                self._bring_state(ids, depths, labels, held, have)
+        finally:
+            for page in reversed(held):  # the last pages are evicted first
+                self._pages.release(page)
+        self._store.use(label.key for label in labels)
+
+    def _labels(self, ids: I32Array, depths: U8Array | None) -> list[PageLabel]:
+        """The labels of the full pages of a prefix that leaves an id to compute."""
+        labels, key = [], self._seed
+        for first in range(0, ids.size - PAGE_TOKENS, PAGE_TOKENS):
+            labels.append(_label(PAGE, key, ids, depths, (first, first + PAGE_TOKENS)))
+            key = labels[-1].key
+        return labels
+
+    def _hold_known(self, labels: list[PageLabel]) -> list[int]:
+        """Holds the first pages as far as memory has them."""
+        held: list[int] = []
+        for label in labels:
+            page = self._pages.page_of(label.key)
+            if page is None:
+                break
+            self._pages.hold(page)
+            held.append(page)
+        return held
+
+    def _bring_pages(self, labels: list[PageLabel], held: list[int]) -> bool:
+        """Reads the pages after those that are held; returns whether all came."""
+        at_once = max(1, _SLICE_BYTES // self._memory.page_bytes)
+        while len(held) < len(labels):
+            part = labels[len(held) : len(held) + at_once]
+            known = [label for label in part if self._store.has(PAGE, label.key)]
+            part = [label for label, other in zip(part, known, strict=False) if label is other]
+            tokens = sum(label.ids.size for label in part)
+            if not part or not self._pays(tokens, len(part) * self._memory.page_bytes):
+                return False
+            if self._read_pages(part, held) < len(part):
+                return False
+        return True
+
+    def _read_pages(self, labels: list[PageLabel], held: list[int]) -> int:
+        """Reads pages into free ones, and holds those that came; returns their number."""
+        try:
+            taken = self._pages.take(min(len(labels), self._pages.available))
+        except PoolFull:
+            return 0
+        rooms = [self._memory.page_room(page) for page in taken]
+        n = self._store.read(labels[: len(taken)], rooms)
+        for page, room, label in zip(taken[:n], rooms, labels, strict=False):
+            self._memory.restore_page(page, room)
+            self._pages.seal(page, label.key)
+        for page in taken[n:]:
+            self._pages.release(page)
+        held += taken[:n]
+        self.restored_tokens += sum(label.ids.size for label in labels[:n])
+        return n
+
+    def _bring_state(
+        self,
+        ids: I32Array,
+        depths: U8Array | None,
+        labels: list[PageLabel],
+        held: list[int],
+        have: int,
+    ) -> None:
+        """Reads the longest prefix at whose end the store has a state, if it is longer than `have`."""
+        assert self._states is not None
+        for end, previous, key in self._store.states():
+            full, rest = divmod(end, PAGE_TOKENS)
+            if end <= have:
+                return
+            if end >= ids.size or previous != (labels[full - 1].key if full else self._seed):
+                continue
+            state = _label(STATE, previous, ids, depths, (end - rest, end))
+            if state.key != key:
+                continue
+            tail = _label(PAGE, previous, ids, depths, (end - rest, end)) if rest else None
+            needed = labels[len(held) : full]
+            if tail is not None and self._pages.page_of(tail.key) is not None:
+                tail = None
+            if tail is not None:
+                needed = [*needed, tail]
+            size = len(needed) * self._memory.page_bytes + self._memory.state_bytes
+            stored = all(self._store.has(PAGE, label.key) for label in needed)
+            if not stored or not self._pays(end - have, size):
+                continue
+            came = self._bring_pages(labels[:full], held)
+            if came and tail is not None:
+                came = self._read_pages([tail], held) == 1
+            if came:
+                self._read_state(state)
+                return
+
+    def _read_state(self, label: PageLabel) -> None:
+        assert self._states is not None
+        try:
+            slot = self._states.take()
+        except PoolFull:
+            return
+        room = self._memory.state_room(slot)
+        if self._store.read([label], [room]) == 1:
+            self._memory.restore_state(slot, room)
+            self._states.keep(label.key, slot, Place(label.previous, label.end), 0)
+        self._states.release(slot)
+
+    def _pays(self, n_tokens: int, size_bytes: int) -> bool:
+        """Tells whether reading is faster than computing, as far as both were measured."""
+        read_bps, tok_s = self._store.read_bps, self._prompt_tok_s
+        return read_bps is None or tok_s is None or size_bytes / read_bps < n_tokens / tok_s
+
+
+def _label(
+    kind: int, previous: bytes, ids: I32Array, depths: U8Array | None, span: tuple[int, int]
+) -> PageLabel:
+    """The label of what ends with the ids of a span; `previous` is the key of the prefix before it."""
+    first, end = span
+    part = ids[first:end]
+    late = np.zeros(part.size, np.uint8) if depths is None else depths[first:end]
+    key = chain(previous, part, late) if part.size else previous
+    return PageLabel(kind, key, previous, end, part, late)

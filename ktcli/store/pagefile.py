@@ -1,0 +1,280 @@
+"""Files of KV pages: how records lie in one, and the checks that a file and each of its records must pass.
+
+    header    magic, version, number of records, namespace, codec, size of the file, checksum of header and table
+    table     an entry for each record: its label, where its bytes lie, their checksum
+    records   each on a 64-byte boundary: the token ids, the depth of deferral of each, the bytes of the page
+
+A file is written once, under another name, and renamed when it is whole; nothing in it changes afterwards. A record
+is a *page*, which holds the last positions of a prefix, or a *state*, which holds what layers keep of the whole prefix
+instead. Its key says which prefix, but is never trusted alone: whoever reads a record names its token ids, and they
+are compared, as the checksum is, which covers the label as well.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"ktpages\0"
+VERSION = 1
+KEY_BYTES = 32
+MAX_IDS = 64  # of a record: a page has no more positions
+MAX_RECORDS = 1 << 16
+CODEC_BYTES = 16
+
+_HEADER = struct.Struct(
+    "<8sII32s16sQI4x"
+)  # the checksum stands last, and is taken with zero in its place
+_ENTRY = struct.Struct("<32s32sIIIIQQ")
+_LABEL = struct.Struct("<32s32sIII")
+_ALIGNMENT = 64
+
+I32Array = NDArray[np.int32]
+U8Array = NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    """The kinds of record."""
+
+    PAGE = 1
+    STATE = 2
+
+
+class Label(Protocol):
+    """What a record holds: a page or a state, of which prefix.
+
+    Attributes:
+        kind: a `Kind`.
+        key: the content address of the prefix that ends here.
+        previous: that of the prefix before the first of `ids`.
+        end: the positions of the whole prefix.
+        ids: the last ids of the prefix, those of a page's positions, [n], at most 64.
+        depths: the depth of deferral with which each was computed, [n].
+    """
+
+    @property
+    def kind(self) -> int: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def previous(self) -> bytes: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def ids(self) -> I32Array: ...
+    @property
+    def depths(self) -> U8Array: ...
+
+
+class Damaged(Exception):
+    """A file or a record is not what was written; the message completes a sentence about the file."""
+
+
+class Space(NamedTuple):
+    """Who can read a file's pages.
+
+    Attributes:
+        namespace: the digest of everything that changes their bytes.
+        codec: the name of their layout.
+    """
+
+    namespace: bytes
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageEntry:
+    """A record of a file, as the file's table has it.
+
+    Attributes:
+        offset: the first byte of the record: its ids, their depths, then `size_bytes` of data.
+        crc: the checksum of label, ids, depths and data.
+    """
+
+    kind: int
+    key: bytes
+    previous: bytes
+    end: int
+    n_ids: int
+    crc: int
+    offset: int
+    size_bytes: int
+
+    @property
+    def head_bytes(self) -> int:
+        """The bytes of ids and depths, before the data."""
+        return 5 * self.n_ids
+
+    @property
+    def whole_bytes(self) -> int:
+        return self.head_bytes + self.size_bytes
+
+
+class Image:
+    """The bytes of a file while it is put together.
+
+    Args:
+        sizes: the bytes of data of each record to come.
+    Attributes:
+        bytes: the whole file, once `finish` was called.
+        entries: the records so far.
+    """
+
+    def __init__(self, space: Space, sizes: Sequence[int]) -> None:
+        self._space = space
+        room = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
+        room += sum(_aligned(5 * MAX_IDS + size) for size in sizes)
+        self.bytes: U8Array = np.empty(room, dtype=np.uint8)
+        self.entries: list[PageEntry] = []
+        self._at = _aligned(_HEADER.size + _ENTRY.size * len(sizes))
+
+    def place(self, label: Label, size_bytes: int) -> U8Array:
+        """The memory where the next record's data belong; nothing counts before `add`."""
+        start = self._at + 5 * len(label.ids)
+        return self.bytes[start : start + size_bytes]
+
+    def add(self, label: Label, size_bytes: int) -> None:
+        """Counts the record whose data were written to its place."""
+        n = len(label.ids)
+        head = label_head(label)
+        self.bytes[self._at : self._at + len(head)] = np.frombuffer(head, dtype=np.uint8)
+        data = self.bytes[self._at : self._at + len(head) + size_bytes]
+        entry = PageEntry(
+            label.kind, label.key, label.previous, label.end, n, 0, self._at, size_bytes
+        )
+        self.entries.append(_checked(entry, crc32(data.data, _label_crc(entry))))
+        end = _aligned(self._at + data.size)
+        self.bytes[self._at + data.size : end] = 0
+        self._at = end
+
+    def finish(self) -> U8Array:
+        """The bytes of the file."""
+        table = b"".join(_packed(entry) for entry in self.entries)
+        first = self.entries[0].offset if self.entries else _aligned(_HEADER.size)
+        head = _head(self._space, len(self.entries), self._at, 0)
+        crc = crc32(table, crc32(head))
+        head = _head(self._space, len(self.entries), self._at, crc) + table
+        self.bytes[:first] = 0
+        self.bytes[: len(head)] = np.frombuffer(head, dtype=np.uint8)
+        return self.bytes[: self._at]
+
+
+def label_head(label: Label) -> bytes:
+    """The ids and depths of a record, as they lie before its data."""
+    ids = np.ascontiguousarray(label.ids, dtype="<i4").tobytes()
+    return ids + np.ascontiguousarray(label.depths, dtype=np.uint8).tobytes()
+
+
+def read_table(path: Path, space: Space | None = None) -> tuple[Space, tuple[PageEntry, ...]]:
+    """Reads whose pages a file holds, and its records.
+
+    Args:
+        space: the only one that will do; None: any.
+    Raises:
+        Damaged: it is no such file, or not whole, or of another space.
+        OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        head = os.pread(descriptor, _HEADER.size, 0)
+        if len(head) < _HEADER.size:
+            raise Damaged("is cut short")
+        magic, version, n, namespace, codec, whole, crc = _HEADER.unpack(head)
+        if magic != MAGIC or version != VERSION:
+            raise Damaged("is no file of pages of this version")
+        if whole != size:
+            raise Damaged(f"has {size} bytes, not {whole}")
+        table_bytes = n * _ENTRY.size
+        if n > MAX_RECORDS or _HEADER.size + table_bytes > size:
+            raise Damaged("has a damaged header")
+        table = os.pread(descriptor, table_bytes, _HEADER.size)
+    finally:
+        os.close(descriptor)
+    blank = _HEADER.pack(magic, version, n, namespace, codec, whole, 0)
+    if len(table) != table_bytes or crc32(table, crc32(blank)) != crc or head[-4:] != bytes(4):
+        raise Damaged("has a damaged header")
+    there = Space(namespace, codec.rstrip(b"\0").decode("ascii", "replace"))
+    if space is not None and there != space:
+        raise Damaged("holds pages of another model or layout")
+    entries = tuple(_entry(fields) for fields in _ENTRY.iter_unpack(table))
+    for entry in entries:
+        if entry.n_ids > MAX_IDS or entry.offset + entry.whole_bytes > size:
+            raise Damaged("has a damaged header")
+    return there, entries
+
+
+def read_record(descriptor: int, entry: PageEntry, label: Label | None, data: U8Array) -> None:
+    """Reads the data of a record into `data`, [size_bytes], and checks that they are those of `label`; None: of
+    whatever prefix.
+
+    Raises:
+        Damaged: they are not; `data` holds nothing of use.
+        OSError: they cannot be read.
+    """
+    if label is not None:
+        wanted = (label.kind, label.key, label.previous, label.end, len(label.ids))
+        if wanted != (entry.kind, entry.key, entry.previous, entry.end, entry.n_ids):
+            raise Damaged("holds a page of another prefix")
+    if entry.size_bytes != data.size:
+        raise Damaged(f"holds a page of {entry.size_bytes} bytes, not {data.size}")
+    head = np.empty(entry.head_bytes, dtype=np.uint8)
+    if _read_all(descriptor, (head, data), entry.offset) != entry.whole_bytes:
+        raise Damaged("is cut short")
+    if crc32(data.data, crc32(head.data, _label_crc(entry))) != entry.crc:
+        raise Damaged("holds other bytes than its checksum says")
+    if label is not None and head.tobytes() != label_head(label):
+        raise Damaged("holds a page of other tokens")
+
+
+def _read_all(descriptor: int, parts: Iterable[U8Array], offset: int) -> int:
+    """Reads into the parts, one behind the other; returns the bytes read, fewer at the end of the file."""
+    done, views = 0, [part.data for part in parts if part.size]
+    while views:
+        n = os.preadv(descriptor, views, offset + done)
+        if n == 0:
+            break
+        done += n
+        while views and n >= len(views[0]):
+            n -= len(views.pop(0))
+        if views and n:
+            views[0] = views[0][n:]
+    return done
+
+
+def _head(space: Space, records: int, size: int, crc: int) -> bytes:
+    codec = space.codec.encode("ascii")
+    assert len(codec) <= CODEC_BYTES and len(space.namespace) == KEY_BYTES
+    return _HEADER.pack(MAGIC, VERSION, records, space.namespace, codec, size, crc)
+
+
+def _packed(entry: PageEntry) -> bytes:
+    facts = entry.kind, entry.end, entry.n_ids, entry.crc, entry.offset, entry.size_bytes
+    return _ENTRY.pack(entry.key, entry.previous, *facts)
+
+
+def _entry(fields: tuple[bytes, bytes, int, int, int, int, int, int]) -> PageEntry:
+    key, previous, kind, end, n_ids, crc, offset, size_bytes = fields
+    return PageEntry(kind, key, previous, end, n_ids, crc, offset, size_bytes)
+
+
+def _checked(entry: PageEntry, crc: int) -> PageEntry:
+    return PageEntry(entry.kind, entry.key, entry.previous, entry.end, entry.n_ids, crc,
+                 entry.offset, entry.size_bytes)  # fmt: skip
+
+
+def _label_crc(entry: PageEntry) -> int:
+    return crc32(_LABEL.pack(entry.key, entry.previous, entry.kind, entry.end, entry.n_ids))
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,329 @@
+"""The folder of KV pages in the library: who may write, how much it may hold, and what goes first.
+
+    KT_HOME/kv/kt-kv.json                 the version of all that is here
+    KT_HOME/kv/NAMESPACE-CODEC/           the pages of one model in one layout, see `Space`
+    KT_HOME/kv/NAMESPACE-CODEC/about.json what a person wants to know of it
+    KT_HOME/kv/NAMESPACE-CODEC/*.pages    files of pages, see `pagefile`
+
+The time of a file is when it was used last, made to increase even where the clock does not. Whoever writes or makes
+room holds the lock of the folder; readers need none, since a file never changes and never gets another's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ktcli import config, smallfiles
+from ktcli.errors import KtError
+from ktcli.store.pagefile import CODEC_BYTES, Damaged, Space, U8Array, read_record, read_table
+
+VERSION = 1
+SUFFIX = ".pages"
+SMALL_BYTES = 4 << 20  # smaller files come from the ends of short conversations
+MAX_SMALL = 1024  # of those; each costs a start some 20 microseconds
+SHARE = 0.1  # of the free disk
+_SLACK = 0.05  # of the quota, freed beyond what is necessary
+_MARK, _ABOUT, _LOCK = "kt-kv.json", "about.json", ".lock"
+_MAX_ABOUT = 1 << 16
+_LOCK_WAIT_S = 5.0
+_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+
+
+class OtherVersion(KtError):
+    """The folder was made by a version of kt that keeps pages otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of pages.
+
+    Attributes:
+        used_ns: when it was used last, in nanoseconds of a clock that never goes back.
+    """
+
+    path: Path
+    size_bytes: int
+    used_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPages:
+    """The pages of one model in one layout.
+
+    Attributes:
+        name: the folder's name.
+        about: what was noted of it: "model", "codec", "page_bytes".
+    """
+
+    name: str
+    about: dict[str, Any]
+    files: tuple[PageFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def used_ns(self) -> int:
+        return max((file.used_ns for file in self.files), default=0)
+
+
+class PageFolder:
+    """The folder at `path`, which need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._newest = 0
+        # By folder: when it was changed, the bytes of its files, the number of small ones; None: never asked.
+        self._sizes: dict[Path, tuple[int, int, int]] | None = None
+
+    @classmethod
+    def of_library(cls) -> PageFolder:
+        """The folder of the library."""
+        return cls(config.home() / "kv")
+
+    # --- whose it is ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Checks that this version may read and write here.
+
+        Raises:
+            OtherVersion: it may not.
+        """
+        try:
+            mark = smallfiles.read_bounded(self.path / _MARK, _MAX_ABOUT)
+            version: object = smallfiles.json_object(mark).get("kt_kv")
+        except FileNotFoundError:
+            version = None if any(self._folders()) else VERSION
+        except (OSError, ValueError):
+            version = None
+        if version != VERSION or isinstance(version, bool):
+            raise OtherVersion(
+                f"the KV pages in {self.path} are of {_words(version)}, not version {VERSION}, and stay unused",
+                hint="kt cache rm removes them, and new ones are kept; --no-kv-cache does without",
+            )
+
+    def folder_of(self, space: Space) -> Path:
+        """The folder of the pages of a space."""
+        return self.path / f"{space.namespace.hex()[:32]}-{space.codec}"
+
+    def make(self) -> None:
+        """Makes the folder itself, for its owner's eyes only.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+
+    def prepare(self, space: Space, about: dict[str, Any]) -> Path:
+        """Makes the folder of a space and returns it; the caller holds the lock.
+
+        Raises:
+            OSError: the system refuses.
+        """
+        folder = self.folder_of(space)
+        folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+        for path, document in ((self.path / _MARK, {"kt_kv": VERSION}), (folder / _ABOUT, about)):
+            if not path.exists():
+                smallfiles.write(path, json.dumps(document, indent=1) + "\n", _FILE_MODE)
+        return folder
+
+    def lock(self, wait_s: float = _LOCK_WAIT_S) -> AbstractContextManager[None]:
+        """The lock that whoever changes the folder holds."""
+        return smallfiles.lock(
+            self.path / _LOCK, "writing KV pages", wait_s=wait_s, mode=_FILE_MODE
+        )
+
+    # --- files --------------------------------------------------------------------------------------
+
+    def stored(self) -> tuple[StoredPages, ...]:
+        """Everything in it, that of the model used last first."""
+        found = [StoredPages(f.name, _about(f), tuple(self.files(f))) for f in self._folders()]
+        return tuple(sorted(found, key=lambda each: (-each.used_ns, each.name)))
+
+    def files(self, folder: Path) -> Iterator[PageFile]:
+        """The files of pages in one of its folders; links are none."""
+        try:
+            with os.scandir(folder) as items:
+                for item in items:
+                    if not item.name.endswith(SUFFIX) or not item.is_file(follow_symlinks=False):
+                        continue
+                    with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                        status = item.stat(follow_symlinks=False)
+                        self._newest = max(self._newest, status.st_mtime_ns)
+                        yield PageFile(Path(item.path), status.st_size, status.st_mtime_ns)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def write(self, folder: Path, image: U8Array) -> Path:
+        """Writes a file of pages whole or not at all; the caller holds the lock.
+
+        Raises:
+            OSError: the system refuses; nothing is left of it.
+        """
+        path = folder / f"{secrets.token_hex(12)}{SUFFIX}"
+        smallfiles.write(path, image.data, _FILE_MODE)
+        return path
+
+    def use(self, paths: list[Path]) -> None:
+        """Notes that files are used now: each goes after those before it in the list, and after all others."""
+        now = max(time.time_ns(), self._newest + 1)
+        for n, path in enumerate(paths):
+            with contextlib.suppress(
+                OSError
+            ):  # evicted meanwhile, or of a library that is read only
+                os.utime(path, ns=(now + n, now + n))
+        self._newest = now + len(paths)
+
+    def keep_within(self, most_bytes: int, more_bytes: int) -> None:
+        """Removes files where those there and `more_bytes` to come exceed `most_bytes`; some more than necessary, so
+        that this is not done for every file. The caller holds the lock."""
+        if self._sizes is None:
+            self._remove_unfinished()
+        size, small = self._usage()
+        if size + more_bytes > most_bytes:
+            self.make_room(int(most_bytes * (1 - _SLACK)) - more_bytes)
+        elif small >= MAX_SMALL:
+            self.make_room(most_bytes - more_bytes)
+
+    def _usage(self) -> tuple[int, int]:
+        """The bytes of all files, and the number of small ones. A folder that did not change is not read again."""
+        known, self._sizes = self._sizes or {}, {}
+        for folder in self._folders():
+            with contextlib.suppress(FileNotFoundError):
+                changed = folder.stat().st_mtime_ns
+                before = known.get(folder)
+                if before is None or before[0] != changed:
+                    sizes = [file.size_bytes for file in self.files(folder)]
+                    before = changed, sum(sizes), sum(size < SMALL_BYTES for size in sizes)
+                self._sizes[folder] = before
+        found = self._sizes.values()
+        return sum(size for _, size, _ in found), sum(small for _, _, small in found)
+
+    def make_room(self, most_bytes: int) -> int:
+        """Removes the files that were used least recently until the others have at most `most_bytes`, and all
+        small ones but MAX_SMALL; returns the bytes freed. The caller holds the lock."""
+        freed = 0
+        files = [file for folder in self._folders() for file in self.files(folder)]
+        files.sort(key=lambda file: file.used_ns)
+        size = sum(file.size_bytes for file in files)
+        small = sum(file.size_bytes < SMALL_BYTES for file in files)
+        for file in files:
+            is_small = file.size_bytes < SMALL_BYTES
+            if size <= most_bytes and (small <= MAX_SMALL or not is_small):
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                file.path.unlink()
+            freed, size, small = freed + file.size_bytes, size - file.size_bytes, small - is_small
+        return freed
+
+    def _remove_unfinished(self) -> None:
+        """Removes what writers left that were killed."""
+        for path in self.path.glob(f"*/*{smallfiles.SUFFIX}"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def quota(self, given: int | None) -> int:
+        """The most bytes that it may hold: what was given, or a share of the disk, as if it held none yet."""
+        if given is not None:
+            return given
+        from ktcli.hardware.disk import read_disk
+
+        disk = read_disk(self.path)
+        free = 0 if disk is None else disk.free_bytes
+        return int(SHARE * (free + sum(each.size_bytes for each in self.stored())))
+
+    # --- for people ---------------------------------------------------------------------------------
+
+    def verify(
+        self, stored: StoredPages, advance: Callable[[int], None]
+    ) -> Iterator[tuple[PageFile, str]]:
+        """Reads every file of a space; yields each with "" or with what is wrong."""
+        codec = stored.name.partition("-")[2]
+        for file in stored.files:
+            try:
+                problem = _problem(file.path, stored.name, codec)
+            except Damaged as damage:
+                problem = str(damage)
+            except FileNotFoundError:  # evicted meanwhile
+                continue
+            except OSError as error:
+                problem = f"cannot be read: {error.strerror or error}"
+            advance(file.size_bytes)
+            yield file, problem
+
+    def remove(self, name: str | None = None) -> int:
+        """Removes the pages of one space, or all that is in the folder, of whatever version; returns the bytes freed.
+
+        Raises:
+            Busy: another process is writing. KtError: the system refuses.
+        """
+        if not self.path.is_dir():
+            return 0
+        freed = 0
+        with self.lock():
+            try:
+                for item in sorted(self.path.iterdir()):
+                    if item.name == _LOCK or name not in (None, item.name):
+                        continue
+                    freed += _size(item)
+                    if item.is_dir() and not item.is_symlink():
+                        shutil.rmtree(item)
+                    else:
+                        item.unlink()
+            except OSError as error:
+                raise KtError(
+                    f"cannot remove {error.filename or self.path}: {error.strerror}"
+                ) from error
+        return freed
+
+    def _folders(self) -> Iterator[Path]:
+        try:
+            with os.scandir(self.path) as items:
+                found = [Path(i.path) for i in items if i.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield from sorted(found)
+
+
+def _problem(path: Path, folder: str, codec: str) -> str:
+    space, entries = read_table(path)
+    if not folder.startswith(space.namespace.hex()[:32]) or space.codec != codec[:CODEC_BYTES]:
+        return "holds pages of another model or layout"
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        for entry in entries:
+            read_record(descriptor, entry, None, np.empty(entry.size_bytes, dtype=np.uint8))
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _words(version: object) -> str:
+    return "an unknown version" if version is None else f"version {str(version)[:20]}"
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        return smallfiles.json_object(smallfiles.read_bounded(folder / _ABOUT, _MAX_ABOUT))
+    except (OSError, ValueError):
+        return {}
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum(each.lstat().st_size for each in path.rglob("*") if not each.is_dir())

@@ -1,0 +1,333 @@
+"""The store of KV pages on disk: pages by their keys, read and checked by several threads, written by one.
+
+A store is of one space: one model, computed in one way, in one layout. What it says it has may be gone or damaged when
+it is read; then it is a miss, and a damaged file is deleted. Nothing here raises into a conversation: what cannot be
+read is computed, and what cannot be written is said once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktcli.errors import Busy, KtError
+from ktcli.store.pagefile import (
+    Damaged,
+    Image,
+    Kind,
+    Label,
+    PageEntry,
+    Space,
+    U8Array,
+    read_record,
+    read_table,
+)
+from ktcli.store.pagefolder import SMALL_BYTES, PageFolder
+from ktcli.store.pagewriter import Fill, PageWriter, Target
+
+CLOSE_S = 20.0  # the longest that the end of a conversation waits for its pages
+_READERS = 4
+_MOST_BATCH = 64 << 20
+_FILES = 4096  # that a full store consists of, about
+_QUIET = (errno.EACCES, errno.EROFS, errno.EPERM)  # whoever has such a library knows
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What a store did since it was opened.
+
+    Attributes:
+        read, read_bytes, read_s: the records read and found intact, their bytes, and the seconds that took.
+        written, written_bytes: the records written, and the bytes of their files.
+        damaged: the files that were found damaged.
+    """
+
+    read: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0
+    written: int = 0
+    written_bytes: int = 0
+    damaged: int = 0
+
+    @property
+    def read_bps(self) -> float | None:
+        """The bytes read per second; None: nothing was read yet."""
+        return self.read_bytes / self.read_s if self.read_s else None
+
+
+class PageStore:
+    """The records of one space.
+
+    Args:
+        quota_bytes: the most bytes of the whole folder.
+        about: facts of the space for people, noted in its folder.
+        warn: called with a sentence about what went wrong; by the thread that calls the store.
+    """
+
+    def __init__(
+        self,
+        folder: PageFolder,
+        space: Space,
+        quota_bytes: int,
+        about: dict[str, Any] | None = None,
+        warn: Callable[[str], object] = lambda said: None,
+    ) -> None:
+        self._folder, self._space, self._quota = folder, space, quota_bytes
+        self._about, self._warn = about or {}, warn
+        self._path = folder.folder_of(space)
+        self._guard = threading.RLock()  # of what follows
+        self._found: dict[tuple[int, bytes], tuple[Path, PageEntry]] = {}
+        self._files: dict[Path, tuple[PageEntry, ...]] = {}
+        self._ignored: set[Path] = set()
+        self._trouble, self._told = "", False
+        self._writes = True
+        self._fresh: list[bytes] = []  # the last key of each file written since the queue was empty
+        self._readers: ThreadPoolExecutor | None = None
+        self.counts = StoreCounts()
+        batch = max(SMALL_BYTES, min(quota_bytes // _FILES, _MOST_BATCH))
+        target = Target(space, batch, self._wanted, self._commit, self._restamp)
+        self.writer = PageWriter(target)
+        self.refresh()
+
+    @property
+    def read_bps(self) -> float | None:
+        """The bytes read per second; None: nothing was read yet."""
+        return self.counts.read_bps
+
+    # --- what is there ------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Looks at what other processes wrote and removed meanwhile."""
+        with self._guard:
+            there = {file.path for file in self._folder.files(self._path)} - self._ignored
+            for path in self._files.keys() - there:
+                self._forget(path)
+            for path in there - self._files.keys():
+                self._open(path)
+
+    def has(self, kind: int, key: bytes) -> bool:
+        """Tells whether a record was there when the folder was last looked at."""
+        return (kind, key) in self._found
+
+    def states(self) -> list[tuple[int, bytes, bytes]]:
+        """The states that were there, longest prefix first: (end, previous, key) as of `Label`."""
+        with self._guard:
+            entries = [entry for _, entry in self._found.values() if entry.kind == Kind.STATE]
+        return sorted(((e.end, e.previous, e.key) for e in entries), reverse=True)
+
+    def size_of(self, kind: int, key: bytes) -> int:
+        """The bytes of data of a record; 0 if it is not there."""
+        found = self._found.get((kind, key))
+        return 0 if found is None else found[1].size_bytes
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def read(self, labels: Sequence[Label], into: Sequence[U8Array]) -> int:
+        """Reads records into memory, in parallel; returns how many of the first ones are intact and in place. The
+        memory of all others holds anything."""
+        began = time.perf_counter()
+        with ExitStack() as closing:
+            jobs = []
+            opened: dict[Path, int] = {}
+            for label, memory in zip(labels, into, strict=True):
+                place = self._place(label, opened, closing)
+                if place is None:
+                    break
+                jobs.append((*place, label, memory))
+            outcomes = self._run(jobs)
+        intact = next((n for n, ok in enumerate(outcomes) if not ok), len(outcomes))
+        self.counts.read += intact
+        self.counts.read_bytes += sum(memory.nbytes for memory in into[:intact])
+        self.counts.read_s += time.perf_counter() - began
+        return intact
+
+    def use(self, keys: Iterable[bytes]) -> None:
+        """Notes that the records with these keys, in the order of a conversation, were used now: its end goes first."""
+        self._folder.use(list(self._paths(keys))[::-1])
+
+    def _place(
+        self, label: Label, opened: dict[Path, int], closing: ExitStack
+    ) -> tuple[Path, int, PageEntry] | None:
+        """The file of a record, open, and its entry; None: it is not there."""
+        found = self._found.get((label.kind, label.key))
+        if found is None:
+            return None
+        path, entry = found
+        if path not in opened:
+            try:
+                opened[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:  # evicted meanwhile
+                self._forget(path)
+                return None
+            closing.callback(os.close, opened[path])
+        return path, opened[path], entry
+
+    def _run(self, jobs: list[tuple[Path, int, PageEntry, Label, U8Array]]) -> list[bool]:
+        if self._readers is None and len(jobs) > 1:
+            self._readers = ThreadPoolExecutor(_READERS, "kt-read")
+        each = map if self._readers is None or len(jobs) < 2 else self._readers.map
+        problems = list(each(_read, jobs))
+        for (path, *_), problem in zip(jobs, problems, strict=True):
+            if problem:
+                self._damaged(path, problem)
+        return [problem == "" for problem in problems]
+
+    def _open(self, path: Path) -> None:
+        try:
+            _, entries = read_table(path, self._space)
+        except Damaged as damage:
+            self._damaged(path, str(damage))
+            return
+        except OSError:  # evicted meanwhile, or nobody's to read
+            return
+        self._remember(path, entries)
+
+    def _remember(self, path: Path, entries: tuple[PageEntry, ...]) -> None:
+        with self._guard:
+            self._files[path] = entries
+            for entry in entries:
+                self._found.setdefault((entry.kind, entry.key), (path, entry))
+
+    def _forget(self, path: Path) -> None:
+        with self._guard:
+            for entry in self._files.pop(path, ()):
+                name = entry.kind, entry.key
+                if name in self._found and self._found[name][0] == path:
+                    del self._found[name]
+
+    def _damaged(self, path: Path, problem: str) -> None:
+        """Deletes a file; its pages are misses from now on. Said for the first one only."""
+        with self._guard:
+            if path in self._ignored:
+                return
+            self._forget(path)
+            self._ignored.add(path)
+            self.counts.damaged += 1
+            first = self.counts.damaged == 1
+        try:
+            path.unlink(missing_ok=True)
+            end = "it is removed, and its tokens are computed again"
+        except OSError:
+            end = "it is ignored, and its tokens are computed again"
+        if first:
+            self._trouble = self._trouble or f"a file of KV pages {problem}: {path}; {end}"
+        if not self.writer.is_current:
+            self.tell()
+
+    def tell(self) -> None:
+        """Says what went wrong since it was last called; each kind of trouble once."""
+        with self._guard:
+            said, self._trouble = self._trouble, ""
+        if said:
+            self._warn(said)
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def put(self, label: Label, size_bytes: int, fill: Fill) -> None:
+        """Lets a record be written in time, unless it is there.
+
+        Args:
+            fill: copies its bytes; called by another thread, see `PageWriter`.
+        """
+        if self._writes and not self.has(label.kind, label.key):
+            self.writer.put(label, size_bytes, fill)
+
+    def flush(self, wait_s: float = CLOSE_S) -> bool:
+        """Writes all that waits; returns whether that was done within `wait_s` seconds."""
+        done = self.writer.flush(wait_s)
+        self.tell()
+        return done
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        """Writes what waits and ends all threads."""
+        self.writer.close(wait_s)
+        if self._readers is not None:
+            self._readers.shutdown()
+            self._readers = None
+        self.tell()
+
+    def _wanted(self, labels: Sequence[Label]) -> list[bool]:
+        self.refresh()
+        return [self._writes and not self.has(label.kind, label.key) for label in labels]
+
+    def _commit(self, image: Image) -> bool:
+        data = image.finish()
+        if not self._writes or data.size > self._quota:
+            return True
+        try:
+            self._folder.make()
+            with self._folder.lock(0.0):
+                self._folder.check()
+                self._folder.prepare(self._space, self._about)
+                self._folder.keep_within(self._quota, data.size)
+                path = self._folder.write(self._path, data)
+        except Busy:
+            return False
+        except (OSError, KtError) as error:
+            self._stop(error)
+            return True
+        self._remember(path, tuple(image.entries))
+        self.counts.written += len(image.entries)
+        self.counts.written_bytes += data.size
+        self._fresh.append(image.entries[-1].key)
+        self.refresh()
+        return True
+
+    def _stop(self, error: OSError | KtError) -> None:
+        """Writes nothing more; the reason is said once, if the user can do something about it."""
+        self._writes = False
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _QUIET:
+            return
+        why = cause.strerror if isinstance(cause, OSError) else str(error)
+        self._trouble = self._trouble or (
+            f"KV pages are not kept on disk any more: {why} ({self._folder.path})"
+        )
+
+    def _restamp(self) -> None:
+        """Notes that conversations whose ends were just written are used: their beginnings go last."""
+        with self._guard:
+            tips, self._fresh = self._fresh, []
+        before: set[bytes] = set()
+        for tip in reversed(tips):
+            if tip not in before:
+                chain = list(self._chain(tip))
+                before.update(chain)
+                self._folder.use(list(self._paths(chain)))
+
+    def _chain(self, key: bytes) -> Iterator[bytes]:
+        """The keys of a prefix that are stored, the last first."""
+        while True:
+            found = self._found.get((Kind.PAGE, key)) or self._found.get((Kind.STATE, key))
+            if found is None:
+                return
+            yield key
+            if found[1].previous == key:  # a state at the end of a page
+                return
+            key = found[1].previous
+
+    def _paths(self, keys: Iterable[bytes]) -> dict[Path, None]:
+        """The files in which records with these keys lie, each once, in the same order."""
+        with self._guard:
+            there = (self._found.get((kind, key)) for key in keys for kind in Kind)
+            return dict.fromkeys(found[0] for found in there if found is not None)
+
+
+def _read(job: tuple[Path, int, PageEntry, Label, U8Array]) -> str:
+    """Reads a record; returns what is wrong with it, else ""."""
+    _, descriptor, entry, label, memory = job
+    try:
+        read_record(descriptor, entry, label, memory)
+    except Damaged as damage:
+        return str(damage)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return ""

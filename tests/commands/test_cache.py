@@ -1,0 +1,180 @@
+"""`kt cache`, and what `kt chat` leaves for the next process: as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store.page_labels import conversation, opened, put
+
+from ktcli.main import main
+from ktcli.store.pagefolder import PageFolder
+
+Capture = pytest.CaptureFixture[str]
+PROMPT = "Please count: " + ", ".join(f"page {n}" for n in range(60))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KT_HOME", str(tmp_path / "home"))
+    for name in ("KT_ISA", "KT_NUMA", "KT_THREADS", "KT_TILE_MIN", "KT_DEBUG", "KT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def folder(home: Path) -> PageFolder:
+    """The library's pages, with some of a model "m"."""
+    home.mkdir()
+    made = PageFolder(home / "kv")
+    store = opened(made)
+    put(store, conversation("a", 3, states=3))
+    store.close()
+    return made
+
+
+def pages(home: Path) -> list[Path]:
+    return sorted((home / "kv").glob("*/*.pages"))
+
+
+def document(arguments: list[str], capsys: Capture, code: int = 0) -> Any:
+    """The one document that a command prints with --json."""
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# --- kt cache ---------------------------------------------------------------------------------------
+
+
+def test_without_pages(home: Path, capsys: Capture) -> None:
+    assert document(["cache", "ls"], capsys) == {"folder": str(home / "kv"), "models": []}
+    assert document(["cache", "du"], capsys)["size_bytes"] == 0
+    assert document(["cache", "verify"], capsys) == {"ok": True, "files": 0, "bad": {}}
+    assert document(["cache", "rm"], capsys) == {"removed": [], "freed_bytes": 0}
+    assert main(["cache", "ls"]) == 0
+    assert capsys.readouterr().out == "There are no KV pages.\n"
+    assert not home.exists()
+
+
+def test_what_there_is(
+    folder: PageFolder, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = pages(folder.path.parent)
+    (model,) = document(["cache", "ls"], capsys)["models"]
+    expected = {"model": "m", "layout": "cpu", "tokens": 192, "pages": 3, "states": 1, "files": 1}
+    assert expected.items() <= model.items() and model["size_bytes"] == path.stat().st_size
+    assert main(["cache", "ls"]) == 0
+    assert [line.split()[:4] for line in capsys.readouterr().out.splitlines()] == [
+        ["MODEL", "ID", "LAYOUT", "TOKENS"],
+        ["m", model["id"], "cpu", "192"],
+    ]
+    found = document(["cache", "du"], capsys)
+    assert found["size_bytes"] == path.stat().st_size < found["quota_bytes"]
+    monkeypatch.setenv("KT_CACHE", "1.5G")
+    assert document(["cache", "du"], capsys)["quota_bytes"] == 3 << 29
+
+
+def test_damage_is_found_said_and_removed(folder: PageFolder, capsys: Capture) -> None:
+    (path,) = pages(folder.path.parent)
+    assert main(["cache", "verify"]) == 0
+    assert "1 of 1 files are intact" in capsys.readouterr().out
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 4
+    path.write_bytes(data)
+    found = document(["cache", "verify"], capsys, 5)
+    assert not found["ok"] and "checksum" in found["bad"][str(path)] and not path.exists()
+    assert document(["cache", "verify"], capsys)["ok"]
+
+
+def test_pages_are_removed_by_name_and_all_at_once(folder: PageFolder, capsys: Capture) -> None:
+    assert main(["cache", "rm", "nobody", "--yes"]) == 3
+    assert "there are no KV pages of nobody" in capsys.readouterr().err
+    assert main(["cache", "rm", "m"]) == 2  # no terminal to ask on
+    assert "--yes" in capsys.readouterr().err and pages(folder.path.parent)
+    assert document(["cache", "rm", "m", "--yes"], capsys)["freed_bytes"] > 3000
+    assert not pages(folder.path.parent)
+    (folder.path / "kt-kv.json").write_text('{"kt_kv": 7}')
+    assert document(["cache", "rm", "--yes"], capsys)["freed_bytes"] > 0
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_store_of_another_version_is_one_sentence(folder: PageFolder, capsys: Capture) -> None:
+    (folder.path / "kt-kv.json").write_text('{"kt_kv": 2}')
+    for verb in ("ls", "du", "verify"):
+        assert main(["cache", verb]) == 1
+        said = capsys.readouterr().err
+        assert "version 2, not version 1" in said and "kt cache rm" in said
+    assert pages(folder.path.parent)
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "1e9", "10 Q", "1.2.3G", "٣G", "nan", "G"])
+def test_a_quota_of_nonsense_is_refused(
+    text: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KT_CACHE", text)
+    for arguments in (["cache", "du"], ["chat", "kt-mini", "hi"]):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: KT_CACHE is {text!r}, which is no size")
+        assert len(said.splitlines()) == 2
+
+
+# --- kt chat ----------------------------------------------------------------------------------------
+
+
+def chat(home: Path, *options: str, **environment: str) -> tuple[dict[str, Any], str]:
+    """One `kt chat --json` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ktcli", "chat", "kt-mini", PROMPT, "-n", "8", "--greedy", "--json", *options],
+        env={**os.environ, "KT_HOME": str(home), "KT_THREADS": "1", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_a_new_process_goes_on_where_the_last_one_ended(home: Path) -> None:
+    without, _ = chat(home, "--no-kv-cache")
+    assert not (home / "kv").exists()
+    first, _ = chat(home)
+    (path,) = pages(home)
+    second, said = chat(home)
+    n = first["stats"]["prompt_tokens"]
+    assert first["stats"]["reused_tokens"] == 0 and said == ""
+    assert second["stats"]["reused_tokens"] == (n - 1) // 64 * 64 > 0
+    assert first["ids"] == second["ids"] == without["ids"]
+    assert pages(home) == [path]  # and nothing was written twice
+    # The same with pages that are damaged, and with no room for any.
+    path.write_bytes(path.read_bytes()[:-1] + b"\xaa")
+    third, said = chat(home)
+    assert third["ids"] == first["ids"] and third["stats"]["reused_tokens"] < n // 64 * 64
+    assert said.count("warning:") == 1 and str(path) in said and not path.exists()
+    off, _ = chat(home, KT_CACHE="0")
+    assert off["ids"] == first["ids"] and off["stats"]["reused_tokens"] == 0
+    (home / "kv" / "kt-kv.json").write_text('{"kt_kv": 2}')
+    left, said = chat(home)
+    assert left["ids"] == first["ids"] and left["stats"]["reused_tokens"] == 0
+    assert said.count("warning:") == 1 and "version 2" in said
+
+
+def test_removing_everything_is_asked_on_a_terminal(folder: PageFolder) -> None:
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ktcli", "cache", "rm"],
+        env={**os.environ, "KT_HOME": str(folder.path.parent)},
+        stdin=terminal, stdout=terminal, stderr=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    os.write(controller, b"n\n")
+    assert process.wait(30) == 1
+    os.close(controller)
+    assert pages(folder.path.parent)

@@ -1,0 +1,205 @@
+"""Laws of pages and states that leave memory: what comes back equals what never left, bit for bit, and is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hybrid import Made
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loading import load_engine
+from numpy.typing import NDArray
+
+from ktcli.assembly.kvpages import store_below
+from ktcli.engine import CpuEngine
+from ktcli.engine.sequence import Sequence
+from ktcli.engine.tier import Tier
+from ktcli.native import PAGE_TOKENS, Batch
+from ktcli.store.pagefolder import PageFolder
+
+CONTEXT = 320
+Ids = NDArray[np.int32]
+# Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
+FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
+MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+TEXT = np.random.default_rng(7).integers(0, 99, CONTEXT).astype(np.int32)
+OTHER = np.random.default_rng(8).integers(0, 99, CONTEXT).astype(np.int32)
+STEPS = st.lists(st.sampled_from([1, 1, 2, 16, 63, 64, 65, 100]), min_size=1, max_size=8)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*FAMILIES, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
+    return load_engine(made.path, context=CONTEXT, threads=1)
+
+
+def feed(engine: CpuEngine, sequence: Sequence, ids: Ids) -> NDArray[np.float32]:
+    run = sequence.extend(ids)
+    logits = engine.run(Batch((run,)))[-1].values.copy()
+    sequence.commit(run)
+    return logits
+
+
+def told(engine: CpuEngine, text: Ids, steps: list[int]) -> int:
+    """Computes a text in steps by a sequence that ends; returns its length."""
+    sequence, at = engine.sequence(), 0
+    for size in steps:
+        ids = text[at : min(at + size, text.size - 2)]
+        if ids.size:
+            feed(engine, sequence, ids)
+        at += ids.size
+    sequence.close()
+    return at
+
+
+def resumed(engine: CpuEngine, ids: Ids) -> tuple[int, list[bytes], NDArray[np.float32]]:
+    """Goes on with ids: the number reused, the pages that hold them, and the logits after the last."""
+    sequence = engine.sequence()
+    n = sequence.adopt(ids)
+    assert engine.memory is not None
+    pages = [
+        engine.memory.saved_page(page).tobytes() for page in sequence.pages[: n // PAGE_TOKENS]
+    ]
+    logits = feed(engine, sequence, ids[n:])
+    sequence.close()
+    return n, pages, logits
+
+
+def leave(engine: CpuEngine) -> None:
+    """Forgets everything, as if the process had ended."""
+    engine.pools.forget()
+    cache = engine.memory
+    assert engine.pools.pages.held == 0
+    for page in range(engine.pools.pages.count):
+        cache.saved_page(page)[:] = 0xAA
+    if engine.pools.states is not None:
+        for slot in range(engine.pools.states.count):
+            cache.saved_state(slot)[:] = 0xAA
+
+
+def check(engine: CpuEngine, steps: list[int], folder: PageFolder) -> None:
+    leave(engine)
+    with store_below(engine, folder, 1 << 40, "m") as store:
+        n = told(engine, TEXT, steps)
+        never_left = resumed(engine, TEXT[: n + 1])
+    assert engine.pools.tier is None
+    leave(engine)
+    with store_below(engine, folder, 1 << 40, "m") as store:
+        back = resumed(engine, TEXT[: n + 1])
+        written = store.counts.written
+    assert (
+        back[0] == never_left[0] == (n if engine.pools.states is not None else n - n % PAGE_TOKENS)
+    )
+    assert back[1] == never_left[1]
+    assert back[2].tobytes() == never_left[2].tobytes()
+    assert store.counts.damaged == 0 and (store.counts.read > 0) == (back[0] > 0)
+    if engine.pools.states is None:
+        assert written == 0 and store.counts.read == n // PAGE_TOKENS
+
+
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_what_comes_back_equals_what_never_left(
+    engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, steps: list[int]
+) -> None:
+    check(engine, steps, PageFolder(tmp_path_factory.mktemp("kv") / "kv"))
+
+
+@pytest.mark.thorough
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_what_comes_back_equals_what_never_left_however_it_was_computed(
+    engine: CpuEngine, tmp_path_factory: pytest.TempPathFactory, steps: list[int]
+) -> None:
+    check(engine, steps, PageFolder(tmp_path_factory.mktemp("kv") / "kv"))
+
+
+def test_what_is_evicted_before_it_was_written_is_written_and_comes_back(
+    engine: CpuEngine, tmp_path: Path
+) -> None:
+    leave(engine)
+    with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
+        n = told(engine, TEXT, [200, 1, 1])
+        never_left = resumed(engine, TEXT[: n + 1])
+        for seed in range(3):
+            told(
+                engine,
+                np.random.default_rng(seed).integers(0, 99, CONTEXT).astype(np.int32),
+                [150, 150],
+            )
+        assert engine.pools.pages.counts.evicted > 0
+        store.flush()
+        back = resumed(engine, TEXT[: n + 1])
+    assert back[0] == never_left[0] > 0 and back[1] == never_left[1]
+    assert back[2].tobytes() == never_left[2].tobytes()
+
+
+def test_a_conversation_that_begins_alike_uses_what_is_alike_only(
+    engine: CpuEngine, tmp_path: Path
+) -> None:
+    leave(engine)
+    alike = np.concatenate([TEXT[:150], OTHER[150:]])
+    alone = resumed(engine, alike[:250])[2] if engine.pools.states is None else None
+    leave(engine)
+    with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m"):
+        told(engine, TEXT, [128, 100])
+    with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m"):
+        leave(engine)
+        n, _, logits = resumed(engine, alike[:250])
+        assert n == 128
+        leave(engine)
+        assert resumed(engine, OTHER)[0] == 0
+    assert alone is None or np.corrcoef(alone, logits)[0, 1] > 0.99
+
+
+def test_damage_costs_time_and_nothing_else(engine: CpuEngine, tmp_path: Path) -> None:
+    folder = PageFolder(tmp_path / "kv")
+    leave(engine)
+    with store_below(engine, folder, 1 << 40, "m"):
+        n = told(engine, TEXT, [250])
+    leave(engine)
+    alone = resumed(engine, TEXT[: n + 1])
+    for path in folder.path.glob("*/*.pages"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    leave(engine)
+    with store_below(engine, folder, 1 << 40, "m") as store:
+        n, _, logits = resumed(engine, TEXT[: n + 1])
+    assert store.counts.damaged == 1 and n < 250
+    if n == 0:
+        assert logits.tobytes() == alone[2].tobytes()
+
+
+class Slow:
+    """A store that reads more slowly than the engine computes."""
+
+    read_bps = 1.0
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_a_store_that_is_slower_than_computing_is_not_read(
+    engine: CpuEngine, tmp_path: Path
+) -> None:
+    leave(engine)
+    with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
+        told(engine, TEXT, [200])
+    leave(engine)
+    with store_below(engine, PageFolder(tmp_path / "kv"), 1 << 40, "m") as store:
+        pools = engine.pools
+        tier = Tier(Slow(store), engine.memory, pools.pages, pools.states, pools.seed)  # type: ignore[arg-type]
+        pools.tier = tier
+        told(engine, OTHER, [200])  # whose speed is measured
+        before = store.counts.read
+        assert resumed(engine, TEXT[:250])[0] == 0 and store.counts.read == before
+        assert tier.restored_tokens == 0
