@@ -48,11 +48,15 @@ static mla_rows piece_at(const mla *o, const worker *w, int64_t row)
 {
     const kt_run *run = run_of(w, row);
     chunk c = chunk_of(run);
-    int64_t position = position_of(w, row), from = position - c.start;
-    mla_rows r = {.first = row, .n = run_end(run) - position, .form = form_of(o, w, run)};
-    int64_t batch = r.form == MLA_CHOSEN_FORM ? from / MLA_ABSORBED * MLA_ABSORBED : 0;
-    int64_t together = r.form == MLA_CHOSEN_FORM ? min64(MLA_ABSORBED, c.tokens - batch) : c.tokens;
-    r.n = min64(r.n, batch + together - from);
+    int64_t position = position_of(w, row), left = run_end(run) - position, together = c.tokens;
+    mla_rows r = {.first = row, .n = left, .form = form_of(o, w, run)};
+    if (r.form != MLA_EXPANDED_FORM && c.tokens == 1) {
+        r.n = min64(left, MLA_ABSORBED);
+    } else if (r.form == MLA_CHOSEN_FORM) {
+        int64_t before = (position - c.start) / MLA_ABSORBED * MLA_ABSORBED;
+        together = min64(MLA_ABSORBED, c.tokens - before);
+        r.n = min64(left, before + together - (position - c.start));
+    }
     r.tiled = mla_tiled(w, &o->uk_in, together) || mla_tiled(w, &o->uv, together);
     return r;
 }
