@@ -12,6 +12,7 @@ is what to do next, a command where there is one. `ktcli.main` turns them into t
     │   └── BadPack         5   a converted model's files are
     ├── HubError            6   a download failed
     ├── Busy                7   another process holds the lock
+    ├── QueueFull           7   too many requests wait already
     ├── ContextFull         8   the conversation does not fit the context
     ├── NativeError         9   the native library is missing or refused
     └── DeviceError        10   the GPU, its driver or torch failed
@@ -128,6 +129,18 @@ class Busy(KtError):
     """Another process holds the lock."""
 
     exit_code = 7
+
+
+class QueueFull(KtError):
+    """Too many requests wait already."""
+
+    exit_code = 7
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(
+            f"{length} requests wait already, and {limit} are the most",
+            hint="try again when some of them are answered",
+        )
 
 
 class ContextFull(KtError):

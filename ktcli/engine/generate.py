@@ -24,18 +24,23 @@ class Finish(Enum):
     STOP = "stop"  # the model ended it, or a stop string appeared
     LENGTH = "length"  # --max-tokens
     CONTEXT = "context"  # no position left
-    CANCELLED = "cancelled"  # Ctrl-C
+    CANCELLED = "cancelled"  # Ctrl-C, or whoever asked has left
+    FAILED = "failed"  # the model or the machine could not go on
 
 
 @dataclass(slots=True)
 class Stats:
-    """The counts and times of one answer; every counted token went through the model once."""
+    """The counts and times of one answer; every counted token went through the model once.
+
+    Times are those of the steps that it took part in, with whatever else these computed.
+    """
 
     prompt_tokens: int = 0  # the prompt's tokens, as far as it was read
     reused_tokens: int = 0  # those of them that were already in the cache
     prompt_s: float = 0.0
     tokens: int = 0  # the answer's tokens, without the stop token
     eval_s: float = 0.0
+    queued_s: float = 0.0  # from the request to its first step
 
     @property
     def prefilled_tokens(self) -> int:

@@ -1,4 +1,6 @@
-"""Samples the next id from the logits of one step. Numpy only; knows nothing of text.
+"""Samples the next id from the logits of one step; knows nothing of text.
+
+The native library chooses (`Sampler.choice`, kt_sample.h); `Sampler.next` does the same in numpy, as the reference.
 
 The filters and their order are those of transformers (repetition penalty, temperature, top-k,
 top-p, min-p), so that settings published with a model have the same meaning here as there. A seed fixes the
@@ -18,11 +20,13 @@ from numpy.typing import NDArray
 from ktcli.engine.logits import F32Array, Ids, Logits
 from ktcli.errors import BadPack, UsageError
 from ktcli.native import BLOCK_COLUMNS
+from ktcli.native.choosing import BROKEN, NONE_LEFT, ChosenToken, TokenChoice
 
 Weights = NDArray[np.float64]
 
 # Colder is the same to every float32, and would divide by zero there.
 _COLDEST = 1e-30
+NOTHING_LEFT = "no token can follow: the mask leaves none"
 
 # Setting → least, most, and both in words.
 RANGES: dict[str, tuple[float, float, str]] = {
@@ -31,7 +35,10 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "top_p": (0.0, 1.0, "0 to 1 (off)"),
     "min_p": (0.0, 1.0, "0 (off) to 1"),
     "repetition_penalty": (0.01, 100.0, "0.01 to 100, 1 is off"),
+    "presence_penalty": (-2.0, 2.0, "-2 to 2, 0 is off"),
+    "frequency_penalty": (-2.0, 2.0, "-2 to 2, 0 is off"),
 }
+_MOST_BIAS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +52,10 @@ class SamplingSettings:
         min_p: drop tokens below this fraction of the best token's probability; 0 keeps all.
         repetition_penalty: above 1, tokens of the prompt and the answer become less likely.
         seed: equal seeds give equal texts; None draws one.
-        greedy: take the best token always; only the repetition penalty still counts.
+        greedy: take the best token always; only penalties and bias still count.
+        presence_penalty: taken off the logits of tokens that are in the answer.
+        frequency_penalty: taken off them once for each time that they are.
+        logit_bias: (id, number that is added to its logit, -100 to 100) pairs of different ids.
     """
 
     temperature: float = 1.0
@@ -55,6 +65,9 @@ class SamplingSettings:
     repetition_penalty: float = 1.0
     seed: int | None = None
     greedy: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, (low, high, words) in RANGES.items():
@@ -62,6 +75,11 @@ class SamplingSettings:
             if not low <= value <= high:  # also false for NaN
                 said = str(value)[:30]
                 raise UsageError(f"{name.replace('_', '-')} is {said}, it can be {words}")
+        for id, bias in self.logit_bias:
+            if not -_MOST_BIAS <= bias <= _MOST_BIAS:
+                raise UsageError(f"the logit bias of token {id} is {bias}, it can be -100 to 100")
+        if len({id for id, _ in self.logit_bias}) < len(self.logit_bias):
+            raise UsageError("a token has two logit biases")
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise UsageError(f"seed is {str(self.seed)[:30]}, it can be 0 to 2^64 - 1")
 
@@ -70,18 +88,66 @@ class SamplingSettings:
         """Tells whether nothing is drawn, so that a seed changes nothing."""
         return self.greedy or self.temperature == 0
 
+    @property
+    def counts(self) -> bool:
+        """Tells whether it matters which tokens came before."""
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+
+class History:
+    """The ids of a prompt and its answer, as far as penalties need them.
+
+    Args:
+        counts: whether any setting needs them, see `SamplingSettings.counts`.
+    """
+
+    def __init__(self, prompt: Sequence[int], *, counts: bool) -> None:
+        self._counts = counts
+        self._seen = np.unique(np.asarray(prompt if counts else (), dtype=np.int32))
+        self._answered = np.zeros_like(self._seen)
+        self._place = {id: place for place, id in enumerate(self._seen.tolist())}
+
+    @property
+    def seen(self) -> NDArray[np.int32]:
+        """The different ids, [n]."""
+        return self._seen[: len(self._place)]
+
+    @property
+    def answered(self) -> NDArray[np.int32]:
+        """How often each of them is in the answer, [n]."""
+        return self._answered[: len(self._place)]
+
+    def append(self, id: int) -> None:
+        """The answer goes on with an id."""
+        if not self._counts:
+            return
+        place = self._place.setdefault(id, len(self._place))
+        if place == len(self._seen):
+            room = np.zeros(place + 64, dtype=np.int32)
+            self._seen = np.concatenate([self._seen, room])
+            self._answered = np.concatenate([self._answered, room])
+        self._seen[place] = id
+        self._answered[place] += 1
+
 
 class Sampler:
     """One random sequence under one settings object.
 
     Attributes:
         seed: the seed in use, drawn if the settings name none.
+        mask: bit i of word j: whether id 32 j + i may be the next; None: all may. Whoever sets it does so before
+            each token.
     """
 
     def __init__(self, settings: SamplingSettings) -> None:
         self.settings = settings
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.default_rng(self.seed)
+        self.mask: NDArray[np.uint32] | None = None
+        self._bias = (
+            np.array([id for id, _ in settings.logit_bias], dtype=np.int32),
+            np.array([bias for _, bias in settings.logit_bias], dtype=np.float32),
+        )
 
     @property
     def sums_at(self) -> float:
@@ -90,18 +156,54 @@ class Sampler:
         needed = settings.top_k == 0 and (settings.top_p < 1 or settings.min_p == 0)
         return _temperature(settings) if needed else 0.0
 
-    def next(self, logits: Logits, history: Sequence[int]) -> int:
-        """Draws the next id.
+    def choice(self, logits: Logits, history: History, *, likeliest: int = -1) -> TokenChoice:
+        """How the next id is to be chosen; draws a number for it.
 
         Args:
             logits: the logits of the last position.
-            history: the ids of the prompt and the answer so far, for the repetition penalty.
+            likeliest: the number of likeliest ids wanted with it; -1: no logarithms at all.
+        """
+        settings = self.settings
+        temperature = _temperature(settings)
+        ids, bias = self._bias
+        return TokenChoice(
+            logits.values,
+            logits.peaks,
+            logits.sums,
+            logits.best,
+            logits.temperature,
+            temperature,
+            self._random.random() if temperature else 0.0,
+            settings.top_k,
+            settings.top_p,
+            settings.min_p,
+            settings.repetition_penalty,
+            settings.presence_penalty,
+            settings.frequency_penalty,
+            history.seen,
+            history.answered,
+            ids,
+            bias,
+            self.mask,
+            likeliest,
+        )
+
+    def next(self, logits: Logits, history: Sequence[int], answered: int = 0) -> int:
+        """Draws the next id: the same as the library chooses for `choice`.
+
+        Args:
+            logits: the logits of the last position.
+            history: the ids of the prompt and the answer so far, for penalties.
+            answered: the number of those that are the answer's.
         Raises:
             BadPack: the logits hold NaN or infinity.
+            UsageError: the mask leaves no token.
         """
         settings = self.settings
         _check(logits)
-        scores = penalise(logits, history, settings.repetition_penalty)
+        scores = self._changed(logits, history, answered)
+        if scores.values[scores.best] == -np.inf:
+            raise UsageError(NOTHING_LEFT)
         if _temperature(settings) == 0:
             return scores.best
         at = self._random.random()
@@ -113,6 +215,42 @@ class Sampler:
         else:
             ids, chances = shortlist(scores, settings)
         return int(ids[_pick(chances, at)[0]])
+
+    def _changed(self, logits: Logits, history: Sequence[int], answered: int) -> Logits:
+        """The logits with bias, penalties and mask."""
+        settings = self.settings
+        if settings.logit_bias:
+            ids, bias = self._bias
+            at = ids.astype(np.int64)
+            logits = logits.with_values(at, logits.values[at] + bias)
+        logits = penalise(logits, history, settings.repetition_penalty)
+        if answered and (settings.presence_penalty or settings.frequency_penalty):
+            at, times = np.unique(np.asarray(history[-answered:]), return_counts=True)
+            presence, frequency = map(
+                np.float32, (settings.presence_penalty, settings.frequency_penalty)
+            )
+            less = presence + frequency * times.astype(np.float32)
+            logits = logits.with_values(at, logits.values[at] - less)
+        if self.mask is not None:
+            allowed = np.unpackbits(self.mask.view(np.uint8), bitorder="little")
+            out = np.flatnonzero(allowed[: len(logits.values)] == 0)
+            if out.size:
+                masked = np.full(out.size, -np.inf, dtype=np.float32)
+                logits = logits.with_values(out, masked)
+        return logits
+
+
+def chosen_id(chosen: ChosenToken, logits: Logits) -> int:
+    """The id of what was chosen from these logits.
+
+    Raises:
+        BadPack, UsageError: there is none, see `Sampler.next`.
+    """
+    if chosen.id == BROKEN:
+        _check(logits)
+    if chosen.id == NONE_LEFT:
+        raise UsageError(NOTHING_LEFT)
+    return chosen.id
 
 
 def _temperature(settings: SamplingSettings) -> float:

@@ -22,7 +22,8 @@ class Run:
         state: the slot of the state before `start`; -1: there is none yet, at start 0 only.
         next_state: the slot that gets the state after the run; -1: no operation keeps a state.
         chunk: the (start, tokens) of the prompt's chunk that the run is a piece of: it decides whatever depends on how
-            many tokens go together; None: the run itself.
+            many tokens go together; None: the run itself. (start, 1): each token gives what it gives alone, as drafted
+            ones must.
     """
 
     ids: NDArray[np.int32]

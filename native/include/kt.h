@@ -23,5 +23,6 @@
 #include "kt_program.h"
 #include "kt_operations.h"
 #include "kt_offload.h"
+#include "kt_sample.h"
 
 #endif

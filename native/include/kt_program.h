@@ -50,7 +50,8 @@ typedef struct kt_run {
     int64_t first_output;   /* tokens first_output..n_tokens-1 give outputs; n_tokens: none */
     /* The chunk of a prompt that the run is a piece of. Whatever depends on how many tokens go together (the form of
      * latent attention, whether positions are chosen) depends on the chunk; so pieces of it give what all of it gives. */
-    int64_t chunk_start, chunk_tokens;      /* chunk_tokens 0: the run itself */
+    int64_t chunk_start;
+    int64_t chunk_tokens;   /* 0: the run itself; 1: each token gives what it gives alone, as drafted ones must */
     const int32_t *pages;   /* [n_pages] cache page of each 64 positions of the sequence */
     int64_t n_pages;        /* >= ceil((start + n_tokens) / 64) */
     float temperature;      /* of the sums of kt_program_summary, finite; 0: none are wanted */

@@ -41,4 +41,11 @@ static inline int64_t run_end(const kt_run *run)
     return run->start + run->n_tokens;
 }
 
+/* Where the last of the run's chunks ends. */
+static inline int64_t chunk_end(const kt_run *run)
+{
+    chunk c = chunk_of(run);
+    return c.start + c.tokens > run_end(run) ? c.start + c.tokens : run_end(run);
+}
+
 #endif

@@ -193,7 +193,7 @@ static void by_tokens(const choose *o, const worker *w, int64_t rows)
 {
     int64_t each = max64(1, min64(TOGETHER, rows / (2 * w->threads))), run = 0, before = 0;
     for (int64_t i; (i = worker_take(w, 1)) >= 0;) {
-        int64_t tasks;
+        int64_t tasks = 0;
         for (; run < w->batch->n_runs; run++, before += tasks) {
             tasks = (choosing(o, w, run) + each - 1) / each;
             if (i - before < tasks)

@@ -48,11 +48,15 @@ static mla_rows piece_at(const mla *o, const worker *w, int64_t row)
 {
     const kt_run *run = run_of(w, row);
     chunk c = chunk_of(run);
-    int64_t position = position_of(w, row), from = position - c.start;
-    mla_rows r = {.first = row, .n = run_end(run) - position, .form = form_of(o, w, run)};
-    int64_t batch = r.form == MLA_CHOSEN_FORM ? from / MLA_ABSORBED * MLA_ABSORBED : 0;
-    int64_t together = r.form == MLA_CHOSEN_FORM ? min64(MLA_ABSORBED, c.tokens - batch) : c.tokens;
-    r.n = min64(r.n, batch + together - from);
+    int64_t position = position_of(w, row), left = run_end(run) - position, together = c.tokens;
+    mla_rows r = {.first = row, .n = left, .form = form_of(o, w, run)};
+    if (r.form != MLA_EXPANDED_FORM && c.tokens == 1) {
+        r.n = min64(left, MLA_ABSORBED);
+    } else if (r.form == MLA_CHOSEN_FORM) {
+        int64_t before = (position - c.start) / MLA_ABSORBED * MLA_ABSORBED;
+        together = min64(MLA_ABSORBED, c.tokens - before);
+        r.n = min64(left, before + together - (position - c.start));
+    }
     r.tiled = mla_tiled(w, &o->uk_in, together) || mla_tiled(w, &o->uv, together);
     return r;
 }
@@ -328,7 +332,7 @@ static int reserve(kt_program *p, mla *o)
     int64_t rows = most_absorbed(p) * o->s.heads;
     size_t nope = act_bytes(o->uk_in.kind, rows, act_stride(o->uk_in.kind, o->s.nope));
     size_t result = act_bytes(o->uv.kind, rows, act_stride(o->uv.kind, o->s.lora));
-    o->nope_offset = align64(attention_shared_bytes(&o->a));
+    o->nope_offset = align64(attention_shared_bytes(&o->a, kt_pool_threads(p->pool)));
     o->query_offset = size_add(o->nope_offset, align64(nope > result ? nope : result));
     o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
     o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));

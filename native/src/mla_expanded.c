@@ -106,10 +106,9 @@ typedef struct latent_page {
 
 static latent_page page_of(const kt_run *run, int64_t page)
 {
-    chunk c = chunk_of(run);
     int64_t first = page * KT_PAGE_TOKENS;
     return (latent_page){run, page, min64(KT_PAGE_TOKENS, run_end(run) - first),
-                         min64(KT_PAGE_TOKENS, c.start + c.tokens - first)};
+                         min64(KT_PAGE_TOKENS, chunk_end(run) - first)};
 }
 
 static const uint8_t *latent_row(const mla *o, const worker *w, const latent_page *l, int64_t key)

@@ -101,8 +101,7 @@ static inline int64_t selection_reach(const selection *s)
 /* Whether every token of the run attends to all that it sees. */
 static inline int selection_is_all(const selection *s, const kt_run *run)
 {
-    chunk c = chunk_of(run);
-    return c.start + c.tokens <= selection_reach(s);
+    return chunk_end(run) <= selection_reach(s);
 }
 
 static inline const int32_t *selection_row(const selection *s, int64_t token, int64_t list, int32_t *count)

@@ -40,8 +40,8 @@ static inline void ev_weights(everything *e, kt_pool *pool)
     e->router = make_weight(pool, b, EV_EXPERTS, EV_HIDDEN, 1, 3);
     e->gate_up = make_weight(pool, i4, 2 * EV_WIDTH, EV_HIDDEN, EV_EXPERTS, 4);
     e->down = make_weight(pool, i4, EV_HIDDEN, EV_WIDTH, EV_EXPERTS, 5);
-    e->q = make_weight(pool, b, 4 * 32, EV_HIDDEN, 1, 6);
-    e->latent = make_weight(pool, b, EV_LORA + 16, EV_HIDDEN, 1, 7);
+    e->q = make_weight(pool, i8, 4 * 32, EV_HIDDEN, 1, 6);
+    e->latent = make_weight(pool, i8, EV_LORA + 16, EV_HIDDEN, 1, 7);
     e->uk_in = make_weight(pool, b, EV_LORA, 16, 4, 8);
     e->uk_out = make_transposed(pool, &e->uk_in);
     e->uv = make_weight(pool, b, 16, EV_LORA, 4, 10);

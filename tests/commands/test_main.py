@@ -103,7 +103,7 @@ def every_error(kind: type[KtError] = KtError) -> list[type[KtError]]:
 
 CODES = {
     "KtError": 1, "UsageError": 2, "NotFound": 3, "NotEnoughMemory": 4, "NotEnoughDisk": 4,
-    "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Busy": 7, "ContextFull": 8, "NativeError": 9,
+    "BadCheckpoint": 5, "BadPack": 5, "HubError": 6, "Busy": 7, "QueueFull": 7, "ContextFull": 8, "NativeError": 9,
     "DeviceError": 10, "OutOfDeviceMemory": 10,
 }  # fmt: skip
 
@@ -113,6 +113,8 @@ def made(name: str) -> KtError:
         return errors.NotEnoughMemory("the plan", 1 << 40, 1 << 30)
     if name == "NotEnoughDisk":
         return errors.NotEnoughDisk("the pull", 1 << 40, 1 << 30, "/disk")
+    if name == "QueueFull":
+        return errors.QueueFull(512, 512)
     error: KtError = getattr(errors, name)("something is wrong with 'x'", hint="do this")
     return error
 

@@ -62,10 +62,12 @@ def test_equals_transformers(settings: SamplingSettings, size: int) -> None:
     np.testing.assert_allclose(mine, judge(logits, settings), rtol=1e-4, atol=1e-7)
 
 
-def plain(values: np.ndarray, settings: SamplingSettings) -> np.ndarray:
+def plain(
+    values: np.ndarray, settings: SamplingSettings, history: list[int] = HISTORY
+) -> np.ndarray:
     """Probabilities [V] by the rules alone, token by token."""
     scores = values.astype(np.float64)
-    seen = np.unique(HISTORY)
+    seen = np.unique(np.array(history, dtype=np.int64))
     worse = scores[seen] < 0
     penalty = settings.repetition_penalty
     scores[seen] = np.where(worse, scores[seen] * penalty, scores[seen] / penalty)

@@ -1,0 +1,162 @@
+"""One request on its way through the scheduler: what it still has to read, what comes next, what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ktcli.engine.contract import Engine
+from ktcli.engine.generate import Finish
+from ktcli.engine.logits import Logits
+from ktcli.engine.request import Answer, Candidate, Token
+from ktcli.engine.sampler import History, chosen_id
+from ktcli.engine.sequence import Sequence, pages_for
+from ktcli.native import PAGE_TOKENS
+from ktcli.native.batch import Run
+from ktcli.native.choosing import ChosenToken, TokenChoice
+
+# Ids of an answer that are computed again in one step, after its pages were given back.
+_AGAIN = 16
+# Tokens of an answer for which there must be room before its prompt is read.
+_SLICE = PAGE_TOKENS
+
+
+@dataclass(eq=False, slots=True)
+class Active:
+    """A request with its timeline.
+
+    Attributes:
+        room: the most tokens of the answer.
+        sequence: its timeline.
+        kept: whether the timeline is the caller's, and stays.
+        known: the ids of the prompt and the answer; those that the timeline has not are still to be computed.
+        finish: the reason why no token follows; a kept timeline still gets the last one.
+        begun: whether a step has computed anything of it since its timeline was opened.
+    """
+
+    answer: Answer
+    room: int
+    submitted_s: float
+    sequence: Sequence
+    kept: bool
+    known: list[int] = field(init=False)
+    finish: Finish | None = None
+    begun: bool = False
+    _history: History = field(init=False)
+    _chunks: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # start and tokens of each of the prompt
+
+    def __post_init__(self) -> None:
+        self.known = list(self.answer.request.prompt)
+        counts = self.answer.sampler.settings.counts
+        self._history = History(self.known, counts=counts)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of the prompt."""
+        return len(self.answer.request.prompt)
+
+    @property
+    def reading(self) -> bool:
+        """Tells whether part of the prompt is still to be read."""
+        return self.sequence.length < self.prompt_tokens
+
+    @property
+    def pages_ahead(self) -> int:
+        """The pages that it needs beside those it holds, for what it knows and a first piece of what follows."""
+        ends = min(len(self.known) + _SLICE, self.prompt_tokens + self.room)
+        return max(0, pages_for(ends) - pages_for(self.sequence.length))
+
+    def open(self, engine: Engine) -> None:
+        """Begins, or begins again, with as much as is found of what it knows."""
+        depths = np.zeros(len(self.known), dtype=np.uint8)
+        for at in range(self.prompt_tokens, len(self.known)):
+            depths[at] = engine.depth_at(at)
+        reused = self.sequence.adopt(self.known, depths)
+        stats = self.answer.stats
+        if stats.queued_s:
+            return
+        stats.reused_tokens = stats.prompt_tokens = reused
+        self._chunks.clear()
+        while reused < self.prompt_tokens:
+            self._chunks.append((reused, engine.chunk_tokens(self.prompt_tokens - reused)))
+            reused = sum(self._chunks[-1])
+
+    def start(self, now_s: float) -> None:
+        """Its next step begins."""
+        if not self.answer.stats.queued_s:
+            self.answer.stats.queued_s = max(now_s - self.submitted_s, 1e-9)
+        self.begun = True
+
+    def give_back(self) -> None:
+        """Gives its pages back; what it knows stays."""
+        self.sequence.close()
+        self.begun = False
+
+    def reads(self, engine: Engine, most: int) -> Run:
+        """The run that reads the prompt on by at most `most` tokens: a piece of the chunk that would be read in one
+        step if the request were alone.
+
+        Raises:
+            PoolFull: there are no pages for it.
+        """
+        at = self.sequence.length
+        chunk = next((chunk for chunk in reversed(self._chunks) if chunk[0] <= at), None)
+        if chunk is None:  # what was found when it began is lost
+            chunk = at, engine.chunk_tokens(self._chunks[0][0] - at)
+        upto = min(at + most, sum(chunk))
+        return self._run(upto, upto == len(self.known), 0, chunk)
+
+    def writes(self, engine: Engine) -> Run:
+        """The run that computes what the answer knows and the timeline has not: one id, or several where pages were
+        given back. Each is computed as if it came alone.
+
+        Raises:
+            PoolFull: there are no pages for it.
+        """
+        at = self.sequence.length
+        if at == len(self.known):  # the step before was interrupted after it was computed
+            at = self.sequence.truncate(at - 1)
+        depth, upto = engine.depth_at(at), at + 1
+        while upto < min(len(self.known), at + _AGAIN) and engine.depth_at(upto) == depth:
+            upto += 1
+        wanted = upto == len(self.known) and self.finish is None
+        return self._run(upto, wanted, depth, (at, 1))
+
+    def choice(self, logits: Logits) -> TokenChoice:
+        """How the next token is to be chosen from these logits."""
+        wanted = self.answer.request.logprobs
+        likeliest = -1 if wanted is None else wanted
+        return self.answer.sampler.choice(logits, self._history, likeliest=likeliest)
+
+    def token(self, chosen: ChosenToken, logits: Logits) -> Token:
+        """The event of what was chosen from these logits.
+
+        Raises:
+            BadPack, UsageError: no token could be.
+        """
+        id = chosen_id(chosen, logits)
+        if self.answer.request.logprobs is None:
+            return Token(self.answer, id)
+        likeliest = tuple(Candidate(*pair) for pair in chosen.likeliest)
+        return Token(self.answer, id, Candidate(id, chosen.logprob), likeliest)
+
+    def take(self, id: int) -> None:
+        """The answer goes on with an id."""
+        self.answer.ids.append(id)
+        self.answer.stats.tokens += 1
+        self.known.append(id)
+        self._history.append(id)
+
+    def _run(self, upto: int, wanted: bool, depth: int, chunk: tuple[int, int]) -> Run:
+        """The run of the ids up to `upto`; `wanted`: with logits after the last."""
+        ids = np.array(self.known[self.sequence.length : upto], dtype=np.int32)
+        return self.sequence.extend(
+            ids,
+            first_output=ids.size - wanted,
+            temperature=self.answer.sampler.sums_at if wanted else 0.0,
+            defer=depth,
+            chunk=chunk,
+        )

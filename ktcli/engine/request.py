@@ -1,0 +1,113 @@
+"""What is asked of a scheduler and what it answers: requests in, events out.
+
+A request is data and never changes. Its `Answer` is the account of what became of it, which the scheduler keeps:
+whoever submitted the request holds it to cancel, and finds it again in every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ktcli.engine.generate import Finish, Stats
+from ktcli.engine.sampler import Sampler, SamplingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt that is to be answered.
+
+    Attributes:
+        prompt: the ids of the prompt, at least one.
+        stop_ids: ids that end the answer and are no part of it.
+        max_tokens: the most tokens of the answer; None: as many as fit.
+        priority: a higher one goes first, -10..10; a request that waits long rises.
+        caller: whoever asks: callers of equal priority take turns.
+        logprobs: the number of the likeliest tokens whose chances come with each token; None: no chances at all.
+    """
+
+    prompt: Sequence[int]
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    stop_ids: Collection[int] = ()
+    max_tokens: int | None = None
+    priority: int = 0
+    caller: str = ""
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token that could come next.
+
+    Attributes:
+        logprob: the logarithm of its chance under the model itself, before any setting changed it, nats.
+    """
+
+    id: int
+    logprob: float
+
+
+@dataclass(eq=False, slots=True)
+class Answer:
+    """One request's account.
+
+    Attributes:
+        number: the age: requests are numbered as they come.
+        since: the step at which it began to wait.
+        ids: the ids of the answer so far.
+        finish: the reason why it ended; None: it has not.
+        cancelled: whether it is to end at the next step; any thread may set it.
+    """
+
+    request: GenerationRequest
+    number: int
+    sampler: Sampler
+    stats: Stats = field(default_factory=Stats)
+    ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    cancelled: bool = False
+    since: int = 0
+
+    def cancel(self) -> None:
+        """Ends the answer at the next step; nothing happens if it has ended."""
+        self.cancelled = True
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """Part of the prompt was read: `done` of the `total` tokens that were not in the cache."""
+
+    answer: Answer
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The next id of an answer.
+
+    Attributes:
+        chosen: the id's chance, if chances were asked for.
+        likeliest: the likeliest ids, best first, as many as were asked for.
+    """
+
+    answer: Answer
+    id: int
+    chosen: Candidate | None = None
+    likeliest: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of an answer; each has exactly one.
+
+    Attributes:
+        error: the reason of FAILED.
+    """
+
+    answer: Answer
+    finish: Finish
+    error: Exception | None = None
+
+
+Event = PromptRead | Token | Finished

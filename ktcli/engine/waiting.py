@@ -1,0 +1,49 @@
+"""The queue before a scheduler: bounded, by priority, fair between callers, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ktcli.engine.request import Answer
+from ktcli.errors import QueueFull
+
+# Steps after which a request that waits counts as one level of priority higher: about ten seconds of answers. So of
+# 20 levels, the lowest waits for newer ones no longer than a few minutes.
+PATIENCE = 256
+
+
+class Turns:
+    """Whose turn it is: the highest priority, then the caller that was served longest ago, then age."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}  # of each caller, when it was last served
+        self._served = 0
+
+    def first(self, answers: Collection[Answer], step: int) -> list[Answer]:
+        """The answers in the order of their turns at this step."""
+        return sorted(answers, key=lambda answer: self._rank(answer, step))
+
+    def served(self, answer: Answer) -> None:
+        """The answer's caller has had its turn."""
+        self._served += 1
+        self._last[answer.request.caller] = self._served
+
+    def forget(self, but: Collection[Answer]) -> None:
+        """Forgets all callers but those of these answers."""
+        here = {answer.request.caller for answer in but}
+        self._last = {caller: turn for caller, turn in self._last.items() if caller in here}
+
+    def _rank(self, answer: Answer, step: int) -> tuple[int, int, int]:
+        risen = (step - answer.since) // PATIENCE
+        turn = self._last.get(answer.request.caller, 0)
+        return -answer.request.priority - risen, turn, answer.number
+
+
+def require_room(waiting: int, limit: int) -> None:
+    """Checks that one more may wait.
+
+    Raises:
+        QueueFull: it may not.
+    """
+    if waiting >= limit:
+        raise QueueFull(waiting, limit)

@@ -1,0 +1,136 @@
+"""The choice of the next token of many rows of logits at once; see kt_sample.h."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktcli.errors import NativeError
+from ktcli.native.library import BLOCK_COLUMNS, ERROR_BYTES, library, require
+from ktcli.native.pool import Pool
+
+F32Array = NDArray[np.float32]
+I32Array = NDArray[np.int32]
+
+BROKEN, NONE_LEFT = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChoice:
+    """One row of logits and how its token is chosen; the fields are those of kt_choice.
+
+    Attributes:
+        values: [V] f32; with peaks and sums [B] f32 and best they are a row's logits and their summary.
+        likeliest: the number of likeliest ids that are wanted; -1: no logarithms at all.
+    """
+
+    values: F32Array
+    peaks: F32Array
+    sums: F32Array
+    best: int
+    sums_temperature: float
+    temperature: float
+    at: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    seen: I32Array | None = None
+    answered: I32Array | None = None
+    bias_ids: I32Array | None = None
+    bias: F32Array | None = None
+    mask: NDArray[np.uint32] | None = None
+    likeliest: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """What was chosen.
+
+    Attributes:
+        id: the token; BROKEN: a logit is NaN or infinite; NONE_LEFT: the mask leaves none.
+        logprob: of the token, before anything was changed; 0 if it was not wanted.
+        likeliest: (id, logprob) pairs, the likeliest first.
+    """
+
+    id: int
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
+class Chooser:
+    """Chooses tokens of a vocabulary, with the threads of a pool, between other work of theirs."""
+
+    def __init__(self, pool: Pool, vocab: int) -> None:
+        self._ffi, self._lib = library()
+        error = self._ffi.new(f"char[{ERROR_BYTES}]")
+        handle = self._lib.kt_sampler_create(pool.handle, vocab, error, ERROR_BYTES)
+        if handle == self._ffi.NULL:
+            raise NativeError(self._ffi.string(error).decode())
+        self._handle = self._ffi.gc(handle, self._lib.kt_sampler_free)
+        self._pool, self._vocab = pool, vocab  # the pool has to outlive the handle
+        self._rows = self._ffi.new("kt_choice[]", 1)
+
+    def choose(self, choices: Sequence[TokenChoice]) -> list[ChosenToken]:
+        """Chooses a token for each row, all equal to one after the other.
+
+        Raises:
+            NativeError: an id is outside the vocabulary.
+        """
+        n = len(choices)
+        if len(self._rows) < n:
+            self._rows = self._ffi.new("kt_choice[]", n)
+        kept = [self._fill(row, choice) for row, choice in zip(self._rows, choices, strict=False)]
+        if self._lib.kt_sampler_choose(self._handle, self._rows, n) < 0:
+            raise NativeError(f"an id is outside the vocabulary of {self._vocab} tokens")
+        return [self._read(self._rows[i], choice) for i, choice in enumerate(choices) if kept]
+
+    def _fill(self, row: Any, choice: TokenChoice) -> list[Any]:
+        """Fills in one row; returns what has to live until it was chosen."""
+        vocab, blocks = self._vocab, -(-self._vocab // BLOCK_COLUMNS)
+        require(
+            choice.values.size == vocab and choice.peaks.size == choice.sums.size == blocks,
+            f"the logits are not those of {vocab} tokens",
+        )
+        kept: list[Any] = []
+
+        def pointer(kind: str, array: NDArray[Any] | None, dtype: type[np.generic]) -> Any:
+            if array is None:
+                return self._ffi.NULL
+            require(array.dtype == dtype and array.flags.c_contiguous, f"no {kind} in a row")
+            kept.append(self._ffi.from_buffer(kind, array))
+            return kept[-1]
+
+        row.values = pointer("float[]", choice.values, np.float32)
+        row.peaks = pointer("float[]", choice.peaks, np.float32)
+        row.sums = pointer("float[]", choice.sums, np.float32)
+        row.best, row.sums_temperature = choice.best, choice.sums_temperature
+        row.temperature, row.at = choice.temperature, choice.at
+        row.top_k, row.top_p, row.min_p = choice.top_k, choice.top_p, choice.min_p
+        row.repetition, row.presence = choice.repetition, choice.presence
+        row.frequency = choice.frequency
+        row.n_seen = 0 if choice.seen is None else choice.seen.size
+        row.n_bias = 0 if choice.bias_ids is None else choice.bias_ids.size
+        row.seen = pointer("int32_t[]", choice.seen, np.int32)
+        row.answered = pointer("int32_t[]", choice.answered, np.int32)
+        row.bias_ids = pointer("int32_t[]", choice.bias_ids, np.int32)
+        row.bias = pointer("float[]", choice.bias, np.float32)
+        words = None if choice.mask is None else choice.mask.size
+        require(words in (None, -(-vocab // 32)), f"the mask has not {vocab} bits")
+        row.mask = pointer("uint32_t[]", choice.mask, np.uint32)
+        row.n_likeliest, row.logprob = choice.likeliest, 0.0
+        if choice.likeliest > 0:
+            row.likeliest = pointer("int32_t[]", np.empty(choice.likeliest, np.int32), np.int32)
+            row.logprobs = pointer("float[]", np.empty(choice.likeliest, np.float32), np.float32)
+        return kept
+
+    @staticmethod
+    def _read(row: Any, choice: TokenChoice) -> ChosenToken:
+        pairs = ((row.likeliest[i], row.logprobs[i]) for i in range(max(0, choice.likeliest)))
+        return ChosenToken(row.id, row.logprob, tuple(pair for pair in pairs if pair[0] >= 0))

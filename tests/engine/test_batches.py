@@ -1,0 +1,222 @@
+"""The law of the batch, on models of every kind of layer: what a sequence computes has the same bits alone and in any
+company, whole or in pieces, token by token or drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import pytest
+from convert import convert_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loading import load_engine
+from numpy.typing import NDArray
+from reference import CASES, write_checkpoint
+
+from ktcli.engine import CpuEngine
+from ktcli.engine.sequence import pages_for
+from ktcli.models import build
+from ktcli.native import Batch, Run
+from ktcli.weights.pack import Pack
+
+CONTEXT, LINES, OUTPUTS = 320, 4, 16
+MOST_DRAFTED = 4
+# Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
+FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4 deepseek-v3.2".split()
+MORE = "glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+FORMATS = {"": ("int4", "int8"), "bf16": ("bf16", "bf16")}
+TEXTS = np.random.default_rng(11).integers(0, 99, (LINES, CONTEXT)).astype(np.int32)
+Ids = NDArray[np.int32]
+Rows = dict[int, list[bytes]]  # what there is of each position's logits
+
+
+def named(name: str, *, formats: str = "", exact: bool = False):
+    """A model as a parameter: its family, formats, and whether it is exact."""
+    marks = () if name in FAMILIES and not (formats or exact) else pytest.mark.thorough
+    label = "-".join(part for part in (name, formats, "exact" * exact) if part)
+    return pytest.param((name, formats, exact), id=label, marks=marks)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *(named(name) for name in (*FAMILIES, *MORE)),
+        *(named(name, formats="bf16") for name in FAMILIES),
+        *(named(name, exact=True) for name in FAMILIES),
+    ],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    name, formats, exact = request.param
+    folder = tmp_path_factory.mktemp(name)
+    case = next(case for case in CASES if case.name == name)
+    experts, dense = FORMATS[formats]
+    checkpoint = write_checkpoint(case, folder / "checkpoint")
+    path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
+    defer = int(build(Pack.open(path).config).spec.experts > 0)
+    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, exact=exact)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens that go together.
+
+    Attributes:
+        cuts: where it is cut into pieces when others are there.
+        drafted: whether each gives what it gives alone.
+    """
+
+    tokens: int
+    cuts: tuple[int, ...] = ()
+    drafted: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sequence: its text, chunk by chunk."""
+
+    text: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def temperature(self) -> float:
+        return 0.5 * self.text
+
+    @property
+    def defer(self) -> int:
+        return self.text % 2
+
+
+class Memory:
+    """Pages and states of a sequence of its own."""
+
+    def __init__(self, engine: CpuEngine, draw: Random) -> None:
+        self.pages = engine.pools.pages.take(pages_for(CONTEXT))
+        draw.shuffle(self.pages)
+        states = engine.pools.states
+        self.slots = [] if states is None else [states.take(), states.take()]
+        self.turn = 0
+
+    def run(self, line: Line, start: int, n: int, outputs: int, chunk=None) -> Run:
+        before = self.slots[self.turn] if self.slots and start else -1
+        self.turn = 1 - self.turn
+        after = self.slots[self.turn] if self.slots else -1
+        ids, table = TEXTS[line.text][start : start + n], np.array(self.pages, np.int32)
+        run = Run(ids, start, table, n - outputs, line.temperature, line.defer, before, after)
+        return Run(*(getattr(run, name) for name in Run.__slots__[:-1]), chunk=chunk)
+
+
+@contextmanager
+def memories(engine: CpuEngine, n: int, draw: Random) -> Iterator[list[Memory]]:
+    pools = engine.pools
+    made = [Memory(engine, draw) for _ in range(n)]
+    try:
+        yield made
+    finally:
+        for memory in made:
+            for page in memory.pages:
+                pools.pages.release(page)
+            for slot in memory.slots:
+                assert pools.states is not None
+                pools.states.release(slot)
+        pools.forget()
+
+
+def compute(engine: CpuEngine, runs: list[Run]) -> Iterator[tuple[Run, int, list[bytes]]]:
+    """The (run, position, logits) of every output of a step."""
+    rows = iter(engine.run(Batch(tuple(runs))))
+    for run in runs:
+        for token in range(run.first_output, run.ids.size):
+            row = next(rows)
+            sums = row.sums.tobytes() if run.temperature else b""
+            yield run, run.start + token, [row.values.tobytes(), row.peaks.tobytes(), sums]
+
+
+def alone(engine: CpuEngine, line: Line) -> Rows:
+    """Every chunk in a step of its own, drafted tokens one by one."""
+    found: Rows = {}
+    with memories(engine, 1, Random(1)) as (memory,):
+        at = 0
+        for chunk in line.chunks:
+            for n in [1] * chunk.tokens if chunk.drafted else [chunk.tokens]:
+                for _, position, row in compute(engine, [memory.run(line, at, n, 1)]):
+                    found[position] = row
+                at += n
+    return found
+
+
+def pieces(line: Line, memory: Memory) -> Iterator[Run]:
+    """The runs of a sequence in company."""
+    at = 0
+    for chunk in line.chunks:
+        if chunk.drafted:
+            yield memory.run(line, at, chunk.tokens, chunk.tokens, (at, 1))
+        else:
+            whole = at, chunk.tokens
+            ends = [*sorted({cut % chunk.tokens for cut in chunk.cuts} - {0}), chunk.tokens]
+            for first, last in zip([0, *ends], ends, strict=False):
+                alone = len(ends) == 1 and chunk.tokens % 2
+                yield memory.run(line, at + first, last - first, 1, None if alone else whole)
+        at += chunk.tokens
+
+
+def check(engine: CpuEngine, lines: list[Line], draw: Random) -> None:
+    wanted = [alone(engine, line) for line in lines]
+    with memories(engine, len(lines), draw) as own:
+        queues = [pieces(line, memory) for line, memory in zip(lines, own, strict=True)]
+        left = {i: run for i, queue in enumerate(queues) if (run := next(queue, None))}
+        while left:
+            runs: dict[int, Run] = {}
+            for i in draw.sample(sorted(left), draw.randint(1, len(left))):
+                if Batch((*runs.values(), left[i])).rows <= engine.max_tokens:
+                    runs[i] = left[i]
+            for run, position, row in compute(engine, list(runs.values())):
+                (i,) = (i for i, each in runs.items() if each is run)
+                if position in wanted[i]:
+                    assert row == wanted[i].pop(position), f"line {i} of {lines} at {position}"
+            for i in runs:
+                if not (following := next(queues[i], None)):
+                    del left[i]
+                else:
+                    left[i] = following
+    assert not any(wanted)
+
+
+TOKENS = st.sampled_from([1, 1, 1, 2, 3, 17, 63, 64, 65, 130, 150])
+CUTS = st.lists(st.integers(1, 149), max_size=3).map(tuple)
+CHUNKS = st.one_of(
+    st.builds(Chunk, TOKENS, CUTS),
+    st.builds(Chunk, st.integers(1, MOST_DRAFTED), drafted=st.just(True)),
+)
+
+
+@st.composite
+def made_up(draw: st.DrawFn) -> list[Line]:
+    lines = []
+    for text in range(draw(st.integers(2, LINES))):
+        chunks, size = [Chunk(draw(TOKENS), draw(CUTS))], 0
+        for chunk in draw(st.lists(CHUNKS, max_size=6)):
+            chunks.append(chunk)
+        fitting = []
+        for chunk in chunks:
+            size += chunk.tokens
+            if size <= CONTEXT:
+                fitting.append(chunk)
+        lines.append(Line(text, tuple(fitting)))
+    return lines
+
+
+@settings(max_examples=25, deadline=None)
+@given(made_up(), st.integers(0, 1 << 30))
+def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int) -> None:
+    check(engine, lines, Random(seed))
+
+
+@pytest.mark.thorough
+@settings(max_examples=300, deadline=None)
+@given(made_up(), st.integers(0, 1 << 30))
+def test_company_changes_nothing_in_many_batches(engine, lines, seed) -> None:
+    check(engine, lines, Random(seed))
