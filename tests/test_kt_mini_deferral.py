@@ -61,7 +61,13 @@ def load(pack: Path) -> Load:
     def loaded(*, exact: bool = False) -> Engine:
         # One thread: the steps are short, and what they give does not depend on it.
         return load_engine(
-            pack, context=LENGTH + 1, all_logits=True, threads=1, defer=DEPTH, exact=exact
+            pack,
+            context=LENGTH + 1,
+            all_logits=True,
+            threads=1,
+            defer=DEPTH,
+            exact=exact,
+            streams=2,
         )
 
     return loaded

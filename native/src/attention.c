@@ -4,155 +4,19 @@
  * Many queries: a task is one block of queries and walks all spans. Few queries and a long context
  * (decode): a task is one block and one span, the partials lie in shared scratch and are merged after a
  * barrier. A context with more spans than the scratch holds goes in several waves.
- *
- * The tasks of all runs are one list, run after run; a block belongs to one run. A thread's tasks ascend, so it walks
- * the runs along with them.
  */
-#include "attention.h"
+#include "attention_cut.h"
 
 #include <math.h>
 #include <string.h>
 
-#define SHARED_PARTIALS ((size_t)4 << 20)   /* bytes for partials: 128k keys of a usual GQA layer in one wave */
+#define SHARED_PARTIALS ((size_t)4 << 20)   /* least bytes for partials: 128k keys of a usual GQA layer in one wave */
 #define TASKS_PER_THREAD 4                  /* with fewer blocks than this, spans are shared out too */
-#define FEWEST_QUERIES 8                    /* a block is not cut further to give every thread one */
-
-/* Queries that are worked on together: tokens of one run x heads of one kv head. */
-typedef struct block {
-    int64_t kv_head, token, n_tokens, head, n_heads;    /* token: within the run; head: within the group */
-    int64_t n;                                          /* n_tokens * n_heads, row = token * n_heads + head */
-} block;
 
 typedef struct partial {
     float *max, *sum;       /* [n] */
     float *acc;             /* [n][dv] */
 } partial;
-
-/* How a run is cut. */
-typedef struct cut {
-    const kt_run *run;
-    int64_t row;            /* its first among those attended for, */
-    int64_t step_row;       /* and of the step */
-    int64_t token_blocks, head_blocks, tokens_each, heads_each;
-    int64_t blocks;         /* kv_heads * token_blocks * head_blocks */
-    int64_t rows;           /* most queries of a block */
-    int64_t first_span, spans;
-} cut;
-
-/* All that is attended for: runs, and how they are cut. */
-typedef struct work {
-    const attention *a;
-    const worker *w;
-    run_range runs;
-    int64_t queries;        /* of a block, at most */
-    int64_t blocks, rows, spans;    /* of all runs: their sum, and the most of one */
-    head_rows q, out;
-} work;
-
-/* The first page that a query at this position sees. */
-static int64_t first_page(const attention *a, int64_t position)
-{
-    return a->window ? max64(0, position + 1 - a->window) / KT_PAGE_TOKENS : 0;
-}
-
-static cut cut_run(const work *k, int64_t number)
-{
-    const attention *a = k->a;
-    const batch *b = k->w->batch;
-    const kt_run *run = &b->runs[number];
-    cut c = {.run = run, .row = b->first[number] - b->first[k->runs.first], .step_row = b->first[number],
-             .heads_each = min64(a->group, k->queries)};
-    c.tokens_each = min64(k->queries / c.heads_each, run->n_tokens);
-    c.token_blocks = (run->n_tokens + c.tokens_each - 1) / c.tokens_each;
-    c.head_blocks = (a->group + c.heads_each - 1) / c.heads_each;
-    c.blocks = a->kv_heads * c.token_blocks * c.head_blocks;
-    c.rows = c.tokens_each * c.heads_each;
-    int64_t pages = (run_end(run) + KT_PAGE_TOKENS - 1) / KT_PAGE_TOKENS;
-    c.first_span = first_page(a, run->start) / SPAN_PAGES;
-    c.spans = (pages + SPAN_PAGES - 1) / SPAN_PAGES - c.first_span;
-    return c;
-}
-
-/* Cut the runs into blocks of so many queries; returns how many spans their blocks have together. */
-static int64_t cut_into(work *k, int64_t queries)
-{
-    int64_t parts = 0;
-    k->queries = queries;
-    k->blocks = k->rows = k->spans = 0;
-    for (int64_t i = k->runs.first; i < k->runs.last; i++) {
-        cut c = cut_run(k, i);
-        k->blocks += c.blocks;
-        k->rows = max64(k->rows, c.rows);
-        k->spans = max64(k->spans, c.spans);
-        parts += c.blocks * c.spans;
-    }
-    return parts;
-}
-
-/* Large blocks, since queries of a block share what is read; smaller ones where threads would have none
- * (one token of MLA is a single block). How queries are grouped does not change a bit of any. */
-static void cut_work(work *k)
-{
-    int64_t queries = BLOCK_QUERIES;
-    while (cut_into(k, queries) < k->w->threads && queries > FEWEST_QUERIES)
-        queries /= 2;
-}
-
-/* Where a thread is in the list of tasks. */
-typedef struct place_in {
-    int64_t run, before;    /* tasks of the runs before */
-    int64_t blocks_before;
-    cut c;
-} place_in;
-
-static place_in first_place(const work *k)
-{
-    return (place_in){.run = k->runs.first, .c = cut_run(k, k->runs.first)};
-}
-
-/* Tasks of a run in a wave over spans [done, done + n) of each, counted from its first. */
-static int64_t tasks_in(const cut *c, int64_t done, int64_t n)
-{
-    return c->blocks * max64(0, min64(n, c->spans - done));
-}
-
-/* Go on to the run of task i; 0: there is none. */
-static int walk_to(const work *k, place_in *at, int64_t i, int64_t done, int64_t n)
-{
-    for (int64_t tasks; i - at->before >= (tasks = tasks_in(&at->c, done, n));) {
-        if (at->run + 1 == k->runs.last)
-            return 0;
-        at->before += tasks;
-        at->blocks_before += at->c.blocks;
-        at->c = cut_run(k, ++at->run);
-    }
-    return 1;
-}
-
-/* Block i of a run; the last tokens come first, since they see the most keys. */
-static block block_at(const attention *a, const cut *c, int64_t i)
-{
-    block b = {.kv_head = i % a->kv_heads};
-    i /= a->kv_heads;
-    b.head = i % c->head_blocks * c->heads_each;
-    b.token = (c->token_blocks - 1 - i / c->head_blocks) * c->tokens_each;
-    b.n_heads = min64(c->heads_each, a->group - b.head);
-    b.n_tokens = min64(c->tokens_each, c->run->n_tokens - b.token);
-    b.n = b.n_heads * b.n_tokens;
-    return b;
-}
-
-/* Where the spans of a block begin and end. */
-static int64_t block_first(const attention *a, const block *b, const kt_run *run)
-{
-    return first_page(a, run->start + b->token) / SPAN_PAGES;
-}
-
-static int64_t block_end(const block *b, const kt_run *run)
-{
-    int64_t keys = run->start + b->token + b->n_tokens;
-    return (keys + SPAN_PAGES * KT_PAGE_TOKENS - 1) / (SPAN_PAGES * KT_PAGE_TOKENS);
-}
 
 /* ---- scratch ------------------------------------------------------------------------------------ */
 
@@ -169,10 +33,13 @@ static partial partial_at(float *memory, int64_t rows, int64_t dv)
     return p;
 }
 
-size_t attention_shared_bytes(const attention *a)
+/* Room for the partials of as many blocks as still have their spans shared out, with at least one span each: many
+ * sequences of few blocks would otherwise leave threads of a large team idle. */
+size_t attention_shared_bytes(const attention *a, int threads)
 {
-    size_t two = 2 * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
-    return two > SHARED_PARTIALS ? two : SHARED_PARTIALS;
+    size_t blocks = (size_t)threads * TASKS_PER_THREAD;
+    size_t all = (blocks > 2 ? blocks : 2) * partial_floats(BLOCK_QUERIES, a->dv) * sizeof(float);
+    return all > SHARED_PARTIALS ? all : SHARED_PARTIALS;
 }
 
 /* Local: queries, a page's keys in panels, then two partials. */
@@ -366,8 +233,7 @@ static void attend_blocks(const work *k)
     partial all = local_partial(a, k->w, 0), one = local_partial(a, k->w, 1);
     place_in at = first_place(k);
     for (int64_t i; (i = worker_take(k->w, 1)) < k->blocks;) {
-        for (; i - at.before >= at.c.blocks; at.c = cut_run(k, ++at.run))
-            at.before += at.c.blocks;
+        walk_to_block(k, &at, i);
         const cut *c = &at.c;
         block b = block_at(a, c, i - at.before);
         int64_t first = block_first(a, &b, c->run), end = block_end(&b, c->run);
@@ -400,8 +266,7 @@ static void merge_wave(const work *k, const wave *v)
     place_in at = first_place(k);
     for (int64_t i; (i = worker_take(k->w, 1)) < k->blocks * k->rows;) {
         int64_t number = i / k->rows, row = i % k->rows;
-        for (; number - at.before >= at.c.blocks; at.c = cut_run(k, ++at.run))
-            at.before += at.c.blocks;
+        walk_to_block(k, &at, number);
         const cut *c = &at.c;
         block b = block_at(k->a, c, number - at.before);
         int64_t n = v->first + min64(v->n, c->spans - v->done);
@@ -461,7 +326,7 @@ void attend(const attention *a, const worker *w, run_range runs, head_rows q, he
     work k = {.a = a, .w = w, .runs = runs, .q = q, .out = out};
     cut_work(&k);
     size_t bytes = (size_t)k.blocks * partial_floats(k.rows, a->dv) * sizeof(float);
-    int64_t capacity = (int64_t)(attention_shared_bytes(a) / bytes);
+    int64_t capacity = (int64_t)(attention_shared_bytes(a, w->threads) / bytes);
     if (k.blocks < (int64_t)w->threads * TASKS_PER_THREAD && k.spans > 1 && capacity > 1)
         attend_spans(&k, capacity);
     else

@@ -54,7 +54,8 @@ static inline int64_t page_keys(int64_t dk, int32_t kv_f32)
     return KT_PAGE_TOKENS * (kv_f32 ? dk : paired(dk));
 }
 
-size_t attention_shared_bytes(const attention *a);
+/* Of shared scratch, for a team of so many threads, and of each thread's. */
+size_t attention_shared_bytes(const attention *a, int threads);
 size_t attention_local_bytes(const attention *a);
 
 /* Runs [first, last) of a step. */

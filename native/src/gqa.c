@@ -122,7 +122,7 @@ int kt_program_gqa(kt_program *p, kt_view out, kt_view q, kt_view k, kt_view v, 
                      .k_offset = shape->layer_offset, .v_offset = shape->layer_offset + keys}};
     size_t end = shape->layer_offset + both;
     p->page_bytes = p->page_bytes > end ? p->page_bytes : end;
-    program_reserve(p, attention_shared_bytes(&o->a), attention_local_bytes(&o->a));
+    program_reserve(p, attention_shared_bytes(&o->a, kt_pool_threads(p->pool)), attention_local_bytes(&o->a));
     program_operation(p);
     program_phase(p, append_run, o);
     program_touch_view(p, k, OWN_ROWS);

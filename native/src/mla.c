@@ -332,7 +332,7 @@ static int reserve(kt_program *p, mla *o)
     int64_t rows = most_absorbed(p) * o->s.heads;
     size_t nope = act_bytes(o->uk_in.kind, rows, act_stride(o->uk_in.kind, o->s.nope));
     size_t result = act_bytes(o->uv.kind, rows, act_stride(o->uv.kind, o->s.lora));
-    o->nope_offset = align64(attention_shared_bytes(&o->a));
+    o->nope_offset = align64(attention_shared_bytes(&o->a, kt_pool_threads(p->pool)));
     o->query_offset = size_add(o->nope_offset, align64(nope > result ? nope : result));
     o->result_offset = size_add(o->query_offset, align64(size_mul((size_t)rows, (size_t)o->a.dk * sizeof(float))));
     o->chosen_offset = align64(size_add(o->result_offset, size_mul((size_t)rows, (size_t)o->s.lora * sizeof(float))));

@@ -222,7 +222,7 @@ static int reserve(kt_program *p, mqa *o)
     const selection *c = o->s.choice ? &p->selections.at[o->s.choice - 1] : NULL;
     int64_t most = o->s.window + (c ? c->top_k : most_pooled(&o->s));
     int failed = gathered_reserve(p, most, page_bytes(o), &o->gathered_bytes, &o->identity);
-    o->gathered_offset = size_add(attention_shared_bytes(&o->a), 63) / 64 * 64;
+    o->gathered_offset = size_add(attention_shared_bytes(&o->a, kt_pool_threads(p->pool)), 63) / 64 * 64;
     program_reserve(p, size_add(o->gathered_offset, o->gathered_bytes), attention_local_bytes(&o->a));
     if (o->s.every)
         p->positions = min64(p->positions, (most_pooled(&o->s) + 1) * o->s.every - 1);

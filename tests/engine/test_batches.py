@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from random import Random
 
 import numpy as np
@@ -20,7 +19,9 @@ from reference import CASES, write_checkpoint
 
 from ktcli.engine import CpuEngine
 from ktcli.engine.sequence import pages_for
+from ktcli.models import build
 from ktcli.native import Batch, Run
+from ktcli.weights.pack import Pack
 
 CONTEXT, LINES, OUTPUTS = 320, 4, 16
 MOST_DRAFTED = 4
@@ -55,7 +56,8 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     experts, dense = FORMATS[formats]
     checkpoint = write_checkpoint(case, folder / "checkpoint")
     path = convert_checkpoint(checkpoint, folder / "pack", experts=experts, dense=dense)
-    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=1, exact=exact)
+    defer = int(build(Pack.open(path).config).spec.experts > 0)
+    return load_engine(path, context=CONTEXT, threads=2, streams=OUTPUTS, defer=defer, exact=exact)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,6 @@ def compute(engine: CpuEngine, runs: list[Run]) -> Iterator[tuple[Run, int, list
             yield run, run.start + token, [row.values.tobytes(), row.peaks.tobytes(), sums]
 
 
-@cache
 def alone(engine: CpuEngine, line: Line) -> Rows:
     """Every chunk in a step of its own, drafted tokens one by one."""
     found: Rows = {}
@@ -166,19 +167,21 @@ def check(engine: CpuEngine, lines: list[Line], draw: Random) -> None:
     wanted = [alone(engine, line) for line in lines]
     with memories(engine, len(lines), draw) as own:
         queues = [pieces(line, memory) for line, memory in zip(lines, own, strict=True)]
-        left = dict(enumerate(queues))
+        left = {i: run for i, queue in enumerate(queues) if (run := next(queue, None))}
         while left:
-            chosen = draw.sample(sorted(left), draw.randint(1, len(left)))
             runs: dict[int, Run] = {}
-            for i in chosen:
-                if (run := next(left[i], None)) is None:
-                    del left[i]
-                else:
-                    runs[i] = run
-            for run, position, row in compute(engine, list(runs.values())) if runs else ():
+            for i in draw.sample(sorted(left), draw.randint(1, len(left))):
+                if Batch((*runs.values(), left[i])).rows <= engine.max_tokens:
+                    runs[i] = left[i]
+            for run, position, row in compute(engine, list(runs.values())):
                 (i,) = (i for i, each in runs.items() if each is run)
                 if position in wanted[i]:
                     assert row == wanted[i].pop(position), f"line {i} of {lines} at {position}"
+            for i in runs:
+                if not (following := next(queues[i], None)):
+                    del left[i]
+                else:
+                    left[i] = following
     assert not any(wanted)
 
 

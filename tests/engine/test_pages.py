@@ -188,6 +188,14 @@ def test_slots_hold_what_they_say(seed: int) -> None:
     assert pool.free == pool.count
 
 
+def test_a_ticket_is_for_one_state() -> None:
+    pool = StatePool(1, 0)
+    first = pool.spare(slot := pool.take())
+    second = pool.spare(pool.take())
+    assert first is not None and second is not None
+    assert not pool.back(slot, first) and pool.back(slot, second) and not pool.back(slot, second)
+
+
 def test_snapshots_spread_over_a_long_text() -> None:
     pool, held = StatePool(6, 4), -1
     for i in range(40):

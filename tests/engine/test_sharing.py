@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ PROBE = np.array([3], np.int32)
 Ids = NDArray[np.int32]
 # Grouped and latent attention, windows, states, pooled windows, chosen positions and blocks.
 FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next deepseek-v4".split()
-MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 mistral laguna".split()
+MORE = "deepseek-v3.2 glm-5.3 minimax-m3 mimo-v2-flash ling-3 laguna".split()
 
 
 def texts() -> list[Ids]:
@@ -49,17 +50,26 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_engine(made.path, context=CONTEXT, threads=1, streams=STREAMS, defer=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
-    """A run as it was computed."""
+    """A run as it was computed; what is left of it may be less.
+
+    Attributes:
+        before: the step that computed the position before it; None: it begins at 0.
+        state: the step whose state it read; None: none.
+    """
 
     start: int
     ids: tuple[int, ...]
     defer: int
+    before: Step | None = None
+    state: Step | None = None
 
-    def run(self, pages: Ids, state: int = -1, next_state: int = -1) -> Run:
-        ids, n = np.array(self.ids, np.int32), len(self.ids)
-        return Run(ids, self.start, pages, n - 1, 0.0, self.defer, state, next_state)
+    def run(self, end: int, pages: Ids, state: int, next_state: int) -> Run:
+        """Its part up to position `end`, as a piece of all of it."""
+        ids, chunk = np.array(self.ids, np.int32)[: end - self.start], (self.start, len(self.ids))
+        last = ids.size - 1
+        return Run(ids, self.start, pages, last, 0.0, self.defer, state, next_state, chunk)
 
 
 class World:
@@ -68,25 +78,51 @@ class World:
     def __init__(self, engine: CpuEngine) -> None:
         self.engine = engine
         self.by = [[Step(0, (), 0)] * PAGE_TOKENS for _ in range(engine.pools.pages.count)]
+        slots = engine.pools.states.count if engine.pools.states else 0
+        self.left: list[Step | None] = [None] * slots  # who left which state
         self.lines = [engine.sequence()]
 
     def feed(self, line: Sequence, ids: Ids, defer: int = 0) -> NDArray[np.float32]:
         """Computes ids; returns the logits after them."""
-        run = self._extended(line, ids, defer)
-        logits = self.engine.run(Batch((run,)))[-1].values.copy()
-        line.commit(run)
-        step = Step(run.start, tuple(ids.tolist()), defer)
-        for at in range(run.start, line.length):
-            self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
-        return logits
+        return self.computed((line, self.extended(line, ids, defer)))[0]
 
-    def _extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
+    def together(self, a: int, b: int) -> None:
+        """All sequences that have room go on in one step, each with its own text and so many ids."""
+        parts = []
+        for i, line in enumerate(self.lines):
+            ids = TEXTS[(a + i) % 3][line.length : line.length + 1 + (b * i) % 80]
+            with suppress(PoolFull):
+                if ids.size:
+                    parts.append((line, self.extended(line, ids, i % 2)))
+        if parts:
+            self.computed(*parts)
+
+    def computed(self, *parts: tuple[Sequence, Run]) -> list[NDArray[np.float32]]:
+        """Computes runs in one step; returns the logits of each."""
+        rows = self.engine.run(Batch(tuple(run for _, run in parts)))
+        found = [row.values.copy() for row in rows]
+        for line, run in parts:
+            step = self.step(line, run)
+            line.commit(run)
+            if self.left:
+                self.left[run.next_state] = step
+            for at in range(run.start, line.length):
+                self.by[run.pages[at // PAGE_TOKENS]][at % PAGE_TOKENS] = step
+        return found
+
+    def extended(self, line: Sequence, ids: Ids, defer: int = 0) -> Run:
         before = line.pages
         run = line.extend(ids, defer=defer)
         for old, new in zip(before, line.pages, strict=False):
             if old != new:  # copied, to be written
                 self.by[new] = list(self.by[old])
         return run
+
+    def step(self, line: Sequence, run: Run) -> Step:
+        """A run as a step."""
+        before = self.steps(line)[-1] if line.length else None
+        state = self.left[run.state] if self.left and run.state >= 0 else None
+        return Step(run.start, tuple(run.ids.tolist()), run.defer, before, state)
 
     def steps(self, line: Sequence) -> list[Step]:
         """The steps that computed what it holds, in order."""
@@ -103,11 +139,13 @@ class World:
             case "defer" if text.size:
                 self.feed(line, text[:1], defer=1)
             case "fail" if text.size:
-                self.engine.run(Batch((self._extended(line, text[::-1].copy()),)))
+                self.engine.run(Batch((self.extended(line, text[::-1].copy()),)))
             case "truncate":
                 line.truncate(b)
             case "fork" if len(self.lines) < LINES:
                 self.lines.append(line.fork())
+            case "together":
+                self.together(a, b)
             case "keep":
                 line.keep()
             case "close":
@@ -127,9 +165,10 @@ def never_left(engine: CpuEngine, steps: list[Step]) -> NDArray[np.float32]:
     )
     try:
         table, read = np.array(own, np.int32), -1
-        for i, step in enumerate(steps):
+        ends = [*(step.start for step in steps[1:]), steps[-1].start + len(steps[-1].ids)]
+        for i, (step, end) in enumerate(zip(steps, ends, strict=True)):
             write = slots[i % 2] if slots else -1
-            logits = engine.run(Batch((step.run(table, read, write),)))[-1]
+            logits = engine.run(Batch((step.run(end, table, read, write),)))[-1]
             read = write
         return logits.values.copy()
     finally:
@@ -159,6 +198,7 @@ SIZES = st.sampled_from([1, 1, 2, 15, 40, 63, 64, 65, 130])
 ACTS = st.one_of(
     st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
     st.tuples(st.just("feed"), st.integers(0, 2), SIZES),
+    st.tuples(st.just("together"), st.integers(0, 2), st.integers(0, 79)),
     st.tuples(st.sampled_from(["defer", "fail"]), st.integers(0, 2), SIZES),
     st.tuples(st.sampled_from(["truncate", "adopt"]), st.integers(0, 2), st.integers(0, CONTEXT)),
     st.tuples(st.sampled_from(["fork", "keep", "close"]), st.just(0), st.just(0)),
@@ -166,19 +206,35 @@ ACTS = st.one_of(
 SCHEDULES = st.lists(st.tuples(st.integers(0, LINES), ACTS), min_size=3, max_size=25)
 
 
+def is_latent(engine: CpuEngine) -> bool:
+    """Tells whether bits depend on the chunks in which positions were computed: latent attention has several forms."""
+    return any(state.expanded_ops for state in engine.spec.states)
+
+
+def of_one_hand(steps: list[Step]) -> bool:
+    """Tells whether these steps were computed one after the other, none on what others had computed in other chunks."""
+    pairs = pairwise([None, *steps])
+    return all(b is not None and b.before is a and b.state in (None, a) for a, b in pairs)
+
+
 def check(engine: CpuEngine, schedule) -> None:
     with left_as_found(engine) as world:
         for at, (what, a, b) in schedule:
             with suppress(PoolFull):
                 world.act(at, what, a, b)
+        parts = []
         for line in world.lines:
-            if line.length == CONTEXT:
-                line.truncate(CONTEXT - 1)
-            steps = [*world.steps(line), Step(line.length, tuple(PROBE.tolist()), 0)]
+            line.truncate(CONTEXT - 1)
             with suppress(PoolFull):
-                found = world.feed(line, PROBE)
-                line.close()
-                np.testing.assert_array_equal(found, never_left(engine, steps))
+                run = world.extended(line, PROBE)
+                parts.append((line, run, [*world.steps(line), world.step(line, run)]))
+        found = world.computed(*((line, run) for line, run, _ in parts)) if parts else []
+        for line in world.lines:
+            line.close()
+        for (_, _, steps), logits in zip(parts, found, strict=True):
+            if is_latent(engine) and not of_one_hand(steps):
+                continue
+            np.testing.assert_array_equal(logits, never_left(engine, steps))
 
 
 @settings(max_examples=15, deadline=None)
@@ -205,13 +261,13 @@ def test_a_page_that_somebody_reads_is_not_written(engine: CpuEngine) -> None:
             world.feed(line, text[100:110])
         assert engine.pools.pages.held == before + 2
         for line in world.lines:
-            steps = [*world.steps(line), Step(110, tuple(PROBE.tolist()), 0)]
+            steps = [*world.steps(line), Step(110, (int(PROBE[0]),), 0)]
             found = world.feed(line, PROBE)
             line.close()
             np.testing.assert_array_equal(found, never_left(engine, steps))
 
 
-def test_a_chat_that_comes_again_is_not_computed_again(engine: CpuEngine) -> None:
+def test_a_chat_that_comes_again_is_notcomputed_again(engine: CpuEngine) -> None:
     with left_as_found(engine) as world:
         session = engine.session()
         logits, reused = session.advance(TEXTS[0][:200].tolist())
@@ -220,6 +276,6 @@ def test_a_chat_that_comes_again_is_not_computed_again(engine: CpuEngine) -> Non
         session.sequence.close()
         again, reused = engine.session().advance(TEXTS[0][:200].tolist())
         assert reused == (192 if engine.pools.states is None else 184)
-        if "latent" not in type(engine.model.decoder.layers[0].attention).__name__.lower():
+        if not is_latent(engine):
             np.testing.assert_array_equal(again.values, wanted)
         assert world.lines[0].length == 0
