@@ -19,7 +19,8 @@ _kt() {
                 --device) words='auto cpu cuda' ;;
                 --gpu-experts) words='uniform front hot' files='any' ;;
                 --prefill-threshold) words='never' ;;
-                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
+                --draft) words='off lookup' ;;
+                *) options='--greedy --max-tokens --system --stop --temperature --top-k --top-p --min-p --repetition-penalty --seed --think --no-think --continue --resume --allow-special --context --threads --numa --device --gpu-experts --defer --prefill-threshold --draft --no-kv-cache --stats --explain-cache --json --quiet --help' names='all' files='.gguf' ;;
             esac ;;
         'doctor') options='--measure --json --help' ;;
         'plan')

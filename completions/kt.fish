@@ -24,6 +24,7 @@ complete -c kt -n '__fish_seen_subcommand_from chat' -l device -d 'Where attenti
 complete -c kt -n '__fish_seen_subcommand_from chat' -l gpu-experts -d 'Experts on the GPU: a number per layer, a rule, or a file with a line of ids per layer' -r -a 'uniform front hot' -F
 complete -c kt -n '__fish_seen_subcommand_from chat' -l defer -d 'Experts per token that the CPU may finish one layer later' -x
 complete -c kt -n '__fish_seen_subcommand_from chat' -l prefill-threshold -d 'Tokens from which on a prompt’s experts are streamed through the GPU' -x -a 'never'
+complete -c kt -n '__fish_seen_subcommand_from chat' -l draft -d 'Check several tokens in one step, drafted from what the conversation repeats: as many as pay, or N' -x -a 'off lookup'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l no-kv-cache -d 'Read and write no KV pages on disk'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l stats -d 'Show token counts and rates (on stderr)'
 complete -c kt -n '__fish_seen_subcommand_from chat' -l explain-cache -d 'Where cached tokens could not be used, say at which token and why'

@@ -170,11 +170,12 @@ class Sequence:
             chunk,
         )
 
-    def commit(self, run: Run, tokens: int | None = None) -> None:
+    def commit(self, run: Run, tokens: int | None = None, *, prompt: bool = True) -> None:
         """Counts a run that was computed.
 
         Args:
             tokens: the first so many only, where no layer keeps a state; None: all.
+            prompt: whether a run of many tokens is a prompt's chunk, whose end is worth a snapshot.
         """
         n = run.ids.size if tokens is None else tokens
         assert run.start == self.length and 0 <= n <= run.ids.size
@@ -188,7 +189,7 @@ class Sequence:
             self._went_on(self._pools.states)
         self.length = end
         self._seal()
-        if self.length in self._marks or (n > 1 and run.first_output > 0):
+        if self.length in self._marks or (prompt and n > 1 and run.first_output > 0):
             self.keep()  # a prompt's chunk ends here, or what others share
 
     def keep(self) -> None:
