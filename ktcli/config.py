@@ -1,4 +1,4 @@
-"""Reads the environment variables that configure kt (library folder, kernels, threads, NUMA teams, heat maps).
+"""Reads the environment variables that configure kt (library folder, kernels, threads, NUMA teams, heat maps, drafts).
 
 Every variable is read when it is asked for, so that a test or a user can change it; a value that
 makes no sense is an error that names the variable, never a silent default.
@@ -9,6 +9,7 @@ makes no sense is an error that names the variable, never a silent default.
     KT_TILE_MIN  tokens per expert from which AMX tiles are used, instead of what was measured
     KT_NUMA      teams of threads, as --numa: auto (one per NUMA node), off, N or nodes=LIST
     KT_HEAT      off: chats do not record which experts they use; default: on
+    KT_DRAFT     what drafts tokens in chats, as --draft: off, lookup or N; default: lookup where answers stay the same
     KT_CACHE     the most that KV pages on disk may take, such as 20G; 0: none; default: a tenth of the free disk
 """
 
@@ -150,3 +151,8 @@ def records_heat() -> bool:
             hint="unset KT_HEAT to record which experts a chat uses",
         )
     return text == "on"
+
+
+def asked_draft() -> str | None:
+    """The text of KT_DRAFT, None if unset; `engine.drafting` reads it."""
+    return os.environ.get("KT_DRAFT", "").strip() or None

@@ -23,6 +23,7 @@ from ktcli.chat.stream import THINK, Detokenizer, StopStrings, Thinking
 from ktcli.chat.template import ChatTemplate, load_template
 from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
 from ktcli.engine import Engine
+from ktcli.engine.drafting import NO_DRAFTS, DraftWish
 from ktcli.engine.generate import Finish, Generation, Stats
 from ktcli.engine.sampler import Sampler
 from ktcli.engine.session import Progress
@@ -136,10 +137,13 @@ class Chat:
         heard: called after each token of an answer.
     """
 
-    def __init__(self, speaker: Speaker, settings: Settings | None = None) -> None:
+    def __init__(
+        self, speaker: Speaker, settings: Settings | None = None, draft: DraftWish = NO_DRAFTS
+    ) -> None:
         self.speaker = speaker
         self.conversation = Conversation()
         self.session = speaker.engine.session()
+        self._drafting = draft.of(speaker.engine, self.session)
         self.reply: Reply | None = None
         self.spoken: list[Spoken] = []
         self.timeline: Timeline | None = None
@@ -279,6 +283,7 @@ class Chat:
             cancelled,
             progress,
             self.speaker.engine.depth_at,
+            self._drafting,
             stats=reply.stats,
             ids=reply.ids,
         )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ktcli.chat.chat import Chat, Reply
     from ktcli.chat.keeper import Keeper
     from ktcli.chat.settings import Settings
+    from ktcli.engine.drafting import DraftWish
 
 GREETING = "Hello!"  # what is said to the model when nobody says anything
 PIPE = "-"  # a prompt that is all on standard input
@@ -90,6 +91,15 @@ Think = Annotated[
         "--think/--no-think", help="For models that can do both. Default: as the model likes."
     ),
 ]
+DraftOpt = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="off|lookup|N",
+        help="Check several tokens in one step, drafted from what the conversation repeats: as many as pay, or N."
+        " Answers stay the same. Default: lookup, without a GPU.",
+    ),
+]
 NoKvCache = Annotated[
     bool,
     typer.Option(
@@ -139,6 +149,7 @@ def chat(
     gpu_experts: GpuExpertsOpt = None,
     defer: DeferOpt = None,
     prefill_threshold: PrefillThresholdOpt = None,
+    draft: DraftOpt = None,
     no_kv_cache: NoKvCache = False,
     stats: Stats = False,
     explain_cache: ExplainCache = False,
@@ -185,7 +196,7 @@ def chat(
     asked = AnswerRequest(
         given, max_tokens, tuple(stop or ()), system, think, stats,
         allow_special=allow_special, explain_cache=explain_cache,
-        kept=kept_chat(go_on, resume),
+        kept=kept_chat(go_on, resume), draft=_draft_wish(draft),
     )  # fmt: skip
     recording = config.records_heat()
     quota = 0 if no_kv_cache else cache_quota()
@@ -251,6 +262,7 @@ class AnswerRequest:
     system: str | None
     thinking: bool | None
     stats: bool
+    draft: DraftWish
     allow_special: bool = False
     explain_cache: bool = False
     kept: KeptChat | None = None  # to go on with
@@ -284,6 +296,14 @@ class AnswerRequest:
                 f"the model of the chat {self.kept.path.stem}, {self.model[:100]}, is not here",
                 hint=f"kt pull {self.model[:100]} gets it; kt chat MODEL --resume {self.kept.path.stem} takes another",
             )
+
+
+def _draft_wish(option: str | None) -> DraftWish:
+    from ktcli.engine.drafting import DraftWish
+
+    if option is not None:
+        return DraftWish.parse(option, "--draft")
+    return DraftWish.parse(config.asked_draft(), "KT_DRAFT")
 
 
 def who_and_what(
@@ -355,7 +375,7 @@ def _open(model: str, asked: AnswerRequest, wanted: Wanted) -> tuple[Ready, Chat
         )
     engine = load(ready, wanted, out)
     speaker = Speaker(ready.name, engine, voice, lasting_name(model), library.identity(ready.pack))
-    made = Chat(speaker, asked.over(voice.settings))
+    made = Chat(speaker, asked.over(voice.settings), asked.draft)
     made.conversation.system = asked.system or ""
     sampling = made.settings.sampling
     if asked.sampling["seed"] is not None and sampling.is_greedy:
@@ -458,6 +478,10 @@ def document(made: Chat, reply: Reply) -> dict[str, Any]:
             "eval_count": stats.tokens,
             "eval_duration_s": stats.eval_s,
             "eval_rate": stats.tokens / stats.eval_s if stats.eval_s else 0.0,
+            "steps": stats.steps,
+            "drafted_count": stats.drafted,
+            "accepted_count": stats.accepted,
+            "tokens_per_step": stats.tokens_per_step,
             "seed": made.seed,
         },
     }

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ktcli.engine.draft_length import StepTimes
 from ktcli.engine.logits import Logits
 from ktcli.engine.sequence import Pools, Sequence
 from ktcli.engine.session import Session
@@ -84,6 +85,11 @@ class Engine(Protocol):
 
     def depth_at(self, position: int) -> int:
         """The number of experts that the token of an answer at `position` may defer."""
+
+    @property
+    def step_times(self) -> StepTimes | None:
+        """The times of its decode steps by their rows; None: a row's logits depend on the rows beside it, so that
+        drafts could change an answer."""
 
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk when `left` are left, 1..left.

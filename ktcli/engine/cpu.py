@@ -8,6 +8,7 @@ engine knows nothing of text, and nothing of the machine but the pool it is give
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ktcli.engine.arenas import refusals
 from ktcli.engine.contract import depth_at
+from ktcli.engine.draft_length import MOST_ROWS, StepTimes
 from ktcli.engine.kvcache import KvCache
 from ktcli.engine.loader import Progress, Tensors, TensorSource, load
 from ktcli.engine.logits import Logits
@@ -28,8 +30,10 @@ from ktcli.native import Batch, Pool, Program, View
 from ktcli.ops.native import Places, assemble
 from ktcli.ops.passes import defer_experts, reuse_buffers
 from ktcli.ops.recording import record
+from ktcli.planner.cost import has_tiles, row_seconds
 from ktcli.planner.memory import PREFILL_CHUNK
 from ktcli.planner.plan import Plan
+from ktcli.weights.recipe import format_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,20 @@ class CpuEngine:
     def depth_at(self, position: int) -> int:
         """The number of experts that the token of an answer at `position` may defer."""
         return depth_at(self.plan.depths, position)
+
+    @cached_property
+    def step_times(self) -> StepTimes | None:
+        """The times of its decode steps, modelled until they are measured; None where so few rows can be multiplied
+        in tiles: those of bf16, as most routers are, round otherwise."""
+        fewest = self.pool.tile_min[2] if self.pool.tile_min else 0
+        if has_tiles(self.pool.isa) and fewest <= MOST_ROWS and self._multiplies_bf16():
+            return None
+        rates = self.plan.host.rates
+        return StepTimes(row_seconds(self.model, self.recipe, rates, MOST_ROWS))
+
+    def _multiplies_bf16(self) -> bool:
+        formats = (format_of(tensor, self.recipe) for tensor in self.model.tensors)
+        return any(fmt is not None and fmt.activation_bits == 16 for fmt in formats)
 
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk when `left` are left."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ktcli.models.model import Spec
-from ktcli.planner.spec import PartWork, Unit
+from ktcli.models.model import Model, Spec
+from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
+from ktcli.weights.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ TILE_BASIS = (
 # Entering and leaving one operation of the program by a spinning team, and operations per layer.
 OPERATION_S = 3e-6
 OPERATIONS_PER_LAYER = 16
+_EARLY = 512  # positions in the cache of steps that are compared by their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +155,10 @@ def overhead_seconds(spec: Spec) -> float:
 def step_seconds(works: Iterable[PartWork], spec: Spec, rates: Rates, n_tokens: int) -> float:
     """The seconds of a whole step: its parts run one after the other."""
     return sum(seconds(work, rates, n_tokens) for work in works) + overhead_seconds(spec)
+
+
+def row_seconds(model: Model, recipe: Recipe, rates: Rates, most: int) -> tuple[float, ...]:
+    """The seconds of decode steps of 1 to `most` rows, all with logits; so few stream weights as one does."""
+    shapes = (StepShape(rows, _EARLY, rows) for rows in range(1, most + 1))
+    works = (step_work(model, recipe, shape) for shape in shapes)
+    return tuple(step_seconds(work, model.spec, rates, 1) for work in works)

@@ -22,6 +22,9 @@ LEAST_CONTEXT = 2_048  # below this a chat is over before it begins
 # Tokens of one prefill step: long enough that each of 128 experts sees 32 tokens at top-8, short enough
 # to cancel within a second and to keep the buffers of a step in tens of megabytes.
 PREFILL_CHUNK = 512
+MOST_DRAFTED = (
+    8  # ids of a draft: a step gives logits after each of them, and after the id before them
+)
 # The interpreter, its libraries and the tokenizer, as `kt chat` shows without a model.
 PROCESS_BYTES = 200 << 20
 # The bytes for logits of every position of a step: as many rows at once as fit into them, one at least.
@@ -77,7 +80,7 @@ class Use:
     def outputs(self, spec: Spec, context: int) -> int:
         """The number of positions of a step that can give logits."""
         if not self.all_logits:
-            return min(self.streams, context)
+            return min(max(self.streams, 1 + MOST_DRAFTED), context)
         return max(
             min(self.streams, context),
             min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)),

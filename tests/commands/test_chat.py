@@ -18,6 +18,7 @@ from ktcli.assembly.request import Wanted
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.commands import chat as command
 from ktcli.commands import piped
+from ktcli.engine.drafting import DraftWish
 from ktcli.errors import NotFound, UsageError
 from ktcli.hardware.numa import AUTO, OFF, Numa
 from ktcli.main import main
@@ -393,3 +394,31 @@ def test_endless_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": Endless()}))
     with pytest.raises(UsageError, match="standard input has more than"):
         piped.standard_input()
+
+
+def test_drafts_change_no_answer_and_are_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, int | None]] = []
+
+    def of(wish: DraftWish, engine: object, session: object) -> None:
+        asked.append((wish.drafts, wish.length))
+
+    monkeypatch.setattr(DraftWish, "of", of)
+    monkeypatch.setenv("KT_DRAFT", "3")
+    for words in ((), ("--draft", "off"), ("--draft", "lookup"), ("--draft", "8")):
+        assert run("kt-mini", "hi", *words)[0] == 0
+    monkeypatch.delenv("KT_DRAFT")
+    document = json.loads(run("kt-mini", "hi", "--json")[1])
+    assert asked == [(True, 3), (False, None), (True, None), (True, 8), (True, None)]
+    stats = document["stats"]
+    assert (stats["drafted_count"], stats["accepted_count"]) == (0, 0)
+    assert stats["tokens_per_step"] == 1
+
+
+def test_drafts_that_cannot_be_made(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = run("kt-mini", "hi", "--draft", "9")
+    assert code == 2 and "--draft is '9'; it can be off, lookup, or 1 to 8" in err
+    code, _, err = run("kt-mini", "hi", "--draft", "lookup")
+    assert code == 2 and "could change answers here" in err and "--draft off" in err
+    monkeypatch.setenv("KT_DRAFT", "sometimes")
+    code, _, err = run("kt-mini", "hi")
+    assert code == 2 and "KT_DRAFT is 'sometimes'" in err

@@ -398,4 +398,4 @@ def test_a_writer_that_is_killed_leaves_whole_files(folder: PageFolder) -> None:
 
 @pytest.mark.thorough
 def test_a_writer_that_is_killed_at_any_moment_leaves_whole_files(folder: PageFolder) -> None:
-    killed_at(folder, iter(np.random.default_rng(1).uniform(0, 0.8, 100)))
+    killed_at(folder, iter(np.random.default_rng(1).uniform(0, 0.4, 100)))

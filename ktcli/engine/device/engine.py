@@ -139,6 +139,11 @@ class DeviceEngine:
             counts: NDArray[np.int64] = self._chosen.cpu().numpy().copy()
         return counts
 
+    @property
+    def step_times(self) -> None:
+        """Kernels of the device round otherwise for other numbers of rows."""
+        return None
+
     def chunk_tokens(self, left: int, *, tail: bool = True) -> int:
         """The tokens of a prompt's next chunk, when `left` are left."""
         size = self.placement.long_prompts.chunk_tokens(left)

@@ -1,0 +1,227 @@
+"""Chooses how many tokens are drafted: as many as give the most tokens per second, by measured acceptance and times.
+
+All of it is arithmetic on numbers that are given: nothing here runs a model or reads a clock. How often guesses are
+right is counted also while nothing is drafted, as a guess that was never computed can be compared with what was said.
+What drafts may cost is bounded by an account: when they have lost a hundredth of the time, they pause until that is
+a smaller share again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+
+from ktcli.planner.memory import MOST_DRAFTED
+
+# The most rows of a step: the token that is sure, a draft, and where layers keep states the tokens that were right in
+# the draft before, which are computed again.
+MOST_ROWS = 2 * MOST_DRAFTED + 1
+
+_WORTH = 1.02  # a draft must be expected to be faster by this factor: the expectation has errors of its own
+_TRIED = 2  # ids of a draft that is made to learn what it takes
+_TRIED_CHANCE = 0.5  # that all of them are right, at least
+_SAMPLES = 9  # steps whose median is the time of a number of rows
+_PLAIN_SAMPLES = 3  # steps of one row that are measured before anything is drafted
+_PLAIN_EVERY = 64  # and then one of so many is such a step
+_STALE = 512  # steps after which a time that was never measured again is not believed any more
+_FADING = 0.97  # the weight of what was counted, with each guess after it
+_PRIOR_GUESSES = 3.0  # the guesses that the assumed chance counts for
+_LOST_SHARE = 0.01  # of the time that the same answer would have taken without drafts
+_CREDIT_STEPS = 2.0  # plain steps that may be lost before anything was gained
+_SAVED_STEPS = 16.0  # plain steps of what was gained that may be lost again
+
+
+@dataclass(slots=True)
+class _Share:
+    """A share that is counted, the older the lighter."""
+
+    prior: float
+    right: float = 0.0
+    all: float = 0.0
+
+    def count(self, right: bool) -> None:
+        self.right = self.right * _FADING + right
+        self.all = self.all * _FADING + 1
+
+    @property
+    def value(self) -> float:
+        return (self.right + self.prior * _PRIOR_GUESSES) / (self.all + _PRIOR_GUESSES)
+
+
+class Acceptance:
+    """Counts how often the guesses of one conversation are right, for each kind of guess.
+
+    The first id of a guess is counted apart from those after it: once a guess began well, it mostly goes on well.
+
+    Args:
+        priors: the assumed chance of each kind.
+    """
+
+    def __init__(self, priors: Sequence[float]) -> None:
+        self._first = [_Share(prior) for prior in priors]
+        self._later = [_Share(prior) for prior in priors]
+
+    def count(self, kind: int, place: int, right: bool) -> None:
+        """The id at `place` of a guess of this kind, all before it being right, was right or not."""
+        (self._later if place else self._first)[kind].count(right)
+
+    def chances(self, kind: int, most: int) -> list[float]:
+        """The chance of each of `most` ids to be right if those before it are."""
+        return [(self._later if place else self._first)[kind].value for place in range(most)]
+
+
+class StepTimes:
+    """The seconds of a decode step by its number of rows: medians of the engine's own steps, and a model of them where
+    there are none.
+
+    Args:
+        prior: the modelled seconds of steps of 1, 2, … rows; only their ratios count once one was measured.
+    """
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._prior = tuple(prior)
+        self._samples: list[deque[float]] = [deque(maxlen=_SAMPLES) for _ in prior]
+        self._medians: list[float | None] = [None] * len(self._prior)
+        self._measured_at = [0] * len(self._prior)
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._prior)
+
+    def add(self, rows: int, seconds: float) -> None:
+        """A step of so many rows took so long."""
+        self._steps += 1
+        if not 1 <= rows <= len(self._prior):
+            return
+        i = rows - 1
+        if i and self._steps - self._measured_at[i] > _STALE:
+            self._samples[i].clear()
+        self._samples[i].append(seconds)
+        self._medians[i] = median(self._samples[i])
+        self._measured_at[i] = self._steps
+
+    def seconds(self, rows: int) -> float:
+        """The seconds of a step of `rows` rows, expected; of more than there is a model for, of the most."""
+        i = min(rows, len(self._prior)) - 1
+        known = self._known(i)
+        if known is not None:
+            return known
+        below = next((j for j in range(i - 1, -1, -1) if self._known(j) is not None), None)
+        above = next(
+            (j for j in range(i + 1, len(self._prior)) if self._known(j) is not None), None
+        )
+        return self._prior[i] * self._factor(i, below, above)
+
+    def at_most(self, rows: int) -> float:
+        """The seconds that a step of `rows` rows takes at most: one that was never measured may need for each row
+        beyond those that were as long as a step."""
+        last = min(rows, len(self._prior)) - 1
+        known = next((i for i in range(last, -1, -1) if self._known(i) is not None), 0)
+        return max(self.seconds(rows), self.seconds(known + 1) + (last - known) * self.seconds(1))
+
+    @property
+    def needs_plain(self) -> bool:
+        """Tells whether a step without a draft is due: all others are compared with those."""
+        return (
+            len(self._samples[0]) < _PLAIN_SAMPLES
+            or self._steps - self._measured_at[0] > _PLAIN_EVERY
+        )
+
+    @property
+    def is_unknown(self) -> bool:
+        """Tells whether no step of a few rows was measured lately."""
+        return all(self._known(i) is None for i in range(1, 1 + _TRIED))
+
+    def _known(self, i: int) -> float | None:
+        stale = i > 0 and self._steps - self._measured_at[i] > _STALE
+        return None if stale else self._medians[i]
+
+    def _factor(self, i: int, below: int | None, above: int | None) -> float:
+        """How much slower steps are than the model says, between the nearest numbers of rows that were measured."""
+        near = [j for j in (below, above) if j is not None]
+        factors = [(self._medians[j] or 0.0) / self._prior[j] for j in near]
+        if len(near) < 2:
+            return factors[0] if factors else 1.0
+        share = (i - near[0]) / (near[1] - near[0])
+        return factors[0] + share * (factors[1] - factors[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a length is chosen by.
+
+    Attributes:
+        chances: the chance of each drafted id to be right if those before it are.
+        waiting: the rows that the step has to compute again, see `MOST_ROWS`.
+        repeats: whether the right ids of a draft are computed again unless all are right: a layer keeps a state.
+        may_cost: the seconds by which the step may be longer than one without a draft.
+    """
+
+    chances: Sequence[float]
+    waiting: int = 0
+    repeats: bool = False
+    may_cost: float = float("inf")
+
+
+def best_length(question: Question, times: StepTimes) -> int:
+    """The number of ids to draft, 0 to len(chances), that gives the most expected tokens per second.
+
+    Where no time of a step with a draft is known, and a short one would probably be right, that is tried.
+    """
+    chances = question.chances[: _affordable(question, times)]
+    best, best_rate = 0, _WORTH / times.seconds(question.waiting + 1)
+    tokens, all_right, repeated = 1.0, 1.0, 0.0
+    for k, chance in enumerate(chances, 1):
+        rows = question.waiting + 1 + k
+        # Where the k-th id is the first that is wrong, the next step computes the right rows before it again.
+        if question.repeats:
+            repeated += all_right * (1 - chance) * (times.seconds(rows) - times.seconds(1))
+        all_right *= chance
+        tokens += all_right
+        rate = tokens / (times.seconds(rows) + repeated)
+        if rate > best_rate:
+            best, best_rate = k, rate
+    if (
+        not best
+        and not question.waiting
+        and times.is_unknown
+        and prod(chances[:_TRIED]) > _TRIED_CHANCE
+    ):
+        best = min(_TRIED, len(chances))
+    return best
+
+
+def _affordable(question: Question, times: StepTimes) -> int:
+    """The most ids that cost no more than they may, whatever the step turns out to take and the next one repeats."""
+    least = times.seconds(question.waiting + 1)
+    most = MOST_ROWS - 1 - question.waiting
+    lengths = range(1, min(most, len(question.chances)) + 1)
+    may_cost = question.may_cost / 2 if question.repeats else question.may_cost
+    dear = (k for k in lengths if times.at_most(question.waiting + 1 + k) > least + may_cost)
+    return next(dear, lengths.stop) - 1
+
+
+@dataclass(slots=True)
+class Account:
+    """What drafts have gained, in seconds, against the same tokens one by one.
+
+    Attributes:
+        plain_s: the seconds that all tokens so far would have taken one by one.
+        balance_s: the seconds gained so far, as far as they may be lost again; negative: lost.
+    """
+
+    plain_s: float = 0.0
+    balance_s: float = 0.0
+
+    def add(self, tokens: int, seconds: float, plain: float, drafted: bool) -> None:
+        """A step gave so many tokens in so many seconds; one token alone takes `plain`."""
+        self.plain_s += tokens * plain
+        if drafted:
+            self.balance_s = min(self.balance_s + tokens * plain - seconds, _SAVED_STEPS * plain)
+
+    def may_cost(self, plain: float) -> float:
+        """The seconds that the next step may lose."""
+        return max(0.0, self.balance_s + _LOST_SHARE * self.plain_s + _CREDIT_STEPS * plain)

@@ -1,0 +1,163 @@
+"""The drafts of one conversation: what to try in its next step, and what its steps have taught.
+
+    drafting.begin(prompt)
+    ids = drafting.next(waiting, most)      # before a step
+    drafting.ran(rows, seconds)             # after it
+    drafting.said(id)                       # each id of the answer, as it is chosen
+
+A step computes the last id with a draft behind it, and the sampler takes the rows in turn as if each had come from a
+step of its own. It draws the same numbers and sees the same history, so an answer is the same with drafts and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ktcli.engine.contract import Engine
+from ktcli.engine.draft import Draft, DraftSource, Lookup
+from ktcli.engine.draft_length import (
+    MOST_ROWS,
+    Acceptance,
+    Account,
+    Question,
+    StepTimes,
+    best_length,
+)
+from ktcli.engine.session import Session
+from ktcli.errors import UsageError
+from ktcli.planner.memory import MOST_DRAFTED
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """What is wanted to be drafted.
+
+    Attributes:
+        drafts: whether anything is.
+        length: the ids of every draft; None: as many as pay.
+        asked: whether somebody asked for it, who then is told if it cannot be.
+    """
+
+    drafts: bool = True
+    length: int | None = None
+    asked: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None, name: str) -> DraftWish:
+        """Reads the value of an option or a variable of this name; None: nobody asked.
+
+        Raises:
+            UsageError: it is none of off, lookup, and 1 to MOST_DRAFTED.
+        """
+        if text is None:
+            return cls()
+        numbers = [str(n) for n in range(1, MOST_DRAFTED + 1)]
+        if text not in ("off", "lookup", *numbers):
+            raise UsageError(
+                f"{name} is {text[:30]!r}; it can be off, lookup, or 1 to {MOST_DRAFTED}"
+            )
+        return cls(text != "off", int(text) if text in numbers else None, asked=True)
+
+    def of(self, engine: Engine, session: Session) -> Drafting | None:
+        """The drafts of a session; None: none are made.
+
+        Raises:
+            UsageError: somebody asked for drafts where they could change answers.
+        """
+        if not self.drafts:
+            return None
+        times = engine.step_times
+        if times is not None:
+            return Drafting(Lookup(), times, length=self.length, repeats=session.recurrent)
+        if self.asked:
+            raise UsageError(
+                "drafted tokens could change answers here: on a GPU, and in AMX tiles of bf16, logits depend"
+                " on how many tokens share a step",
+                hint="leave --draft out (and KT_DRAFT unset), or say --draft off",
+            )
+        return None
+
+
+NO_DRAFTS = DraftWish(drafts=False)
+
+
+class Drafting:
+    """Drafts for one conversation.
+
+    Args:
+        source: guesses what comes next.
+        times: the times of the engine's steps, which all its conversations share and measure.
+        length: the ids of every draft; None: as many as pay.
+        repeats: whether some layer keeps a state, see `Question.repeats`.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        times: StepTimes,
+        *,
+        length: int | None = None,
+        repeats: bool = False,
+    ) -> None:
+        self._source, self._times = source, times
+        self._length, self._repeats = length, repeats
+        self._acceptance = Acceptance(source.kinds)
+        self._account = Account()
+        self._guess, self._right = Draft(), 0  # the guess that is compared with what is said
+        self._step: tuple[int, float] | None = None  # rows and seconds of the last one
+        self._said = 0  # ids since then
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """An answer to the prompt `ids` begins."""
+        self._settle()
+        self._guess = Draft()
+        self._source.follow(ids)
+
+    def next(self, waiting: int, most: int) -> tuple[int, ...]:
+        """The ids to try in the next step.
+
+        Args:
+            waiting: the rows that it computes again.
+            most: the most ids that there is room for.
+        """
+        self._settle()
+        guess = self._source.draft(MOST_DRAFTED)
+        if not self._guess.ids:
+            self._guess, self._right = guess, 0
+        most = min(most, len(guess.ids), MOST_ROWS - 1 - waiting)
+        if most < 1:
+            return ()
+        if self._length is not None:
+            return guess.ids[: min(most, self._length)]
+        if self._times.needs_plain:
+            return ()
+        chances = self._acceptance.chances(guess.kind, most)
+        may_cost = self._account.may_cost(self._times.seconds(1))
+        question = Question(chances, waiting, self._repeats, may_cost)
+        return guess.ids[: best_length(question, self._times)]
+
+    def ran(self, rows: int, seconds: float) -> None:
+        """The step of so many rows is over."""
+        self._times.add(rows, seconds)
+        self._step, self._said = (rows, seconds), 0
+
+    def said(self, id: int) -> None:
+        """The answer goes on with `id`."""
+        self._source.extend(id)
+        self._said += 1
+        guess, place = self._guess, self._right
+        if not guess.ids:
+            return
+        right = guess.ids[place] == id
+        self._acceptance.count(guess.kind, place, right)
+        self._right += 1
+        if not right or self._right == len(guess.ids):
+            self._guess = Draft()
+
+    def _settle(self) -> None:
+        """Enters the last step into the account, now that it is known how many ids it gave."""
+        if self._step is not None:
+            rows, seconds = self._step
+            self._account.add(self._said, seconds, self._times.seconds(1), drafted=rows > 1)
+            self._step = None
