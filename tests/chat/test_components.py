@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_calls_share_their_processor_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert granted[0] == confined.LOAD_S
     assert granted[1:3] == pytest.approx([5, 3], abs=0.3)
     assert all(seconds < 0 for seconds in granted[5:])
+
+
+def test_the_helper_asks_for_no_more_than_the_shell_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    infinite = resource.RLIM_INFINITY
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(confined.resource, "setrlimit", lambda kind, pair: asked.append(pair))
+    for hard in (infinite, 900, 100):
+        monkeypatch.setattr(confined.resource, "getrlimit", lambda kind, hard=hard: (50, hard))
+        confined._limit(resource.RLIMIT_AS, 500)
+    assert asked == [(500, infinite), (500, 900), (100, 100)]
 
 
 def test_lists_and_objects_are_counted_before_they_are_made(
