@@ -1,4 +1,4 @@
-"""Reads small files whole within a bound, writes them whole or not at all, and locks their changes.
+"""Reads small files whole within a bound, writes them whole or not at all, locks their changes, and asks what is free.
 
 Nothing here knows what a file means. Every failure is an `OSError` whose `strerror` completes a sentence
 ("cannot read FILE: it has more than 16 MiB"), so that each caller turns it into an error of its own. Files
@@ -138,6 +138,20 @@ def write(path: Path, data: bytes | str, mode: int = 0o644) -> None:
 def append_line(path: Path, line: bytes) -> None:
     """Append a line to a file that is there, and flush it; one torn by a power cut has no newline."""
     _put(path, line, os.O_APPEND)
+
+
+def free_bytes(folder: Path) -> int:
+    """Returns the bytes that may be written to the disk of `folder`, which need not exist yet."""
+    here = folder.absolute()
+    while True:
+        try:
+            found = os.statvfs(here)
+        except OSError:
+            if here == here.parent:
+                raise
+            here = here.parent
+        else:
+            return found.f_bavail * found.f_frsize
 
 
 def sync_folder(folder: Path) -> None:

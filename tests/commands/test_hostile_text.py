@@ -18,7 +18,7 @@ from gguf_cases import CASES
 from gguf_models import write_gguf
 from weights.fake_checkpoint import QWEN3, random_checkpoint
 
-from ktcli.weights.pieces import MAX_MERGES
+from ktcli.weights.vocabulary import MAX_MERGES
 
 MEMORY_MB = 1024
 SECONDS = 20

@@ -113,6 +113,6 @@ def test_too_many_merges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pieces_that_make_too_many_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ktcli.weights.pieces.MAX_MERGES", 10)
+    monkeypatch.setattr("ktcli.weights.vocabulary.MAX_MERGES", 10)
     with pytest.raises(BadCheckpoint, match="more than 10 merges"):
         small_files(values_of(sentencepiece("p")), "a.gguf")
