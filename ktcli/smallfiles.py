@@ -25,6 +25,7 @@ from ktcli.errors import Busy, KtError, gib
 MAX_NESTING = (
     64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
 )
+MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 bytes each in memory
 SUFFIX = ".tmp"  # ends the name of a file that is being written
 _RETRY_S = 0.05
 _BLOCK = 1 << 20
@@ -84,6 +85,12 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     Raises:
         ValueError: it is something else; the message completes a sentence about the file ("is not JSON: …").
     """
+    if isinstance(data, str):
+        lists = data.count("[") + data.count("{")
+    else:
+        lists = data.count(b"[") + data.count(b"{")
+    if lists > MAX_LISTS:
+        raise ValueError(f"has more than {MAX_LISTS:,} lists and objects")
     try:
         value = json.loads(data, **hooks)
     except RecursionError:
