@@ -186,8 +186,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
     codec: LibraryCodec | None = None
     spare = float(CALL_S)
     for line in requests:
@@ -225,8 +225,13 @@ def _spent() -> float:
 
 def _allow(seconds: float) -> None:
     """Grants `seconds` more of processor time, after which SIGXCPU ends the process."""
-    limit = int(_spent() + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, max(1, int(_spent() + seconds) + 1))
+
+
+def _limit(kind: int, most: int) -> None:
+    """Limits a resource, or leaves it at what this process may have at most."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _read(document: str) -> LibraryCodec:
