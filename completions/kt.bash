@@ -63,10 +63,10 @@ _kt() {
                 *) options='--format --json --quiet --help' names='chats' ;;
             esac ;;
         'chats rename') options='--json --quiet --help' names='chats' ;;
-        'bench') options='--help' words='decode prefill resume kernel' ;;
+        'bench') options='--help' words='decode prefill resume kernel mixed' ;;
         'bench decode')
             case $before in
-                --layers|--tokens|--context|--threads|--defer|--runs)  ;;
+                --layers|--tokens|--context|--batch|--threads|--defer|--runs)  ;;
                 --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
                 --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
                 --numa) words='auto off' ;;
@@ -75,7 +75,7 @@ _kt() {
                 --prefill-threshold) words='never' ;;
                 --policy) words='kt all-cpu gpu-stream fiddler' ;;
                 --trace) files='any' ;;
-                *) options='--layers --tokens --context --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
+                *) options='--layers --tokens --context --batch --experts --dense --threads --numa --device --gpu-experts --defer --prefill-threshold --policy --runs --profile --trace --json --help' names='all' files='.gguf' ;;
             esac ;;
         'bench prefill')
             case $before in
@@ -105,6 +105,14 @@ _kt() {
                 --tokens|--threads|--isa|--runs)  ;;
                 --numa) words='auto off' ;;
                 *) options='--work --shape --format --tokens --threads --numa --isa --runs --json --help' ;;
+            esac ;;
+        'bench mixed')
+            case $before in
+                --layers|--streams|--tokens|--threads)  ;;
+                --experts) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32 auto' ;;
+                --dense) words='int4 int4-g32 int4-g128 int4-g32-f32 int4-g128-f32 nl4 nl4-g32 int4-row-had mxfp4 int8 fp8 bf16 f32' ;;
+                --numa) words='auto off' ;;
+                *) options='--layers --streams --tokens --experts --dense --threads --numa --json --help' names='all' files='.gguf' ;;
             esac ;;
         'eval')
             case $before in

@@ -17,6 +17,7 @@ from ktcli.assembly.host import torch_device
 from ktcli.assembly.request import DeviceWords, Wanted
 from ktcli.assembly.subject import Subject, find_subject
 from ktcli.commands.kernel import kernel
+from ktcli.commands.mixed import mixed
 from ktcli.commands.options import (
     DeferOpt,
     DenseOpt,
@@ -35,10 +36,10 @@ from ktcli.commands.options import (
 from ktcli.commands.resume import resume
 from ktcli.commands.view.device_figures import Seen, device_figures
 from ktcli.commands.view.figures import ceiling_figures, machine_figures
-from ktcli.commands.view.speed import speed_row, speed_words, warn_about
+from ktcli.commands.view.speed import batch_words, speed_row, speed_words, warn_about
 from ktcli.engine import Engine
 from ktcli.errors import UsageError
-from ktcli.hardware.gpu import AUTO
+from ktcli.hardware.gpu import AUTO, CPU
 from ktcli.hardware.numa import asked_numa
 from ktcli.measure.bench import (
     BenchResult,
@@ -54,9 +55,12 @@ from ktcli.measure.policy import Policy
 from ktcli.measure.synthetic import SPREAD_TOKENS
 from ktcli.measure.trace import trace as cpu_trace
 from ktcli.models import Spec, build
+from ktcli.native import PAGE_TOKENS
 from ktcli.output import out
 from ktcli.planner.plan import DevicePlan
 from ktcli.weights.pack import Pack
+
+MOST_ANSWERS = 64  # of --batch
 
 app = typer.Typer(
     add_completion=False,
@@ -101,6 +105,28 @@ ContextOpt = Annotated[
 ]
 
 
+def _batches(value: str) -> tuple[int, ...]:
+    """The numbers of answers that --batch lists."""
+    parts = value.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= MOST_ANSWERS for part in parts):
+        raise UsageError(
+            f"--batch is {value[:40]!r}",
+            hint=f"numbers of answers from 1 to {MOST_ANSWERS}, for example 1,2,4,8,16",
+        )
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+BatchOpt = Annotated[
+    str,
+    typer.Option(
+        "--batch",
+        "-b",
+        metavar="N,N,...",
+        help="Answers that go on at the same time: a row for each number. On the CPU.",
+    ),
+]
+
+
 def _tokens(default: str) -> Any:
     return typer.Option(
         "--tokens", "-n", metavar="N", min=1, max=1 << 20, help=f"Tokens of one run. {default}"
@@ -113,6 +139,7 @@ def decode(
     layers: LayersOpt = None,
     tokens: Annotated[int, _tokens("One after the other.")] = 32,
     context: ContextOpt = 0,
+    batch: BatchOpt = "1",
     experts: ExpertsOpt = None,
     dense: DenseOpt = None,
     threads: ThreadsOpt = None,
@@ -141,11 +168,17 @@ def decode(
 
       kt bench decode deepseek-v3 --layers 4 --experts int8 --json
 
+      kt bench decode qwen3-30b-a3b --layers 8 --batch 1,2,4,8,16
+
       kt bench decode qwen3-30b-a3b --gpu-experts 64 --defer 2 --trace step.json
     """
     words = DeviceWords(device, gpu_experts, defer, prefill_threshold)
     asked = Wanted(threads=threads, numa=asked_numa(numa), device=words)
     measured = Measuring(Job(Phase.DECODE, tokens, context), runs, policy, trace)
+    if (batches := _batches(batch)) != (1,):
+        _refuse_with_batches(asked, measured, profile)
+        _bench_batches(find_subject(model, experts, dense), asked, layers, measured, batches)
+        return
     _bench(find_subject(model, experts, dense), asked, layers, measured, profile)
 
 
@@ -186,6 +219,7 @@ def prefill(
 
 app.command()(resume)
 app.command()(kernel)
+app.command()(mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +239,11 @@ class Measuring:
     def room(self, spec: Spec) -> int:
         """The positions for the runs, and for the tokens whose experts are counted, where the model has experts."""
         return max(self.job.context + self.job.n_tokens, min(SPREAD_TOKENS, spec.context))
+
+    def streams(self, spec: Spec, most: int) -> int:
+        """The sequences that `most` answers are: each goes on from a context that stays as it is, whose state is
+        kept beside the answer's."""
+        return 2 * most if spec.sequence_elements else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +286,42 @@ def _bench(
     warn_about(result)
 
 
+def _bench_batches(
+    subject: Subject, asked: Wanted, layers: int | None, how: Measuring, batches: tuple[int, ...]
+) -> None:
+    spec = build(subject.config).spec
+    room = min(how.room(spec) + 2 * PAGE_TOKENS, max(spec.context, how.room(spec)))
+    streams = how.streams(spec, max(batches))
+    asked = replace(asked, context=room, streams=streams, device=DeviceWords(CPU))
+    planned = plan_trial(Trial(subject, asked, layers), out)
+    made = _made_on_cpu(planned)
+    jobs = [replace(how, job=replace(how.job, batch=n)) for n in batches]
+    results = [_measured(subject, job, made) for job in jobs]
+    rows = [speed_row(subject, made.engine, result) for result in results]
+    pool, ceilings = made.engine.pool, made.ceilings
+    out.result(
+        {
+            "machine": machine_figures(planned.machine, pool),
+            "ceilings": ceiling_figures(ceilings),
+            "results": rows,
+        },
+        lambda: batch_words(rows, results, pool, ceilings),
+    )
+    warn_about(max(results, key=lambda result: result.measured.others_share))
+
+
+def _refuse_with_batches(asked: Wanted, how: Measuring, profile: bool) -> None:
+    """Refuses options that several answers at once do not know."""
+    _refuse_without(asked, how)
+    if asked.device.device not in (AUTO, CPU):
+        raise UsageError(
+            f"--batch measures the CPU, and --device is {asked.device.device}",
+            hint="leave --device out",
+        )
+    if given := [n for n, on in (("--profile", profile), ("--trace", how.trace)) if on]:
+        raise UsageError(f"{given[0]} is about one answer", hint="leave --batch out")
+
+
 def _measured(subject: Subject, how: Measuring, made: Made) -> BenchResult:
     for warning in made.engine.warnings:
         out.warn(warning)
@@ -276,14 +351,18 @@ def _title(planned: PlannedTrial) -> str:
     return f"{'random weights of' if trial.pack is None else 'loading'} {trial.subject.name}"
 
 
-def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[BenchResult, Made]:
+def _made_on_cpu(planned: PlannedTrial) -> Made:
     with out.progress(_title(planned)) as bar:
         engine = planned.load(lambda done, total: bar.update(done=done, total=total))
     ceilings = Ceilings.of(engine.pool)
-    made = Made(engine, ceilings, ceilings)
+    return Made(engine, ceilings, ceilings)
+
+
+def _on_cpu(planned: PlannedTrial, how: Measuring) -> tuple[BenchResult, Made]:
+    made = _made_on_cpu(planned)
     result = _measured(planned.trial.subject, how, made)
     if how.trace is not None:
-        traced(engine, how.job.context, partial(cpu_trace, engine)).write(how.trace)
+        traced(made.engine, how.job.context, partial(cpu_trace, made.engine)).write(how.trace)
     return result, made
 
 

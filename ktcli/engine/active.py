@@ -106,7 +106,7 @@ class Active:
         chunk = next((chunk for chunk in reversed(self._chunks) if chunk[0] <= at), None)
         if chunk is None:  # what was found when it began is lost
             chunk = at, engine.chunk_tokens(self._chunks[0][0] - at)
-        upto = min(at + most, sum(chunk))
+        upto = at + self.sequence.until_mark(min(most, sum(chunk) - at))
         return self._run(upto, upto == len(self.known), 0, chunk)
 
     def writes(self, engine: Engine) -> Run:

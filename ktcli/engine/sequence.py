@@ -73,12 +73,14 @@ class _Prefix(NamedTuple):
         keys: of its full pages.
         pages: all its pages; the last may be a part of one.
         slot: its state; -1: none.
+        shared: all full pages that are known, also those after the last state.
     """
 
     length: int
     keys: list[bytes]
     pages: list[int]
     slot: int
+    shared: list[int]
 
 
 class Sequence:
@@ -98,6 +100,7 @@ class Sequence:
         self._line = next(_LINES)
         self._slot = self._next_slot = -1  # the states of `length`, and of the next step's end
         self._spares: list[_Spare] = []
+        self._marks: list[int] = []  # positions where a snapshot is wanted
         self.length = 0
 
     @property
@@ -186,8 +189,8 @@ class Sequence:
             self._went_on(self._pools.states)
         self.length = end
         self._seal()
-        if prompt and n > 1 and run.first_output > 0:
-            self.keep()  # a prompt's chunk ends here
+        if self.length in self._marks or (prompt and n > 1 and run.first_output > 0):
+            self.keep()  # a prompt's chunk ends here, or what others share
 
     def keep(self) -> None:
         """Keeps a snapshot of the state, where there is one: whoever begins with the same ids can go on from here."""
@@ -205,6 +208,16 @@ class Sequence:
             page = int(self._table[self.length // PAGE_TOKENS])
             if not self._pools.pages.sealed(page):
                 self._seal_page(page, key, page_key, span)
+
+    def mark(self, position: int) -> None:
+        """Says that others will begin with the ids up to `position` (a system prompt with its tools): where layers keep
+        states, a run ends there and leaves a snapshot."""
+        if self._pools.states is not None and position > self.length:
+            self._marks.append(position)
+
+    def until_mark(self, n: int) -> int:
+        """The tokens of the next run, of at most `n`, which should end at a mark."""
+        return min([n, *(mark - self.length for mark in self._marks if mark > self.length)])
 
     # -- going elsewhere -------------------------------------------------------------------------------
 
@@ -263,9 +276,13 @@ class Sequence:
             have = max(known.length, self._reachable(common)[0])
             self._pools.tier.bring(wanted.astype(np.int32), depths, have)
             known = self._find(wanted.astype(np.int32), depths)
-        if known.length <= self._reachable(common)[0]:
-            return self.truncate(common)
-        self._take_over(known, wanted, depths)
+        if known.length > self._reachable(common)[0]:
+            self._take_over(known, wanted, depths)
+        else:
+            self.truncate(common)
+        # Where the pages of others end is where reuse begins: the next one finds a state there, too.
+        self._marks.clear()
+        self.mark(len(known.shared) * PAGE_TOKENS)
         return self.length
 
     def close(self) -> None:
@@ -415,9 +432,9 @@ class Sequence:
             found.append(page)
         states = self._pools.states
         if states is None:
-            return _Prefix(len(found) * PAGE_TOKENS, keys, found, -1)
+            return _Prefix(len(found) * PAGE_TOKENS, keys, found, -1, found)
         at = {key: i for i, key in enumerate([self._pools.seed, *keys])}
-        best = _Prefix(0, [], [], -1)
+        best = _Prefix(0, [], [], -1, found)
         for place, key in states.places():
             full, rest = divmod(place.position, PAGE_TOKENS)
             start = place.position - rest
@@ -431,7 +448,7 @@ class Sequence:
             slot = states.find(key)
             assert slot is not None
             pages = found[:full] if tail is None else [*found[:full], tail]
-            best = _Prefix(place.position, keys[:full], pages, slot)
+            best = _Prefix(place.position, keys[:full], pages, slot, found)
         return best
 
     def _take_over(

@@ -220,12 +220,18 @@ class Session:
             size = self._engine.chunk_tokens(fresh.size - done, tail=not every)
             if every:
                 size = min(size, self._engine.max_outputs)
-            ids = fresh[done : done + size]
-            done += ids.size
-            first_output = 0 if every else ids.size - (done == fresh.size)
-            run = self.sequence.extend(
-                ids, first_output=first_output, temperature=temperature or 0.0, defer=defer
-            )
-            outputs = self._engine.run(Batch((run,)))
-            self.sequence.commit(run)
-            yield done, outputs
+            chunk, end = (self.length, size), done + size
+            while done < end:
+                n = self.sequence.until_mark(end - done)
+                ids = fresh[done : done + n]
+                done += n
+                run = self.sequence.extend(
+                    ids,
+                    first_output=0 if every else n - (done == fresh.size),
+                    temperature=temperature or 0.0,
+                    defer=defer,
+                    chunk=None if n == size else chunk,
+                )
+                outputs = self._engine.run(Batch((run,)))
+                self.sequence.commit(run)
+                yield done, outputs

@@ -10,7 +10,7 @@ An engine's times are compared with a `Yardstick`, of which `Ceilings`, the one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from statistics import median
 from typing import Protocol
@@ -22,16 +22,18 @@ from ktcli.engine import Engine
 from ktcli.engine.sampler import Sampler, SamplingSettings
 from ktcli.engine.session import Session
 from ktcli.measure.clock import PAIRS, Measurement, alternate
+from ktcli.measure.streams import Streams, streams_work
 from ktcli.measure.synthetic import Spread, expert_spread
 from ktcli.measure.trace import Trace
 from ktcli.native import Arena, Ceiling, Pool
 from ktcli.planner.cost import Rates, has_tiles, step_seconds
-from ktcli.planner.spec import StepShape, Unit, step_work
+from ktcli.planner.spec import PartWork, StepShape, Unit, step_work
 
 CEILING_BYTES = 512 << 20  # far larger than any cache; read in alternation with the work
 _CEILING_S = 0.15
 ATTENTION = ("choose", "gqa", "mla")  # operations of the program
 _SEED = 20_260_101
+_COUNTED = 16  # steps of several answers whose experts are counted
 WARM_UPS = 3  # steps before one that is traced
 
 
@@ -49,11 +51,21 @@ class Job:
     Attributes:
         n_tokens: tokens of one run.
         context: tokens that lie in the cache before each run.
+        batch: the answers that go on in step, each with its own context; tokens are of each.
+        touched: the experts of a layer that at least one answer chose in a step, as counted; None: as if all were
+            equally likely.
     """
 
     kind: Phase
     n_tokens: int
     context: int = 0
+    batch: int = 1
+    touched: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all answers in a run."""
+        return self.n_tokens * self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +102,23 @@ def steps(engine: Engine, job: Job) -> Iterator[StepShape]:
         left = job.n_tokens - done
         chunk = 1 if job.kind is Phase.DECODE else engine.chunk_tokens(left)
         # Only the last token of a prompt, and every token of an answer, gives logits.
-        outputs = 1 if chunk == left or job.kind is Phase.DECODE else 0
-        yield StepShape(chunk, job.context + done, outputs)
+        outputs = job.batch if chunk == left or job.kind is Phase.DECODE else 0
+        yield StepShape(chunk * job.batch, job.context + done, outputs)
         done += chunk
+
+
+def work_of(engine: Engine, job: Job, step: StepShape) -> tuple[PartWork, ...]:
+    """The work of one step of a run."""
+    if job.batch == 1:
+        return step_work(engine.model, engine.recipe, step)
+    return streams_work(engine.model, engine.recipe, step, job.touched)
 
 
 def demand(engine: Engine, job: Job) -> Demand:
     """The bytes and operations of a run."""
     read, cached, ops = 0, 0, dict.fromkeys(Unit, 0)
     for step in steps(engine, job):
-        for work in step_work(engine.model, engine.recipe, step):
+        for work in work_of(engine, job, step):
             read += work.read_bytes
             ops[work.unit] += work.ops
             cached += work.read_bytes if work.unit is Unit.ATTENTION else 0
@@ -165,7 +184,7 @@ class Ceilings:
 
     def predicted_s(self, engine: Engine, job: Job) -> float:
         rates = self.rates()
-        works = ((step_work(engine.model, engine.recipe, s), s) for s in steps(engine, job))
+        works = ((work_of(engine, job, s), s) for s in steps(engine, job))
         return sum(step_seconds(work, engine.spec, rates, s.n_tokens) for work, s in works)
 
 
@@ -202,7 +221,7 @@ class BenchResult:
 
     @property
     def tok_s(self) -> float:
-        return self.job.n_tokens / self.measured.seconds
+        return self.job.tokens / self.measured.seconds
 
     @property
     def read_bps(self) -> float:
@@ -236,17 +255,24 @@ def run(
     """
     session = engine.session()
     spread = expert_spread(engine, session, _SEED)  # warms up every page and the team as well
-    draw = np.random.default_rng(_SEED)
+    draw, vocab = np.random.default_rng(_SEED), engine.spec.vocab
+    streams = Streams(engine, job.batch, job.context, draw) if job.batch > 1 else None
     done = 0
 
     def work() -> None:
         nonlocal done
-        once(engine, session, job, draw.integers(0, engine.spec.vocab, job.n_tokens).tolist())
+        if streams is None:
+            once(engine, session, job, draw.integers(0, vocab, job.n_tokens).tolist())
+        else:
+            streams.once(draw.integers(0, vocab, (job.n_tokens, job.batch)).astype(np.int32))
         done += 1
         progress(done)
 
-    if job.context:
-        session.feed(draw.integers(0, engine.spec.vocab, job.context).tolist())
+    if streams is not None:
+        ids = draw.integers(0, vocab, (_COUNTED, job.batch)).astype(np.int32)
+        job = replace(job, touched=streams.touched(ids))
+    elif job.context:
+        session.feed(draw.integers(0, vocab, job.context).tolist())
     work()
     done = 0
     before, chosen = _operation_seconds(engine), engine.chosen()
@@ -254,6 +280,8 @@ def run(
     profile = _profile(before, _operation_seconds(engine), pairs)
     chosen = engine.chosen() - chosen
     predicted_s = yardstick.predicted_s(engine, job)
+    if streams is not None:
+        streams.close()
     return BenchResult(job, measured, demand(engine, job), spread, chosen, profile, predicted_s)
 
 

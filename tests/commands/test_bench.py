@@ -404,3 +404,56 @@ def test_what_makes_no_sense_is_said_in_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+
+
+def test_several_answers_have_a_row_for_each_number(model: str, capsys):
+    rows = measured(capsys, "decode", model, "-n", "2", "--batch", "1,3", "--context", "70")[
+        "results"
+    ]
+    assert [row["batch"] for row in rows] == [1, 3]
+    for row in rows:
+        assert {key: type(row[key]) for key in KEYS} == KEYS
+    one, three = rows
+    experts = TINY["qwen3" if "qwen3" in model else "deepseek"]
+    top_k = experts["num_experts_per_tok"]
+    assert one["experts_touched"] == top_k
+    assert top_k <= three["experts_touched"] <= 3 * top_k
+    # Weights are read once for all three; each has its own context.
+    assert one["bytes_per_token"] / 3 < three["bytes_per_token"] < one["bytes_per_token"]
+
+
+def test_several_answers_are_shown_beside_each_other(qwen: str, capsys):
+    arguments = ["bench", "decode", qwen, "-n", "2", "--runs", "1", "--layers", "1"]
+    assert main([*arguments, "--batch", "1,2"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("Model", "Ceiling", "answers", "gain", "experts"):
+        assert word in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--batch", "0"], "--batch is '0'"),
+        (["--batch", "1,x"], "--batch is '1,x'"),
+        (["--batch", "65"], "--batch is '65'"),
+        (["--batch", "2", "--profile"], "--profile is about one answer"),
+        (["--batch", "2", "--device", "cuda"], "--batch measures the CPU"),
+    ],
+)
+def test_a_batch_that_cannot_be_measured_is_refused(
+    qwen: str, arguments: list[str], says: str, capsys
+):
+    assert main(["bench", "decode", qwen, *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_answers_beside_a_prompt(qwen: str, capsys):
+    arguments = ["bench", "mixed", qwen, "--streams", "2", "--tokens", "250", "--threads", "1"]
+    assert main([*arguments, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert (row["streams"], row["n_tokens"], row["work"]) == (2, 250, "mixed")
+    assert row["stream_tok_s"] > 0 and row["prompt_s"] > 0
+    assert row["streams_percent"] > 0 and row["prompt_percent"] > 0
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "2 answers" in shown and "Longest wait" in shown

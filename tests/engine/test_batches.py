@@ -209,7 +209,7 @@ def made_up(draw: st.DrawFn) -> list[Line]:
     return lines
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(made_up(), st.integers(0, 1 << 30))
 def test_company_changes_nothing(engine: CpuEngine, lines: list[Line], seed: int) -> None:
     check(engine, lines, Random(seed))

@@ -237,6 +237,29 @@ def test_a_hit_is_cut_back_to_the_newest_snapshot() -> None:
     assert first.fork().ids == second.ids
 
 
+def test_the_third_who_begins_alike_finds_a_state_there() -> None:
+    """The second one sees where the pages of the first end, and leaves a state; so does a mark."""
+    machine = Machine(30, slots=9)
+    texts = [[*TEXTS[0][:150], *[i] * 70] for i in range(3)]
+    found = []
+    for ids in texts:
+        sequence, prefix = machine.sequence(), ()
+        found.append(sequence.adopt(ids))
+        prefix = tuple((id, 0) for id in ids[: found[-1]])
+        while len(prefix) < len(ids):
+            n = sequence.until_mark(len(ids) - len(prefix))
+            prefix = fed(machine, sequence, prefix, ids[len(prefix) : len(prefix) + n])
+        sequence.close()
+    assert found == [0, 0, 128]
+    first, second = machine.sequence(), machine.sequence()
+    first.mark(100)
+    assert first.until_mark(300) == 100
+    prefix = fed(machine, first, (), TEXTS[2][:100])
+    assert first.until_mark(300) == 300
+    fed(machine, first, prefix, [1] * 100)
+    assert second.adopt([*TEXTS[2][:100], 2, 2]) == 100
+
+
 def test_what_was_deferred_is_found_only_as_such() -> None:
     machine = Machine(20)
     first, second = machine.sequence(), machine.sequence()

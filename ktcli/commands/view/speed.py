@@ -27,23 +27,26 @@ def speed_row(subject: Subject, engine: Engine, result: BenchResult) -> dict[str
         "threads": engine.pool.threads,
         "n_tokens": result.job.n_tokens,
         "context": result.job.context,
+        "batch": result.job.batch,
         "tok_s": result.tok_s,
-        "tok_s_min": result.job.n_tokens / measured.slowest_s,
-        "tok_s_max": result.job.n_tokens / measured.fastest_s,
+        "tok_s_min": result.job.tokens / measured.slowest_s,
+        "tok_s_max": result.job.tokens / measured.fastest_s,
         "gb_s": result.read_bps / 1e9,
         "gop_s": result.ops / 1e9,
         "percent_of_ceiling": 100 * measured.share,
-        "predicted_tok_s": result.job.n_tokens / result.predicted_s,
+        "predicted_tok_s": result.job.tokens / result.predicted_s,
         "dense": engine.recipe.dense.name,
         "layers": engine.spec.layers,
         "layers_of_model": build(subject.config).spec.layers,
         "weights_bytes": engine.weights_bytes,
-        "bytes_per_token": result.demand.read_bytes / result.job.n_tokens,
-        "ops_per_token": result.demand.all_ops / result.job.n_tokens,
+        "bytes_per_token": result.demand.read_bytes / result.job.tokens,
+        "ops_per_token": result.demand.all_ops / result.job.tokens,
         "runs": len(measured.runs),
         "noisy": measured.noisy,
         "others_percent": 100 * measured.others_share,
     }
+    if result.job.kind is Phase.DECODE and engine.spec.moe_layers:
+        row["experts_touched"] = result.job.touched or float(engine.spec.top_k)
     if attention_s:
         row["attention_gb_s"] = result.demand.attention[0] / attention_s / 1e9
         row["attention_gop_s"] = result.demand.attention[1] / attention_s / 1e9
@@ -104,10 +107,31 @@ def _profile_table(result: BenchResult) -> str:
     operations = [*result.profile.operations]
     operations.append(("between operations", max(0.0, seconds - result.profile.seconds)))
     rows = [
-        (name, f"{1e3 * s / result.job.n_tokens:.3f} ms", f"{s / seconds:.1%}")
+        (name, f"{1e3 * s / result.job.tokens:.3f} ms", f"{s / seconds:.1%}")
         for name, s in operations
     ]
     return table(rows, ("operation", "per token", "share"), right=(1, 2))
+
+
+def batch_words(
+    rows: list[dict[str, Any]], results: list[BenchResult], pool: Pool, ceilings: Ceilings
+) -> str:
+    """The speeds of several numbers of answers, in words."""
+    first = speed_words(rows[0], results[0], pool, ceilings, profile=False).split("\n")
+    head = [line for line in first if line.startswith(("Model", "Threads", "Ceiling"))]
+    lines = [
+        (
+            str(row["batch"]),
+            f"{row['tok_s']:.1f}",
+            f"{row['tok_s'] / row['batch']:.1f}",
+            f"{row['tok_s'] / rows[0]['tok_s']:.2f}",
+            f"{row['experts_touched']:.1f}" if "experts_touched" in row else "-",
+            f"{row['percent_of_ceiling']:.0f} %",
+        )
+        for row in rows
+    ]
+    titles = ("answers", "tokens/s", "each", "gain", "experts", "of the read bandwidth")
+    return "\n".join(head) + "\n\n" + table(lines, titles, right=(0, 1, 2, 3, 4, 5))
 
 
 def warn_about(result: BenchResult) -> None:
