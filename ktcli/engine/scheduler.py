@@ -88,6 +88,9 @@ class Scheduler:
         self._waiting: list[Active] = []
         self._active: list[Active] = []  # these hold pages
         self._turns = Turns()
+        self._refused: tuple[Active, int] | None = (
+            None  # who was not let in with so many pages available
+        )
         self._steps = 0
         self._pure_steps = 0.0  # of answers alone that are due before a prompt is read on
 
@@ -203,11 +206,14 @@ class Scheduler:
         """Lets requests begin, in turn, while there are seats, and pages for the prompt and a first piece of answer."""
         seats = min(self._limits.active, self._engine.max_outputs)
         while self._waiting and len(self._active) < seats:
-            each = self._in_turn(self._waiting)[0]
+            each, pages = self._in_turn(self._waiting)[0], self._engine.pools.pages
+            if self._active and (each, pages.available) == self._refused:
+                return  # nothing has changed since
             each.open(self._engine)
             reserved = sum(other.pages_ahead for other in self._active)
-            if self._active and each.pages_ahead + reserved > self._engine.pools.pages.available:
+            if self._active and each.pages_ahead + reserved > pages.available:
                 each.give_back()
+                self._refused = each, pages.available
                 return
             self._turns.served(each.answer)
             self._waiting.remove(each)

@@ -1,0 +1,77 @@
+"""On a loaded model, too, a request gets the ids that it gets alone: with prompts read in pieces beside other answers,
+with others that join, leave and are cancelled, and when pages run out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hybrid import Made
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loading import load_engine
+
+from ktcli.engine import CpuEngine, Finish, GenerationRequest, Limits, Scheduler
+from ktcli.engine.sampler import SamplingSettings
+
+CONTEXT = 256
+# Grouped and latent attention, windows, states.
+FAMILIES = "qwen3 deepseek-v3 gpt-oss qwen3-next".split()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuEngine:
+    made = Made.convert(request.param, tmp_path_factory.mktemp(request.param))
+    return load_engine(made.path, context=CONTEXT, threads=1, streams=4, defer=1)
+
+
+def request_of(seed: int, length: int, tokens: int) -> GenerationRequest:
+    """A request whose prompt begins as no other's: what others computed in another form is not found."""
+    ids = [seed, *np.random.default_rng(seed).integers(50, 99, length - 1).tolist()]
+    return GenerationRequest(
+        ids, SamplingSettings(seed=seed), max_tokens=tokens, caller=str(seed % 2)
+    )
+
+
+plans = st.lists(
+    st.tuples(
+        st.integers(0, 3),  # steps before it comes
+        st.sampled_from([1, 20, 64, 100, 190]),
+        st.sampled_from([1, 4, 12]),
+        st.none() | st.integers(1, 8),  # steps before it is cancelled
+    ),
+    min_size=2,
+    max_size=5,
+)
+
+
+@given(plan=plans)
+@settings(max_examples=6)
+def test_ids_are_those_of_the_request_alone(
+    engine: CpuEngine, plan: list[tuple[int, int, int, int | None]]
+) -> None:
+    engine.pools.forget()
+    scheduler, answers, due = Scheduler(engine, Limits(active=4)), [], {}
+    requests = [request_of(i + 1, length, tokens) for i, (_, length, tokens, _) in enumerate(plan)]
+    for request, (wait, _, _, cancel) in zip(requests, plan, strict=True):
+        for _ in range(wait):
+            scheduler.step()
+        answers.append(scheduler.submit(request))
+        due[answers[-1]] = cancel
+    step = 0
+    while not scheduler.idle:
+        scheduler.step()
+        step += 1
+        for answer in answers:
+            if due[answer] == step:
+                answer.cancel()
+    assert engine.pools.pages.held == 0
+    for answer in answers:
+        engine.pools.forget()
+        alone = Scheduler(engine)
+        wanted = alone.submit(answer.request)
+        while not alone.idle:
+            alone.step()
+        if answer.finish is Finish.CANCELLED:
+            assert answer.ids == wanted.ids[: len(answer.ids)]
+        else:
+            assert (answer.ids, answer.finish) == (wanted.ids, wanted.finish)
