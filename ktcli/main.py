@@ -42,7 +42,7 @@ Environment:
   KT_TILE_MIN  tokens per expert from which AMX tiles serve (default: measured)
   KT_HEAT      off: chats do not count which experts they use (default: on)
   KT_DRAFT     as --draft of kt chat: off, lookup or N
-  KT_CACHE     the most that KV pages on disk may take, such as 20G; 0: none (default: a tenth of the free disk)
+  KT_CACHE     room for KV pages on disk, as 20G; 0: none (default: a tenth)
 """
 
 
