@@ -93,8 +93,11 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
         raise ValueError(f"has more than {MAX_LISTS:,} lists and objects")
     try:
         value = json.loads(data, **hooks)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {' '.join(str(error).split())[:100]}") from None
+    except RecursionError:
+        raise ValueError("is not JSON that can be read: it nests too deeply") from None
+    except ValueError as error:  # what follows a semicolon advises programmers
+        said = " ".join(str(error).partition(";")[0].split())
+        raise ValueError(f"is not JSON: {said[:100]}") from None
     if not isinstance(value, dict):
         raise ValueError(f"holds a {type(value).__name__}, not an object")
     if _nests_beyond(value, MAX_NESTING):
