@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,7 @@ from chat.hostile import replace, split
 
 from ktcli.chat import confined
 from ktcli.chat.components import examine
-from ktcli.chat.confined import ConfinedCodec
+from ktcli.chat.confined import ConfinedCodec, ConfinedError
 from ktcli.chat.tokenizer import load_tokenizer
 from ktcli.errors import BadCheckpoint
 
@@ -75,6 +80,37 @@ def test_calls_share_their_processor_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert granted[0] == confined.LOAD_S
     assert granted[1:3] == pytest.approx([5, 3], abs=0.3)
     assert all(seconds < 0 for seconds in granted[5:])
+
+
+def test_a_helper_that_sleeps_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the library does in its own cleaning up when memory ends, without using processor time."""
+    monkeypatch.setattr(confined, "GLANCE_S", 0.05)
+    monkeypatch.setattr(confined, "SLEEP_S", 0.2)
+    write_tokenizer(tmp_path)
+    codec = ConfinedCodec((tmp_path / "tokenizer.json").read_text())
+    os.kill(codec._helper._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(confined, "_sleeps", lambda process: True)
+    with pytest.raises(ConfinedError, match="memory"):
+        codec.encode("hello")
+    assert codec.encode("hello")
+
+
+def test_a_helper_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    program = (
+        "import os, sys; from pathlib import Path; from ktcli.chat.confined import ConfinedCodec\n"
+        "codec = ConfinedCodec(Path(sys.argv[1]).read_text())\n"
+        "os.kill(codec._helper._process.pid, 19)\n"  # so that it cannot see the end of its input
+        "print(codec._helper._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "tokenizer.json")], capture_output=True, text=True
+    )  # fmt: skip
+    helper = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 10
+    while helper.exists() and helper.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_the_helper_asks_for_no_more_than_the_shell_allows(monkeypatch: pytest.MonkeyPatch) -> None:
