@@ -80,8 +80,9 @@ class Use:
     def outputs(self, spec: Spec, context: int) -> int:
         """The number of positions of a step that can give logits."""
         if not self.all_logits:
-            return min(max(self.streams, 1 + MOST_DRAFTED), context)
+            return max(1, min(max(self.streams, 1 + MOST_DRAFTED), context))
         return max(
+            1,
             min(self.streams, context),
             min(PREFILL_CHUNK, context, _LOGITS_BYTES // (4 * spec.vocab)),
         )
