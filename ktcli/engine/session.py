@@ -151,7 +151,11 @@ class Session:
         fresh = self._checked(ids, self.length)
         self._attempt = None
         run = self.sequence.extend(
-            fresh, first_output=fresh.size - outputs, temperature=temperature, defer=defer
+            fresh,
+            first_output=fresh.size - outputs,
+            temperature=temperature,
+            defer=defer,
+            chunk=(self.length, 1),  # what each id gives alone
         )
         logits = self._engine.run(Batch((run,)))
         self._attempt = _Attempt(run)

@@ -122,16 +122,21 @@ static int64_t chunk_at(int number, int64_t at)
     return n < LENGTH - at ? n : LENGTH - at;
 }
 
-/* The next run of a sequence: up to `most` tokens of its chunk. */
-static kt_run next_run(sequence *q, int number, int64_t most)
+/* The next run of a sequence: up to `most` tokens of its chunk, or, drafted, of chunks of one token. */
+static kt_run next_run(sequence *q, int number, int64_t most, int drafted)
 {
+    int is_drafted = 0;
     if (q->at == q->chunk_end) {
         q->chunk = q->at;
         q->chunk_end = q->at + chunk_at(number, q->at);
+        is_drafted = drafted && q->chunk_end - q->chunk == 1;
+        while (is_drafted && q->chunk_end - q->chunk < most && q->chunk_end < LENGTH &&
+               chunk_at(number, q->chunk_end) == 1)
+            q->chunk_end++;
     }
     int64_t left = q->chunk_end - q->at, n = left < most ? left : most;
     kt_run run = {.n_tokens = n, .start = q->at, .first_output = n == left ? n - 1 : n, .chunk_start = q->chunk,
-                  .chunk_tokens = q->chunk_end - q->chunk, .pages = q->pages, .n_pages = OWN_PAGES,
+                  .chunk_tokens = is_drafted ? 1 : q->chunk_end - q->chunk, .pages = q->pages, .n_pages = OWN_PAGES,
                   .temperature = 0.5f * (float)number, .state = q->at ? 2 * number + q->turn : -1,
                   .next_state = 2 * number + !q->turn};
     q->turn = !q->turn;
@@ -155,7 +160,7 @@ static void alone(everything *e, last_row (*rows)[LENGTH])
     for (int i = 0; i < SEQUENCES; i++)
         while (all[i].at < LENGTH) {
             int64_t at = all[i].at;
-            kt_run run = next_run(&all[i], i, MOST_TOKENS);
+            kt_run run = next_run(&all[i], i, MOST_TOKENS, 0);
             kt_step s = ev_batch(e, &run, 1, all[i].ids + at);
             OK(kt_program_run(e->program, &s), why(e->program));
             keep_row(e, 0, &run, &rows[i][all[i].at - 1]);
@@ -179,7 +184,7 @@ static void together(everything *e, const last_row (*rows)[LENGTH], const char *
             if (at == LENGTH || most < 1 || (n && random_bits(&state) % 4 == 0))
                 continue;
             of[n] = i;
-            runs[n] = next_run(&all[i], i, most);
+            runs[n] = next_run(&all[i], i, most, random_bits(&state) % 2 == 0);
             memcpy(ids + used, all[i].ids + at, (size_t)runs[n].n_tokens * sizeof *ids);
             used += runs[n++].n_tokens;
         }
@@ -217,6 +222,92 @@ static void check_law(const char *isa, int32_t exact)
     }
 }
 
+/* ---- latent attention by itself: its bf16 matrices may use tiles ---------------------------------- */
+
+enum { HEADS = 2, NOPE = 64, ROPE = 16, LORA = 128, VALUES = 48, WIDTH = LORA + ROPE };
+
+typedef struct latent {
+    kt_program *p;
+    kt_view q, latent, out;
+    test_weight uk_in, uk_out, uv;
+    uint8_t *cache;
+} latent;
+
+static latent make_latent(kt_pool *pool)
+{
+    const kt_format *b = &test_formats[BF16].format;
+    latent l = {.p = make_program(pool, MOST_TOKENS, 0, 0), .uk_in = make_weight(pool, b, LORA, NOPE, HEADS, 1),
+                .uv = make_weight(pool, b, VALUES, LORA, HEADS, 2), .cache = need(EV_PAGES * 64 * WIDTH * 2)};
+    l.uk_out = make_transposed(pool, &l.uk_in);
+    l.q = make_view(l.p, HEADS * (NOPE + ROPE), KT_ROWS_TOKENS);
+    l.latent = make_view(l.p, WIDTH, KT_ROWS_TOKENS);
+    l.out = make_view(l.p, HEADS * VALUES, KT_ROWS_TOKENS);
+    kt_mla shape = {.heads = HEADS, .nope = NOPE, .rope = ROPE, .v = VALUES, .lora = LORA, .scale = 0.1f,
+                    .uk_in = l.uk_in.w, .uk_out = l.uk_out.w, .uv = l.uv.w};
+    OK(kt_program_mla(l.p, l.out, l.q, l.latent, &shape), why(l.p));
+    OK(kt_program_finish(l.p, NULL), why(l.p));
+    return l;
+}
+
+/* One step; the rows' results in the order of rows. */
+static void run_latent(latent *l, const kt_run *runs, const int *of, int n)
+{
+    int64_t row = 0;
+    for (int k = 0; k < n; k++)
+        for (int64_t t = 0; t < runs[k].n_tokens; t++, row++) {
+            uint64_t seed = (uint64_t)(of[k] * LENGTH + runs[k].start + t + 1);
+            fill(row_of(l->p, l->q, row), HEADS * (NOPE + ROPE), 2 * seed);
+            fill(row_of(l->p, l->latent, row), WIDTH, 2 * seed + 1);
+        }
+    kt_step s = {.runs = runs, .n_runs = n, .cache = l->cache, .cache_pages = EV_PAGES, .page_bytes = 64 * WIDTH * 2};
+    OK(kt_program_run(l->p, &s), why(l->p));
+}
+
+static void check_latent(const char *isa, int32_t threads)
+{
+    static float want[SEQUENCES][LENGTH][HEADS * VALUES];
+    static sequence all[SEQUENCES];
+    uint64_t state = 3;
+    kt_pool *pool = make_pool(isa, threads);
+    latent l = make_latent(pool);
+    start_all(all, 0);
+    for (int i = 0; i < SEQUENCES; i++)
+        while (all[i].at < LENGTH) {
+            int64_t at = all[i].at;
+            kt_run run = next_run(&all[i], i, MOST_TOKENS, 0);
+            run.first_output = run.n_tokens;
+            run_latent(&l, &run, &i, 1);
+            for (int64_t t = 0; t < run.n_tokens; t++)
+                memcpy(want[i][at + t], row_of(l.p, l.out, t), sizeof want[i][0]);
+        }
+    start_all(all, 1);
+    for (int64_t done = 0; done < SEQUENCES * LENGTH;) {
+        kt_run runs[SEQUENCES];
+        int of[SEQUENCES], n = 0;
+        int64_t row = 0;
+        for (int i = 0; i < SEQUENCES; i++) {
+            if (all[i].at == LENGTH)
+                continue;
+            of[n] = i;
+            runs[n] = next_run(&all[i], i, 1 + (int64_t)(random_bits(&state) % 26), random_bits(&state) % 2 == 0);
+            runs[n].first_output = runs[n].n_tokens;
+            done += runs[n++].n_tokens;
+        }
+        run_latent(&l, runs, of, n);
+        for (int k = 0; k < n; k++)
+            for (int64_t t = 0; t < runs[k].n_tokens; t++, row++)
+                CHECK(!memcmp(want[of[k]][runs[k].start + t], row_of(l.p, l.out, row), sizeof want[0][0]),
+                      "latent, %s, %d threads: other bits of sequence %d at %lld", isa, threads, of[k],
+                      (long long)(runs[k].start + t));
+    }
+    test_weight *weights[] = {&l.uk_in, &l.uk_out, &l.uv};
+    for (int i = 0; i < 3; i++)
+        free_weight(weights[i]);
+    kt_program_free(l.p);
+    free(l.cache);
+    kt_pool_free(pool);
+}
+
 int main(void)
 {
     const char *rows[8];
@@ -225,8 +316,10 @@ int main(void)
     kt_pool *pool = make_pool(own_row(), 2);
     check_refused(pool);
     kt_pool_free(pool);
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         check_law(rows[i], 0);
+        check_latent(rows[i], 2);
+    }
     check_law(own_row(), 1);
     return report("test_batch");
 }
