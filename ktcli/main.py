@@ -39,10 +39,10 @@ Environment:
   KT_THREADS   CPU threads (default, and at most: one per physical core)
   KT_NUMA      teams of threads, as --numa (default: one per NUMA node)
   KT_ISA       row of kernels, as kt doctor lists them (default: the best)
-  KT_TILE_MIN  tokens per expert from which AMX tiles are used (default: measured)
+  KT_TILE_MIN  tokens per expert from which AMX tiles serve (default: measured)
   KT_HEAT      off: chats do not count which experts they use (default: on)
   KT_DRAFT     as --draft of kt chat: off, lookup or N
-  KT_CACHE     the most that KV pages on disk may take, such as 20G; 0: none (default: a tenth of the free disk)
+  KT_CACHE     room for KV pages on disk, as 20G; 0: none (default: a tenth)
 """
 
 
@@ -142,11 +142,17 @@ def _invoke(arguments: list[str]) -> int:
             group.invoke(context)
             return 0
     except click_error as error:
-        command = getattr(getattr(error, "ctx", None), "command_path", "kt")
+        context_of = getattr(error, "ctx", None)
+        command = context_of.command_path if context_of else _command_of(arguments)
         sentence = str(error.format_message()).rstrip(".")
         raise UsageError(
             sentence[:1].lower() + sentence[1:], hint=f"{command} --help shows how"
         ) from None
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Returns the command that a line names, for errors of its parser, which come without one."""
+    return next((f"kt {word}" for word in arguments if word in COMMANDS), "kt")
 
 
 def _base_of(kind: type, name: str) -> Any:

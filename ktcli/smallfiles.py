@@ -1,4 +1,4 @@
-"""Reads small files whole within a bound, writes them whole or not at all, and locks their changes.
+"""Reads small files whole within a bound, writes them whole or not at all, locks their changes, and asks what is free.
 
 Nothing here knows what a file means. Every failure is an `OSError` whose `strerror` completes a sentence
 ("cannot read FILE: it has more than 16 MiB"), so that each caller turns it into an error of its own. Files
@@ -25,6 +25,7 @@ from ktcli.errors import Busy, KtError, gib
 MAX_NESTING = (
     64  # levels of a JSON file; a configuration has 4, and nothing may recurse without end
 )
+MAX_LISTS = 2_000_000  # lists and objects of a JSON file, which take 80 to 230 bytes each in memory
 SUFFIX = ".tmp"  # ends the name of a file that is being written
 _RETRY_S = 0.05
 _BLOCK = 1 << 20
@@ -84,10 +85,19 @@ def json_object(data: bytes | str, **hooks: Any) -> dict[str, Any]:
     Raises:
         ValueError: it is something else; the message completes a sentence about the file ("is not JSON: …").
     """
+    if isinstance(data, str):
+        lists = data.count("[") + data.count("{")
+    else:
+        lists = data.count(b"[") + data.count(b"{")
+    if lists > MAX_LISTS:
+        raise ValueError(f"has more than {MAX_LISTS:,} lists and objects")
     try:
         value = json.loads(data, **hooks)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {' '.join(str(error).split())[:100]}") from None
+    except RecursionError:
+        raise ValueError("is not JSON that can be read: it nests too deeply") from None
+    except ValueError as error:  # what follows a semicolon advises programmers
+        said = " ".join(str(error).partition(";")[0].split())
+        raise ValueError(f"is not JSON: {said[:100]}") from None
     if not isinstance(value, dict):
         raise ValueError(f"holds a {type(value).__name__}, not an object")
     if _nests_beyond(value, MAX_NESTING):
@@ -131,6 +141,20 @@ def write(path: Path, data: bytes | str | memoryview, mode: int = 0o644) -> None
 def append_line(path: Path, line: bytes) -> None:
     """Append a line to a file that is there, and flush it; one torn by a power cut has no newline."""
     _put(path, line, os.O_APPEND)
+
+
+def free_bytes(folder: Path) -> int:
+    """Returns the bytes that may be written to the disk of `folder`, which need not exist yet."""
+    here = folder.absolute()
+    while True:
+        try:
+            found = os.statvfs(here)
+        except OSError:
+            if here == here.parent:
+                raise
+            here = here.parent
+        else:
+            return found.f_bavail * found.f_frsize
 
 
 def sync_folder(folder: Path) -> None:

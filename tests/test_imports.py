@@ -46,10 +46,10 @@ LEVELS = [
 LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 FLOOR = LEVELS[0]
 
-# These two stand beside: they know only the floor, and only these parts know them. The store asks the
-# hardware how much of a disk is free. The engine does not: what it needs of the machine is in its plan.
+# These two stand beside: they know only the floor, and only these parts know them. The engine
+# does not: what it needs of the machine is in its plan.
 ABOVE = {"measure", "chat", "server", "assembly", "commands", "output", "main"}
-BESIDE = {"hardware": ABOVE | {"hardware", "store", "planner"}, "store": ABOVE | {"store"}}
+BESIDE = {"hardware": ABOVE | {"hardware", "planner"}, "store": ABOVE | {"store"}}
 # The planner says where bytes go, and the number formats say how many there are.
 SIDEWAYS = {
     ("planner", "weights"),

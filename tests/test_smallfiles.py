@@ -65,9 +65,12 @@ def test_json_is_an_object_of_few_levels() -> None:
     for text, why in (
         ("", "is not JSON"),
         (b"\xff", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * 100_000, "is not JSON that can be read: it nests too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "is not JSON: .* has 5000 digits$"),
         ("[]", "holds a list"),
         (json.dumps(deep), "nests more than 64"),
+        ('{"a": [' + "[]," * smallfiles.MAX_LISTS + "1]}", "more than 2,000,000 lists"),
+        (b"{" * (smallfiles.MAX_LISTS + 1), "more than 2,000,000 lists"),
     ):
         with pytest.raises(ValueError, match=why):
             smallfiles.json_object(text)

@@ -18,7 +18,7 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB
 from ktcli.weights.gguf.words import WORDS
-from ktcli.weights.pieces import MAX_MERGES
+from ktcli.weights.vocabulary import MAX_MERGES
 
 MAX_STEPS = 16  # of a normalizer, pre-tokenizer or decoder; published ones have up to 7
 MAX_DEPTH = 3  # of sequences in sequences; published ones have 1

@@ -8,14 +8,19 @@ by a fault of the library, the caller gets one sentence, and the next call start
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
 import resource
+import select
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Any
 
 from ktcli.chat.codec import AddedToken, Codec, Encoded, LibraryCodec
@@ -27,7 +32,10 @@ LOAD_S = 10  # seconds of processor time
 CALL_S = 5  # seconds of processor time that all calls may take beyond
 CALL_S_PER_MB = 3  # these for each megabyte of their texts
 CALL_S_EACH = 0.05  # and these for each call
+TIED = "--tied"
 MAX_ANSWER_BYTES = 256 << 20
+GLANCE_S = 0.5  # how often a helper that does not answer is looked at
+SLEEP_S = 2.0  # how long it may sleep meanwhile
 
 
 class ConfinedError(Exception):
@@ -125,7 +133,7 @@ class _Helper:
     def __init__(self, document: str) -> None:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ktcli.chat.confined"],
+            [sys.executable, "-m", "ktcli.chat.confined", *_tied()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -148,6 +156,7 @@ class _Helper:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             with stoppable():
+                self._wait()
                 line = self._process.stdout.readline(MAX_ANSWER_BYTES)
         except BrokenPipeError:
             line = b""
@@ -158,11 +167,21 @@ class _Helper:
             raise _Refused(str(answer["error"]))
         return answer["value"]
 
+    def _wait(self) -> None:
+        """Waits for the beginning of an answer; ends a helper that sleeps, as a library does that has no memory left to
+        say so."""
+        assert self._process.stdout is not None
+        slept = 0.0
+        while not select.select([self._process.stdout], [], [], GLANCE_S)[0]:
+            slept = slept + GLANCE_S if _sleeps(self._process.pid) else 0.0
+            if slept >= SLEEP_S:
+                self._process.kill()
+
     def _why(self) -> str:
         """The reason why the helper ended, or has to."""
         self._process.kill()
         status = self._process.wait()
-        if -status == _XCPU:
+        if -status == signal.SIGXCPU:
             return "it takes more processor time than any published tokenizer would"
         return f"it takes more than {MEMORY_BYTES >> 20:,} MiB of memory, or is damaged"
 
@@ -170,7 +189,18 @@ class _Helper:
         self._end()
 
 
-_XCPU = 24  # SIGXCPU
+def _tied() -> list[str]:
+    """The arguments of a helper that is to end with the thread that starts it: the main one, which lasts."""
+    return [TIED] if threading.current_thread() is threading.main_thread() else []
+
+
+def _sleeps(process: int) -> bool:
+    """Returns whether a process waits for something else than a processor or a disk."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "S"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -182,12 +212,17 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 # --- the helper -----------------------------------------------------------------------------------
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
+    if TIED in sys.argv:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     codec: LibraryCodec | None = None
     spare = float(CALL_S)
     for line in requests:
@@ -225,8 +260,13 @@ def _spent() -> float:
 
 def _allow(seconds: float) -> None:
     """Grants `seconds` more of processor time, after which SIGXCPU ends the process."""
-    limit = int(_spent() + seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, max(1, int(_spent() + seconds) + 1))
+
+
+def _limit(kind: int, most: int) -> None:
+    """Limits a resource, or leaves it at what this process may have at most."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _read(document: str) -> LibraryCodec:

@@ -22,7 +22,9 @@ from ktcli.chat.words import ControlWords
 from ktcli.errors import UsageError
 
 # Unicode says of these that no text is made of them; private characters stand in if a text is made of all of them.
-_MARKS = [chr(code) for code in range(0xFDD6, 0xFDF0)]
+_MARKS = {
+    chr(code): f"\\u{code:04x}" for code in range(0xFDD6, 0xFDF0)
+}  # and the form that JSON may give them
 _MORE_MARKS = range(0x100000, 0x10FFFE)
 # Added tokens that are not special, but mean something to the model: <tool_call>, </think>, [INST], ｜DSML｜ …
 _MARKER = re.compile(r"(?=\S*\w)(?=\S*[<>|｜\[\]])\S{3,}")
@@ -116,7 +118,7 @@ class ControlTokens:
             if self._everywhere.found(other) != self._everywhere.found(text):
                 text = other  # somewhere texts make a control token together
         # A template may write what is not ASCII as JSON does.
-        escaped = json.dumps(mark)[1:-1]
+        escaped = _MARKS.get(mark) or json.dumps(mark)[1:-1]
         return Marked(text.replace(escaped, mark) if escaped in text else text, mark)
 
     def encode(self, rendered: Marked) -> list[int]:
@@ -147,8 +149,8 @@ class ControlTokens:
         texts = list(_texts(values))
         free = (
             mark
-            for mark in _MARKS
-            if not any(mark in text or json.dumps(mark)[1:-1] in text for text in texts)
+            for mark, escaped in _MARKS.items()
+            if not any(mark in text or escaped in text for text in texts)
         )
         mark = next(free, "")
         if not mark:

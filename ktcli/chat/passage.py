@@ -8,11 +8,12 @@ from pathlib import Path
 from ktcli import smallfiles
 from ktcli.chat.control import ControlTokens
 from ktcli.chat.template import special_tokens
-from ktcli.chat.tokenizer import Tokenizer, load_tokenizer
+from ktcli.chat.tokenizer import SLACK, Tokenizer, load_tokenizer
 from ktcli.errors import NotFound, UsageError
 from ktcli.resources import data_path
 
 MAX_BYTES = 4 << 20  # about a million tokens; cutting more into tokens takes gigabytes
+START_CHARS = 1 << 20  # of a text that are encoded first
 BUILT_IN = "built-in (Python's standard library)"
 
 
@@ -76,9 +77,18 @@ def read_with(folder: Path, passage: Passage, most: int, *, allow_special: bool 
     """
     tokenizer = load_tokenizer(folder)
     control = ControlTokens(tokenizer, allowed=allow_special)
-    ids = control.encode_text(passage.text)[:most]
+    ids = _first_ids(control, passage.text, most)
     size = len(tokenizer.decode(ids, special=True).encode())
     return Reading(tuple(ids), _begin(folder, tokenizer), size / max(1, len(ids)))
+
+
+def _first_ids(control: ControlTokens, text: str, most: int) -> list[int]:
+    """The first `most` ids of a text; of a long one no more is encoded than surely has them."""
+    start = text[: max(START_CHARS, 16 * most)]
+    ids = control.encode_text(start)
+    if len(start) < len(text) and len(ids) < most + SLACK:
+        ids = control.encode_text(text)
+    return ids[:most]
 
 
 def _begin(folder: Path, tokenizer: Tokenizer) -> int | None:

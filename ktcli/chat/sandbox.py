@@ -165,9 +165,17 @@ class _BriefUndefined(Undefined):
         return f"a {_kind(holder)} has no {_kind(name) if not isinstance(name, str) else name!r}"
 
 
+_KINDS: tuple[tuple[type, str], ...] = (
+    (Undefined, "missing value"),
+    (Namespace, "namespace"),
+    (LoopContext, "loop"),
+    (Mapping, "dict"),
+)
+
+
 def _kind(value: Any) -> str:
     """The kind of a value, in the words of templates."""
-    for kind, word in ((Namespace, "namespace"), (LoopContext, "loop"), (Mapping, "dict")):
+    for kind, word in _KINDS:
         if isinstance(value, kind):
             return word
     return type(value).__name__.lstrip("_").lower()

@@ -1,7 +1,7 @@
 """Reads a SentencePiece model file (`tokenizer.model`): its pieces and how texts are prepared, as data.
 
 The file is a protocol buffer; the few fields that matter are read here, field by field, with bounds. What
-the pieces mean is the business of `ktcli.weights.pieces`. Source: sentencepiece_model.proto.
+the pieces mean is the business of `ktcli.weights.vocabulary`. Source: sentencepiece_model.proto.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ktcli.chat.files import read_bytes, read_json
 from ktcli.errors import BadCheckpoint
-from ktcli.weights.pieces import PieceKind, Pieces, VocabularyPiece, added_token, document
+from ktcli.weights.vocabulary import PieceKind, Pieces, VocabularyPiece, added_token, document
 
 NAME = "tokenizer.model"
 MAX_BYTES = 64_000_000  # published ones reach 5 MB

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 MAX_HEADS = 64  # beginnings of words that are looked for at once
+MAX_HEAD_CHARS = 6
 
 
 class ControlWords:
@@ -27,12 +28,14 @@ class ControlWords:
         self._longest = max(map(len, self._all), default=0)
         self._joined = "\0".join(self._all)
         self._heads = _heads(self._shortest)
+        self._ascii_heads = _heads([word for word in self._shortest if word.isascii()])
         self._last = frozenset(word[-1] for word in self._all)
         self._first = frozenset(word[0] for word in self._all if not word[0].isspace())
 
     def places(self, text: str) -> Iterator[int]:
         """Yields the places where a word begins; words may overlap."""
-        for head in self._heads.finditer(text):
+        heads = self._ascii_heads if text.isascii() else self._heads
+        for head in heads.finditer(text):
             at = head.start()
             below = bisect_right(self._shortest, text[at : at + self._longest])
             if below and text.startswith(self._shortest[below - 1], at):
@@ -97,15 +100,29 @@ class ControlWords:
 def _heads(words: Sequence[str]) -> re.Pattern[str]:
     """A quick expression that finds at least the places where a word begins."""
     heads: set[str] = set()
-    for size in (3, 2, 1):
+    for size in range(MAX_HEAD_CHARS, 0, -1):
         heads = {word[:size] for word in words}
         if len(heads) <= MAX_HEADS:
             break
-    rests: dict[str, set[str]] = {}
-    for head in sorted(heads):
-        rests.setdefault(head[0], set()).add(head[1:])
     ways = [
-        re.escape(first) + ("" if "" in rest else f"(?={'|'.join(map(re.escape, sorted(rest)))})")
-        for first, rest in rests.items()
+        re.escape(first) + (f"(?={_any_of(rests)})" if "" not in rests else "")
+        for first, rests in _by_first(heads)
     ]
     return re.compile("|".join(ways) if ways else "(?!)")
+
+
+def _any_of(texts: set[str]) -> str:
+    """An expression for any of some texts that looks at each letter once."""
+    ways = [
+        re.escape(first) + (_any_of(rests) if "" not in rests else "")
+        for first, rests in _by_first(texts)
+    ]
+    return f"(?:{'|'.join(ways)})"
+
+
+def _by_first(texts: set[str]) -> list[tuple[str, set[str]]]:
+    """First letters, each with what follows it."""
+    rests: dict[str, set[str]] = {}
+    for text in sorted(texts):
+        rests.setdefault(text[0], set()).add(text[1:])
+    return list(rests.items())

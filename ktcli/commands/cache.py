@@ -127,7 +127,7 @@ def rm(
 
     Examples:
 
-      kt cache rm --yes             everything, also what another version of kt left
+      kt cache rm --yes             everything, other versions' pages too
 
       kt cache rm qwen3-30b-a3b     the pages of one model
     """

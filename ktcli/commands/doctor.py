@@ -41,8 +41,8 @@ def doctor(
     Examples:
 
       kt doctor
-      kt doctor --measure                some seconds of all cores
-      kt doctor --json > server.json     a machine file for: kt plan NAME --machine server.json
+      kt doctor --measure              some seconds of all cores
+      kt doctor --json > server.json   for: kt plan NAME --machine server.json
     """
     problems: list[Problem] = []
     kernels, native_error = _kernels()

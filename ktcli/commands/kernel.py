@@ -97,11 +97,11 @@ def kernel(
 
     Examples:
 
-      kt bench kernel                                        all of it, some minutes
+      kt bench kernel                            all of it, some minutes
       kt bench kernel --shape A --format int4 --tokens 128
       kt bench kernel --work decode --shape 4096,1536,128,8 --threads 1 --json
       kt bench kernel --isa avx2 --work linear
-      kt bench kernel --isa amx --work prefill               tiles, where the CPU has them
+      kt bench kernel --isa amx --work prefill   tiles, where the CPU has them
     """
     formats = [format_named(name) for name in format]
     wanted = KernelRequest(work, [LayerShape.parse(text) for text in shape], formats, tokens, runs)

@@ -26,7 +26,7 @@ def pull(model: ModelArg, json: JsonOpt = False, quiet: QuietOpt = False) -> Non
       kt pull qwen3-30b-a3b                  by short name (kt list --all)
       kt pull Qwen/Qwen3-30B-A3B@main        a repository at a revision
       kt pull ms:Qwen/Qwen3-30B-A3B          from ModelScope
-      kt pull ./my-model                     check that a local folder can be used as it is
+      kt pull ./my-model                     check that a local folder can be used
       kt pull model-Q4_K_M.gguf              the same of a GGUF file
     """
     reference = parse(model)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +57,12 @@ class _InStep:
     active: Active
     run: Run
     reads: bool
+
+    @property
+    def ends_chunk(self) -> bool:
+        """Tells whether a chunk of the prompt ends here, as it would if the request were alone."""
+        run = self.run
+        return self.reads and run.chunk is not None and run.start + run.ids.size == sum(run.chunk)
 
 
 def _importance(each: Active) -> tuple[int, int]:
@@ -156,11 +162,6 @@ class Scheduler:
         if parts:
             self._run(parts, events)
         return events
-
-    def events(self, answer: Answer) -> Iterator[Event]:
-        """The events of one answer until it ends; steps are done as they are needed."""
-        while answer.finish is None:
-            yield from (event for event in self.step() if event.answer is answer)
 
     def close(self) -> list[Event]:
         """Cancels every request; returns their last events."""
@@ -287,7 +288,7 @@ class Scheduler:
                 self._end(part.active, Finish.FAILED, events, error)
             return
         for part in parts:
-            part.active.sequence.commit(part.run)
+            part.active.sequence.commit(part.run, prompt=part.ends_chunk)
         due = [
             (part.active, next(rows)) for part in parts if part.run.first_output < part.run.ids.size
         ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ktcli import config, manifest, smallfiles
-from ktcli.errors import BadCheckpoint, HubError, KtError, NotEnoughDisk, UsageError
+from ktcli.errors import BadCheckpoint, HubError, NotEnoughDisk, UsageError
 from ktcli.manifest import FileRecord, Manifest
 from ktcli.store import integrity, library
 from ktcli.store.hubs import Hub, RemoteFile, Snapshot, hub_of
@@ -118,19 +118,10 @@ def wanted(snapshot: Snapshot) -> tuple[RemoteFile, ...]:
 def _check_space(reference: Reference, files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Refuse before the first byte if the rest does not fit."""
     total = sum(file.size_bytes for file in files)
-    need, free = max(0, total - _bytes_in(folder)) + SPARE_BYTES, free_space(folder)
+    need = max(0, total - _bytes_in(folder)) + SPARE_BYTES
+    free = smallfiles.free_bytes(folder)
     if need > free:
         raise NotEnoughDisk(f"pulling {reference.name}", need, free, str(config.home()))
-
-
-def free_space(folder: Path) -> int:
-    """The bytes that may be written to the disk of `folder`, which need not exist yet."""
-    from ktcli.hardware.disk import read_disk
-
-    disk = read_disk(folder)
-    if disk is None:
-        raise KtError(f"cannot ask the disk of {folder} how much is free")
-    return disk.free_bytes
 
 
 def _fetch(

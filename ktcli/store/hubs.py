@@ -239,5 +239,6 @@ def _status(error: BaseException) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    line = (str(error).strip().splitlines() or [""])[0]
+    said = error.strerror if isinstance(error, OSError) else None
+    line = (str(said or error).strip().splitlines() or [""])[0]
     return (line or type(error).__name__)[:200]

@@ -265,7 +265,15 @@ def repairable(pack: Path) -> Iterator[None]:
 
 def parts(file: Path) -> list[Path]:
     """The files of the numbered set that a GGUF file belongs to, as far as they are there."""
-    return [path for name in numbered_set(file.name) if (path := file.parent / name).is_file()]
+    try:
+        there = set(os.listdir(file.parent))  # a name may claim a set of 99,999 files
+    except OSError:
+        return []
+    return [
+        path
+        for name in numbered_set(file.name)
+        if name in there and (path := file.parent / name).is_file()
+    ]
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

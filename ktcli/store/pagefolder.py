@@ -240,10 +240,7 @@ class PageFolder:
         """The most bytes that it may hold: what was given, or a share of the disk, as if it held none yet."""
         if given is not None:
             return given
-        from ktcli.hardware.disk import read_disk
-
-        disk = read_disk(self.path)
-        free = 0 if disk is None else disk.free_bytes
+        free = smallfiles.free_bytes(self.path)
         return int(SHARE * (free + sum(each.size_bytes for each in self.stored())))
 
     # --- for people ---------------------------------------------------------------------------------

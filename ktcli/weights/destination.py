@@ -20,7 +20,6 @@ from ktcli.weights.conversion import Conversion
 from ktcli.weights.header import is_regular, read_bounded
 from ktcli.weights.manifest import parse_pack
 from ktcli.weights.pack import Pack, WeightFile, is_pack
-from ktcli.weights.writer import free_bytes
 
 PART = "kt.json.part"
 
@@ -91,7 +90,7 @@ class Destination:
         Raises:
             NotEnoughDisk: the disk has less than what is still to be written.
         """
-        need, have = self.remaining_bytes(), free_bytes(self.path.absolute())
+        need, have = self.remaining_bytes(), smallfiles.free_bytes(self.path)
         if need > have:
             raise NotEnoughDisk(what, need, have, str(self.path))
 

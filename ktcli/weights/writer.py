@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -97,13 +96,6 @@ class FileWriter:
             view = view[os.write(self._file, view) :]
 
 
-def free_bytes(folder: Path) -> int:
-    """The free bytes of the disk of `folder`, which need not exist yet."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 @contextmanager
 def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterator[None]:
     """Turns a failure to write into one sentence.
@@ -118,7 +110,9 @@ def explained(what: str, folder: Path, need_bytes: Callable[[], int]) -> Iterato
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise NotEnoughDisk(what, need_bytes(), free_bytes(folder), str(folder)) from error
+            raise NotEnoughDisk(
+                what, need_bytes(), smallfiles.free_bytes(folder), str(folder)
+            ) from error
         raise KtError(
             f"{what} stopped: the system refused to write to {folder}: {error.strerror}",
             hint="what is complete is kept: free space, raise the limit or fix the folder, and run it again",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ktcli.chat.components import MAX_ADDED
-from ktcli.weights.pieces import MAX_MERGES
+from ktcli.weights.vocabulary import MAX_MERGES
 
 Document = dict[str, Any]
 ORDINARY = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

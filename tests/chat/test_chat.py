@@ -28,6 +28,27 @@ def test_answers_and_stops(tmp_path: Path) -> None:
     assert chat.conversation.messages[-1] == {"role": "assistant", "content": "you said hi"}
 
 
+@pytest.mark.parametrize(
+    ("written", "letters"),
+    [("'hello ' * 600000", 0), ("'hello ' * 30000", 70_000), ("'<|end|>' * 20000", 70_000)],
+)
+def test_a_template_that_writes_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, letters: int
+) -> None:
+    """What cannot fit is not cut into tokens: of megabytes nothing is, of less no more than a slice."""
+    chat = Chat(speaker(tmp_path, template=f"{{{{ messages[0].content }}}}{{{{ {written} }}}}"))
+    tokenizer = chat.speaker.voice.tokenizer
+    seen: list[int] = []
+    encode = tokenizer._codec.encode
+    monkeypatch.setattr(
+        tokenizer._codec, "encode", lambda text: seen.append(len(text)) or encode(text)
+    )
+    for question in ("hello", "a [<|end|> b"):
+        with pytest.raises(ContextFull, match="more than 4,096"):
+            say(chat, question)
+    assert sum(seen) <= 2 * letters
+
+
 def test_the_second_turn_computes_only_what_is_new(tmp_path: Path) -> None:
     chat = Chat(speaker(tmp_path))
     say(chat, "first question, which is long enough")

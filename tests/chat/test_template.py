@@ -278,6 +278,7 @@ ATTACKS = {
     "as long as may be": "{{ a.b }}" * 3_500,
     "no such filter": "{{ 1|shell }}",
     "no such variable": "{{ nothing.at.all }}",
+    "internals of a missing value": "{{ nothing.__init__.__globals__ }}",
     "division": "{{ 1 // 0 }}",
     "wrong types": "{{ 'a' + 1 }}",
 }  # fmt: skip
@@ -292,6 +293,7 @@ def test_attack_is_one_sentence(source: str) -> None:
     sentence = str(caught.value)
     assert sentence.startswith("the chat template of evil ")
     assert "\n" not in sentence and len(sentence) < 320
+    assert "brief" not in sentence, "a class of the sandbox is named"
     assert grown < 120 << 10
 
 

@@ -70,6 +70,20 @@ def test_help_has_examples_and_every_option_a_word(
             assert getattr(parameter, "help", ""), f"{name} {parameter.name} has no help"
 
 
+def test_every_help_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines: list[list[str]] = [[]]
+    for name in SHOWN:
+        verbs = getattr(table.load(name), "commands", {})
+        lines += [[name], *([name, verb] for verb in verbs)]
+    for line in lines:
+        assert main([*line, "--help"]) == 0
+        for said in capsys.readouterr().out.splitlines():
+            assert len(said) <= 80, (line, said)
+
+
 def test_the_help_has_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
@@ -219,6 +233,14 @@ def test_a_wrong_command_line(kind: str, capsys: pytest.CaptureFixture[str]) -> 
     assert len(said.err.splitlines()) == 2, "a sentence and a hint"
     assert main([*BAD_LINES[kind], "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize("line", [["chat", "--system"], ["chat", "--nonsense"]])
+def test_a_wrong_option_points_at_the_help_of_its_command(
+    line: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line) == 2
+    assert "kt chat --help shows how" in capsys.readouterr().err
 
 
 def test_a_near_miss_is_named(capsys: pytest.CaptureFixture[str]) -> None:

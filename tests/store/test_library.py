@@ -383,3 +383,17 @@ def test_check_names_every_kind_of_damage() -> None:
     assert found["gone"] == "is missing"
     assert found["folder"] == "is not a plain file"
     assert sum(advanced) >= 16
+
+
+def test_a_name_that_claims_many_files_costs_only_those_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [tmp_path / f"a-{i:05}-of-99999.gguf" for i in (1, 3)]
+    for path in there:
+        path.touch()
+    asked: list[Path] = []
+    is_file = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: asked.append(path) or is_file(path))
+    assert library.parts(there[0]) == there
+    assert asked == there
+    assert library.parts(tmp_path / "none" / "b.gguf") == []

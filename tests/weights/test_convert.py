@@ -27,7 +27,7 @@ from ktcli.models import build
 from ktcli.native import Pool
 from ktcli.ops.part import ModelPart
 from ktcli.ops.tensors import Role, Tensor, ceil_to
-from ktcli.weights import destination, oracle, strips, writer
+from ktcli.weights import oracle, strips, writer
 from ktcli.weights.checkpoint import Checkpoint
 from ktcli.weights.coded import fp8
 from ktcli.weights.conversion import Calibration, Provenance
@@ -310,7 +310,7 @@ def test_the_disk_is_full_half_way(source: Path, whole: dict[str, bytes], tmp_pa
 def test_too_little_space_is_said_before(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(destination, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("ktcli.smallfiles.free_bytes", lambda folder: 1000)
     with pytest.raises(NotEnoughDisk, match=r"needs .* only 1000 B is free|only 1 KiB is free"):
         convert(source, tmp_path / "new" / "p", FAST, POOL)
     assert not (tmp_path / "new").exists()

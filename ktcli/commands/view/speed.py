@@ -84,7 +84,7 @@ def speed_words(
         rows.append(("Experts", _spread_words(result)))
     if "device" in row:
         rows += device_rows(row["device"])
-    text = table(rows)
+    text = table(rows, width=out.width)
     return f"{text}\n\n{_profile_table(result)}" if profile else text
 
 

@@ -52,8 +52,9 @@ class Gguf:
         """
         self.path = path
         with hinted(HINT):
-            paths = {name: path.parent / name for name in numbered_set(path.name)}
-            headers = {name: read_gguf_header(part) for name, part in paths.items()}
+            headers = {
+                name: read_gguf_header(path.parent / name) for name in numbered_set(path.name)
+            }
             _check_split(headers)
             self._where = next(iter(headers))
             self._values = headers[self._where].values
@@ -65,7 +66,7 @@ class Gguf:
             factors = [
                 float(each)
                 for name, header in headers.items()
-                for each in _rope_factors(paths[name], header)
+                for each in _rope_factors(path.parent / name, header)
             ]
             self.config: dict[str, Any] = config_of(metadata, row, entries, factors)
             tokens = self._values.get("tokenizer.ggml.tokens")
@@ -85,7 +86,7 @@ class Gguf:
                             f"{file} lists more than {MAX_TENSORS} matrices of experts"
                         )
         self.digest = sha256("".join(h.digest for h in headers.values()).encode()).hexdigest()
-        self._files = Files(paths, HINT)
+        self._files = Files({name: path.parent / name for name in headers}, HINT)
 
     def __enter__(self) -> Gguf:
         return self

@@ -14,7 +14,7 @@ from typing import Any
 from ktcli.errors import BadCheckpoint
 from ktcli.models.config import MAX_VOCAB, Fields
 from ktcli.weights.gguf.words import WORDS
-from ktcli.weights.pieces import (
+from ktcli.weights.vocabulary import (
     MAX_MERGES,
     PieceKind,
     Pieces,

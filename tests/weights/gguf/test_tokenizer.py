@@ -106,7 +106,13 @@ def test_scores_of_others() -> None:
         small_files({**values_of(sentencepiece("p")), "tokenizer.ggml.scores": [1.0]}, "a.gguf")
 
 
+def test_too_many_merges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ktcli.weights.gguf.tokenizer.MAX_MERGES", 10)
+    with pytest.raises(BadCheckpoint, match="merges, more than 10"):
+        small_files(values_of(byte_level("gpt-2")), "a.gguf")
+
+
 def test_pieces_that_make_too_many_merges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ktcli.weights.pieces.MAX_MERGES", 10)
+    monkeypatch.setattr("ktcli.weights.vocabulary.MAX_MERGES", 10)
     with pytest.raises(BadCheckpoint, match="more than 10 merges"):
         small_files(values_of(sentencepiece("p")), "a.gguf")
